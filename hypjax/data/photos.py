@@ -30,7 +30,7 @@ from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
-from hypjax.types import SPLITS, class_name, split_name
+from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats of Pillow without a decoder of its own, or without pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
@@ -260,36 +260,37 @@ def read_table(table: pathlib.Path) -> Dataset:
     first, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         place, path = f"{table}, row {number}", row.get("path")
-        label, coarse_label = (class_name(row.get(name)) for name in ("label", "coarse_label"))
+        label, coarse_label = (
+            class_name(row.get(name), place) for name in ("label", "coarse_label")
+        )
         if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{place} needs a path, without null characters, and a label")
         if "\n" in path + label:
             raise UserError(f"{place} has a line break in its path or label; mend its quotes")
         for split in splits:
-            image = table.parent / path, label, split
+            image = absolute(table.parent / path), label, split
             if first.setdefault(image, number) != number:
                 raise UserError(f"{place}: {path} is already in row {first[image]}")
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
-    if any(class_name(row.get(name)) for row in rows for name in _BOX):
+    if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; cut the images")
     return _files(*zip(*images, strict=True))
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
     """Splits of each row; if all queries are in the gallery, and the reverse, they are the test."""
-    names = "is_query", "is_gallery"
+    names, where = ("is_query", "is_gallery"), str(table)
     try:
-        roles = [[_FLAGS[class_name(row.get(name)).lower()] for name in names] for row in rows]
+        roles = [[_FLAGS[class_name(row.get(x), where).lower()] for x in names] for row in rows]
     except KeyError as error:
         raise UserError(
             f"{table}: is_query and is_gallery are True or False, not {error}"
         ) from None
     parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
-    splits = []
-    for number, (row, role) in enumerate(zip(rows, roles, strict=True), start=1):
-        split = split_name(row.get("split"))
+    named, splits = split_names(row.get("split") for row in rows), []
+    for number, (split, role) in enumerate(zip(named, roles, strict=True), start=1):
         if any(role) and split == "train":
             raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
         chosen = [part for part, chosen in zip(parts, role, strict=False) if chosen]
@@ -332,7 +333,7 @@ def labelled_images(dataset: Any) -> Dataset:
     - {split: any of these}, with splits named as the sub-folders of a folder.
     """
     if isinstance(dataset, Mapping) and dataset:
-        parts = [(split_name(split), _labelled(part)) for split, part in dataset.items()]
+        parts = zip(split_names(dataset), map(_labelled, dataset.values()), strict=True)
         images = stacked([replace(x, splits=np.full(len(x), split)) for split, x in parts])
     else:
         images = _labelled(dataset)
@@ -362,7 +363,7 @@ def _labelled(dataset: Any) -> Dataset:
                 "split"
             ) from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-    classes = ["" if np.ndim(label) else class_name(label) for label in labels]
+    classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
         raise UserError(
             f"{classes.count('')} of the {len(classes)} images have no label, such as image "
