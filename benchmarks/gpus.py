@@ -1,7 +1,7 @@
 """Figures of NVIDIA GPUs: with them XLA compiles for a card that is not there.
 
 Sources are NVIDIA's data sheets and, for what these leave out, the cards' own answers as XLA
-publishes them (its folder target_config). Peaks are those of dense products, in float32
+publishes them (its folder target_config). Peaks are for dense products, in float32
 without tensor cores, which would round the factors.
 """
 

@@ -49,10 +49,10 @@ def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     for make, sizes in _CURVES:
         sizes = sizes[:2] if options.quick else sizes
         # One by one, so that no more than one task's arrays are held.
-        found = list(measure.measure(map(make, sizes), options))
+        measured = list(measure.measure(map(make, sizes), options))
         larger, exponents = max(2, -(-len(sizes) // 2)), {}  # Where fixed costs matter least.
         for field in ("seconds", "memory_mib"):
-            values = [row[field] for row in found[-larger:]]
+            values = [row[field] for row in measured[-larger:]]
             slope = all(values) and np.polyfit(np.log(sizes[-larger:]), np.log(values), 1)[0]
             exponents[f"{field}_exponent"] = float(slope) if slope else None
-        yield from (row | exponents for row in found)
+        yield from (row | exponents for row in measured)

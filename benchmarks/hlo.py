@@ -108,7 +108,7 @@ def _instructions(lines: Sequence[str]) -> list[_Instruction]:
     types, instructions = {}, []
     for found in filter(None, map(_INSTRUCTION.match, lines)):
         name, types[found[1]], kind, rest = found.groups()
-        operands = [types[each] for each in _NAME.findall(rest.split("), ")[0]) if each in types]
+        operands = [types[name] for name in _NAME.findall(rest.split("), ")[0]) if name in types]
         target = _TARGET.search(rest)
         instructions.append(
             _Instruction(types[name], kind, operands, target[1] if target else "", rest)

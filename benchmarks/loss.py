@@ -1,7 +1,7 @@
 """Losses and their gradients, compared with PyTorch.
 
-The hyperbolic loss is compared with the published formula and with that of hypjax; losses of pairs
-and of proxies on the sphere with pytorch-metric-learning.
+The hyperbolic loss is compared with the published formula and hypjax's formula in PyTorch; pair and
+proxy losses on the sphere with pytorch-metric-learning.
 """
 
 from collections.abc import Callable, Iterator

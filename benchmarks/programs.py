@@ -46,7 +46,7 @@ COLUMNS = {
     "arguments": "{arguments_gb:.3g} GB",
     "rounded products": "{rounded}",
     "kernels": "{kernels}",
-    "moved besides products": "{moved_gb:.3g} GB",
+    "moved outside products": "{moved_gb:.3g} GB",
     "products": "{tera_operations:.3g} TFLOP",
     "roofline time": "{roof_ms:.3g} ms",
     "at most": "{rate:,.0f}/s",
@@ -56,7 +56,7 @@ TINY = ("model.architecture=vit", "model.patch_size=16", "model.width=128", "mod
 TINY += ("model.num_heads=2", "data.image_size=64", "data.resize=64")
 _LARGE = ("data.image_size=384", "data.resize=384", "model.weights=None")
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "model.weights=None")
-# Recipe and fields of train steps; "embedding" is that of a batch in evaluation.
+# Recipe and fields of train steps; "embedding" embeds a batch in evaluation.
 _CASES = {
     "step-900": ("sop.py:hyp-vit", ()),
     "step-900-microbatch": ("sop.py:hyp-vit", ("run.microbatch=100",)),
@@ -83,7 +83,7 @@ def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """Compiles the programs of a suite, or the step of glyphs if quick, and describes each.
 
     A row holds what the program needs and, for one of `GPUS`, the bytes that its kernels move
-    besides matrix products, all operations of products, and the least time of its kernels.
+    outside matrix products, all operations of products, and the least time of its kernels.
     """
     console.say("figures are read from compiled programs, not measured")
     chosen = devices_of(options.target)
@@ -130,7 +130,7 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
-    """Returns the devices to compile for: those of a target, or of this machine for None.
+    """Returns the devices to compile for: a target's, or this machine's for None.
 
     A target is a slice of TPUs or one of `GPUS`. Raises UserError if it is unknown, or a package is
     not installed.

@@ -1,6 +1,6 @@
 """The same tasks in PyTorch, with its fastest settings that compute the same.
 
-Losses are those of the default configuration, in its ball and at its temperature.
+Losses use the default configuration's ball and temperature.
 """
 
 import functools

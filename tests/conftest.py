@@ -25,7 +25,6 @@ _IS_XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # of these folders and modules run for longer, or must be what users run, down to the last bit.
 _OPTIMISED = (
     "parity/test_benchmark",
-    "parity/test_convolutions",
     "parity/test_timm",
     "data/test_device_cache",
     "integrations/test_engines",

@@ -144,10 +144,12 @@ def divide(
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     """Holds out test classes, and warns if few remain."""
     if images.num_classes < 4 or not held_out.test:
+        only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
         raise UserError(
-            f"{where} has {counted(images.num_classes, 'class')} and no test images; four or more "
-            "are needed to train on two and to test on two others (--config.data.test_classes=0.25)"
-            "; or set --config.data.split=images, which tests on other images of the same classes"
+            f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; four or "
+            "more are needed to train on two and to test on two others "
+            "(--config.data.test_classes=0.25); or set --config.data.split=images, which tests on "
+            "other images of the same classes"
         )
     train, test = _hold_out(images, held_out.test, held_out.seed, "test")
     if train.num_classes < _TOO_FEW_CLASSES:

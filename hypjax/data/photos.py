@@ -36,11 +36,11 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 _HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
-TABLES = (".csv", ".parquet")  # Suffixes of tables.
+TABLES = (".csv", ".tsv", ".parquet")  # Suffixes of tables.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-_MAX_NAMED = 5  # Suffixes that a message names.
+_MAX_NAMED = 20  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -84,7 +84,9 @@ def _in_memory(image: Any, i: int) -> bytes | Image.Image:
     if hasattr(image, "__array__"):
         return pixels.from_pixels(np.asarray(image), f"image {i}")
     kind = type(image).__name__
-    raise UserError(f"{kind} is no image; give a path, an image of Pillow's, or an array")
+    raise UserError(
+        f"{kind} is no image; give a path, the bytes of a file, an image of Pillow's, or an array"
+    )
 
 
 def find_images(where: str) -> Dataset:
@@ -207,10 +209,12 @@ def check_columns(where: object, images: Dataset) -> None:
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
     for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
+        if not coarse:
+            raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
             raise UserError(
-                f"{where}, row {row}: label {label} has the coarse label {coarse or None} here, "
-                f"but {first or None} before"
+                f"{where}, row {row}: label {label} has the coarse label {coarse} here, but "
+                f"{first} before"
             )
 
 
@@ -229,6 +233,11 @@ def list_folder(root: pathlib.Path) -> Dataset:
     has_splits = folders <= SPLITS.keys() or not nested.isdisjoint(SPLITS)
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
+    if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
+        raise UserError(
+            f"{root} has folders of splits, and {min(unknown) or 'images'} beside them; splits are "
+            f"named {', '.join(SPLITS)}"
+        )
     return _files([root / name for name in names], classes, splits)
 
 
@@ -280,7 +289,10 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Splits of each row; if all queries are in the gallery, and the reverse, they are the test."""
+    """Splits of each row; if all queries are in the gallery, and the reverse, they are the test.
+
+    Without a column of splits, rows that are neither are training images.
+    """
     names, where = ("is_query", "is_gallery"), str(table)
     try:
         roles = [[_FLAGS[class_name(row.get(x), where).lower()] for x in names] for row in rows]
@@ -294,7 +306,8 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
         if any(role) and split == "train":
             raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
         chosen = [part for part, chosen in zip(parts, role, strict=False) if chosen]
-        splits.append(chosen or [split])
+        training = any(map(any, roles)) and "split" not in rows[0]
+        splits.append(chosen or ["train" if training else split])
     return splits
 
 
@@ -304,7 +317,7 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
         if table.suffix.lower() == ".txt":
             lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
             return [{"path": line.strip()} for line in lines if line.strip()]
-        if table.suffix.lower() == ".csv":
+        if table.suffix.lower() in (".csv", ".tsv"):
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
         else:

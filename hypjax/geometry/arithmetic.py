@@ -57,11 +57,9 @@ def sqrt(u: Array) -> Array:
 
 
 def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
-    """An even function of √u, smooth in u: its Taylor series near 0, the function elsewhere.
-
-    Below u = 1e-3, five terms leave an error below 1e-16. Just above, cancellation costs the
-    gradient up to three digits, but its share in the gradient of a distance is small there.
-    """
+    """An even function of √u, smooth in u: its Taylor series near 0, the function elsewhere."""
+    # Below u = 1e-3, five terms leave an error below 1e-16. Just above, cancellation costs the
+    # gradient up to three digits, but its share in the gradient of a distance is small there.
     near = u < 1e-3
     root = jnp.sqrt(jnp.where(near, 1, u))
     return jnp.where(

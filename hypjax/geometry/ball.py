@@ -131,7 +131,7 @@ class PoincareBall(CurvedSpace):
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         The query (2x, −(1 + c‖x‖²)) and the gallery item (y, ‖y‖²)/(1 − c‖y‖²) have the product
-        ‖x‖² − (1 − c‖x‖²)·s/P. For a given query it decreases with the distance. See
+        ‖x‖² − (1 − c‖x‖²)·s/P. For each query it decreases with the distance. See
         `hypjax.geometry.poincare` for s and P.
         """
         (x,) = arithmetic.inexact(x)

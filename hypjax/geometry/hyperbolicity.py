@@ -95,17 +95,12 @@ def _require_four(points: Array | np.ndarray) -> None:
 
 
 def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Translates the first point to the origin and scales the largest coordinate to 1, in float64.
-
-    The float32 result then keeps the digits in which points differ, however far from the origin
-    they were, and squares neither overflow nor underflow. Identical points are a `UserError`.
-    """
+    """Moves the first point to the origin and scales the largest coordinate to 1, in float64."""
+    # In float32, points far from the origin would lose the digits in which they differ.
     translated = points.astype(np.float64) - points[0].astype(np.float64)
     largest = np.abs(translated).max()
     if largest == 0:
-        raise UserError(
-            f"the {len(points)} sampled points are identical: no delta is relative to 0"
-        )
+        raise UserError(f"the {len(points)} sampled points are identical: they have no delta")
     return (translated / largest).astype(np.float32)
 
 
@@ -154,13 +149,10 @@ def _fold(
     column: int | Int[Array, ""],
     tile: Float[Array, "h w"],
 ) -> Float[Array, "h w"]:
-    """A tile of a matrix product, with other operations in place of + and ·.
-
-    `combine` maps an element of the tile and its two factors, which start at the row and column of
-    the vectors, to the element's next value; k is a multiple of `_CHUNK`. A chunk of terms becomes
-    one fused loop over the tile, without intermediate matrices. Chunks are loaded one step ahead:
-    otherwise XLA on a CPU may load them again for every element, which is up to eight times slower.
-    """
+    """A tile of a matrix product, with `combine(element, left, right)` in place of + and ·."""
+    # A chunk of terms becomes one fused loop over the tile, without intermediate matrices. Chunks
+    # are loaded one step ahead: otherwise XLA on a CPU may load them again for every element, which
+    # is up to eight times slower. k is a multiple of `_CHUNK`.
     height, width = tile.shape
 
     def load(step: int | Int[Array, ""]) -> tuple[Float[Array, "c h"], Float[Array, "c w"]]:

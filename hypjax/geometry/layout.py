@@ -1,4 +1,4 @@
-"""Layouts: places in the Poincaré disk for points of any space, so that they can be drawn.
+"""Layouts: positions in the Poincaré disk for points of any space, so that they can be drawn.
 
 `lay_out` is metric multidimensional scaling in the hyperbolic plane: it minimises the squared
 differences between distances in the disk and in the space, from the two principal components of the
@@ -31,6 +31,8 @@ _SMALLEST = 1e-12
 _FARTHEST = 40.0  # Length of a tangent, beyond which all places are at the edge; cosh² is finite.
 _EDGE = 1 - 1e-6  # Largest radius of a place: outliers are farther than numbers below 1 can say.
 Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
+# The smallest distance, which is subtracted from the others, and the factor of the difference.
+_Scaling = tuple[float, float] | tuple[Float[Array, ""], Float[Array, ""]]
 
 
 def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
@@ -40,12 +42,12 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     """
     count, rng = len(points), np.random.default_rng(seed)
     block = min(_BLOCK, count)
-    nearest, scale = _scaling(points[rng.permutation(count)[:block]], space)
+    scaling = _scaling(points[rng.permutation(count)[:block]], space)
     features = np.asarray(spaces.features(space, points))
     start, smallest = principal_components(features), 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     blocks = np.stack([rng.permutation(count)[:block] for _ in range(_STEPS)])
-    return to_disk(np.asarray(_descend(start, points, space, blocks, nearest, scale)))
+    return to_disk(np.asarray(_descend(start, points, space, blocks, scaling)))
 
 
 def placing_among(
@@ -53,13 +55,13 @@ def placing_among(
 ) -> Callable[[Float[np.ndarray, "m d"]], Places]:
     """Returns a function that places further points among those that `lay_out` has placed.
 
-    These, up to 1,024, stay where they are. Each further one minimises the squared differences of
-    its own distances, from the best of the places of the others.
+    The placed points, up to 1,024, stay where they are. Each further one starts from the best of
+    their positions, and minimises the squared differences of its distances to them.
     """
     tangents = np.stack([positions.real, positions.imag], axis=1)
     radii = np.abs(positions)[:, None]
     tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
-    fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, *_scaling(points, space)
+    fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, _scaling(points, space)
 
     def place(further: Float[np.ndarray, "m d"]) -> Places:
         settled = np.empty((len(further), 2), np.float32)
@@ -72,8 +74,7 @@ def placing_among(
     return place
 
 
-def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> tuple[float, float]:
-    """The distance to subtract from the space's distances, and the factor of the rest."""
+def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
     nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
@@ -87,9 +88,8 @@ def lay_out_by_umap(
     """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
     Its `neighbours` are the nearest points of the space; its distances are measured on the
-    hyperboloid, which is then projected to the Poincaré disk. It starts from the places of
-    `lay_out`, which tell it how groups of neighbours lie to each other. With its seed, UMAP runs in
-    one thread.
+    hyperboloid, which is then projected to the Poincaré disk. It starts from `lay_out`, which
+    arranges groups of neighbours. With a seed, UMAP runs in one thread.
 
     Raises:
         UserError: UMAP is not installed, or there are no more points than neighbours.
@@ -108,7 +108,7 @@ def lay_out_by_umap(
         random_state=seed,
         init=np.stack([start.real, start.imag], axis=1).astype(np.float32),
     )
-    with warnings.catch_warnings():  # Of what these settings imply.
+    with warnings.catch_warnings():  # UMAP warns of what these settings imply.
         warnings.simplefilter("ignore", UserWarning)
         placed = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
     placed = placed.astype(np.float64)
@@ -116,7 +116,7 @@ def lay_out_by_umap(
 
 
 def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n 2"]:
-    """The two principal components of features; 0 where there is but one coordinate."""
+    """The first two principal components of features; the second is 0 for one coordinate."""
     centred = features.astype(np.float64) - features.mean(axis=0)
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, :-3:-1]
     projected = np.zeros((len(features), 2), np.float32)
@@ -125,7 +125,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
 
 
 def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
-    """The exponential map at the origin: tangents whose length is the hyperbolic distance."""
+    """The exponential map at the origin, of tangents as long as the hyperbolic distance."""
     lengths = np.linalg.norm(tangents, axis=1)
     factors = np.minimum(np.tanh(lengths / 2), _EDGE) / np.maximum(lengths, _SMALLEST)
     return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
@@ -134,11 +134,11 @@ def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
 def faithfulness(
     points: Float[np.ndarray, "n d"], positions: Places, space: Space
 ) -> tuple[float, float] | None:
-    """How faithful a layout is, beside the simplest one.
+    """How faithful a layout is, compared with the simplest one.
 
-    Returns Spearman's rank correlations of distances in the space with those in the disk: of the
-    layout, and of the features' two principal components. Of more than 1,500 points, so many are
-    compared; None for fewer than three.
+    Returns Spearman's rank correlations between distances in the space and in the disk, for the
+    layout and for the features' two principal components. At most 1,500 points are compared; None
+    for fewer than three.
     """
     from scipy.stats import spearmanr
 
@@ -163,8 +163,7 @@ def _descend(
     points: Float[Array, "n d"],
     space: Space,
     blocks: Int[Array, "steps block"],
-    nearest: Float[Array, ""],
-    scale: Float[Array, ""],
+    scaling: _Scaling,
 ) -> Float[Array, "n 2"]:
     """Minimises the stress within one block of points after another, by gradient descent."""
     apart = 1 - jnp.eye(blocks.shape[1])
@@ -177,8 +176,7 @@ def _descend(
         tangents: Float[Array, "n 2"], inputs: tuple[Int[Array, " block"], Float[Array, ""]]
     ) -> tuple[Float[Array, "n 2"], None]:
         block, rate = inputs
-        drawn_points = points[block]
-        wanted = _wanted(drawn_points, drawn_points, space, nearest, scale)
+        wanted = _wanted(points[block], points[block], space, scaling)
         moves = rate * _bounded(jax.grad(stress)(tangents[block], wanted))
         return tangents.at[block].add(-moves), None
 
@@ -192,11 +190,10 @@ def _settle(
     placed: Float[Array, "n 2"],
     points: Float[Array, "n d"],
     space: Space,
-    nearest: Float[Array, ""],
-    scale: Float[Array, ""],
+    scaling: _Scaling,
 ) -> Float[Array, "m 2"]:
     """Minimises the stress of each further point by gradient descent; the others stay."""
-    wanted = _wanted(further, points, space, nearest, scale)
+    wanted = _wanted(further, points, space, scaling)
 
     def stress(tangents: Float[Array, "m 2"]) -> Array:
         return jnp.sum((_distances(tangents, placed) - wanted) ** 2) / len(placed) / 2
@@ -205,19 +202,16 @@ def _settle(
         return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
 
     among = _distances(placed, placed)
-    misfits = (among**2).sum(axis=1) - 2 * wanted @ among  # Of each place, but for a constant.
+    misfits = (among**2).sum(axis=1) - 2 * wanted @ among  # At each position, up to a constant.
     rates = jnp.linspace(_RATE, 0, _SETTLING_STEPS)
     return lax.scan(step, placed[misfits.argmin(axis=1)], rates)[0]
 
 
 def _wanted(
-    x: Float[Array, "n d"],
-    y: Float[Array, "m d"],
-    space: Space,
-    nearest: Float[Array, ""],
-    scale: Float[Array, ""],
+    x: Float[Array, "n d"], y: Float[Array, "m d"], space: Space, scaling: _Scaling
 ) -> Float[Array, "n m"]:
-    """The distances that are to be drawn."""
+    """Distances to draw between all pairs of points."""
+    nearest, scale = scaling
     distances = scale * jnp.maximum(space.distance_matrix(x, y) - nearest, 0)
     return jnp.minimum(distances, 2 * _FARTHEST)
 
@@ -228,7 +222,7 @@ def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
 
 
 def _distances(one: Float[Array, "n 2"], two: Float[Array, "m 2"]) -> Float[Array, "n m"]:
-    """Distances in the hyperbolic plane, of points given by tangents at the origin."""
+    """Distances in the hyperbolic plane of the points to which tangents at the origin lead."""
 
     # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
     def lift(tangents: Array) -> tuple[Array, Array]:

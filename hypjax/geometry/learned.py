@@ -57,8 +57,7 @@ def scalar_values(params: ScalarParameters) -> dict[str, Any]:
     """Values of scalars by name: floats, or tuples of floats for vectors.
 
     A float is the shortest decimal number that rounds to the float32 value. Traced parameters have
-    traced values. Both are leaves of a space, so that a program that takes the space as an argument
-    is compiled once for all values.
+    traced values.
     """
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
 

@@ -1,6 +1,6 @@
 """The hyperboloid of curvature −c, or Lorentz model, as pure functions on arrays.
 
-A point is stored by its d space components x alone, as in MERU; any x in R^d is one. Its time
+A point is stored by its d space components x only, as in MERU; any x in R^d is a point. Its time
 component x_t = √(1/c + ‖x‖²) follows, and T = √c·x_t is cosh(√c·r) at the distance r from the
 origin. Coordinates, shapes, dtypes and c follow the conventions of `hypjax.geometry.poincare`. The
 space is isometric to the ball of the same c, by `to_poincare` and `from_poincare`; for c → 0 it is
@@ -146,11 +146,9 @@ def _cosh(x: Array, c: Scalar) -> Array:
 
 
 def _difference(x: Array, y: Array, c: Scalar) -> Array:
-    """(x/λ − λy)/2, of length √q; exactly 0 for equal points.
-
-    That is (x·(1 + T_y) − y·(1 + T_x)) / (2√(1 + T_x)√(1 + T_y)), whose numerator is written as
-    (x − y)·(1 + T_z) − z·(T_x − T_y), where z is the point that is nearer to the origin.
-    """
+    """(x/λ − λy)/2, of length √q; exactly 0 for equal points."""
+    # It equals (x·(1 + T_y) − y·(1 + T_x)) / (2√(1 + T_x)√(1 + T_y)), whose numerator is written as
+    # (x − y)·(1 + T_z) − z·(T_x − T_y), where z is the point that is nearer to the origin.
     x_cosh, y_cosh = _cosh(x, c), _cosh(y, c)
     delta, total = x - y, x + y
     rise = c * jnp.sum(delta * total, axis=-1, keepdims=True) / (x_cosh + y_cosh)

@@ -47,14 +47,9 @@ def lambda_x(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
     return 2 / (1 - c * arithmetic.square_norm(x))
 
 
-def clip_features(v: Vectors, radius: Scalar | None) -> Points:
-    """Shortens vectors longer than `radius` to that length (Guo et al., CVPR 2022, Eq. 5).
-
-    The vectors are [..., d]; with None, none is shortened.
-    """
+def clip_features(v: Vectors, radius: Scalar) -> Points:
+    """Shortens vectors, [..., d], to at most `radius` (Guo et al., CVPR 2022, Eq. 5)."""
     (v,) = arithmetic.floating(v)
-    if radius is None:
-        return v
     scaled, scale = arithmetic.scaled(v)
     square = arithmetic.square_norm(scaled)
     outside = square > (radius / scale) ** 2
@@ -113,11 +108,9 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
 
 
 def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
-    """The sum x ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere.
-
-    Numerator and denominator, times cosh²(a)·e^(−2a), are written in sums of positive terms:
-    r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
-    """
+    """The sum x ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere."""
+    # Numerator and denominator, times cosh²(a)·e^(−2a), are written in sums of positive terms:
+    # r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
     root = jnp.sqrt(jnp.where(c > 0, c, 1))
     xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
@@ -160,11 +153,9 @@ def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
 
 
 def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Array]:
-    """(−x) ⊕ y, s and P, in a form that is exactly 0 for x = y.
-
-    The numerator of the textbook formula, (1 − c‖x‖²)·y − (1 − 2c⟨x,y⟩ + c‖y‖²)·x, is rearranged
-    in terms of y − x. The denominator equals P + c·s.
-    """
+    """(−x) ⊕ y, s and P, in a form that is exactly 0 for x = y."""
+    # The numerator of the textbook formula, (1 − c‖x‖²)·y − (1 − 2c⟨x,y⟩ + c‖y‖²)·x, is rearranged
+    # in terms of y − x. The denominator equals P + c·s.
     delta = y - x
     s = arithmetic.square_norm(delta)
     inside = 1 - c * arithmetic.square_norm(x)
@@ -280,11 +271,9 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
-    """The mean after a Newton step, which does not move it but carries its derivatives.
-
-    At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
-    direction of the point and D is √c times its distance.
-    """
+    """The mean after a Newton step, which does not move it but carries its derivatives."""
+    # At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
+    # direction of the point and D is √c times its distance.
     w, s, p = _mobius_difference(mean[..., None, :], x, c)
     q = s / p
     logs = 2 * w * arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)  # of length d

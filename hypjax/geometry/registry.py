@@ -23,11 +23,11 @@ _BUILT_IN = frozenset(SPACES)
 
 
 def register_space(name: str, space: type[Space]) -> None:
-    """Makes a space of one's own a value of `objective.space`, in this process.
+    """Makes a user's space a value of `objective.space`, in this process.
 
     `space` is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
-    have defaults, or the names of fields of `config.objective`, such as `c`, which set them. A
-    later registration replaces it. A name of hypjax's own, or a missing method, is a `UserError`.
+    have defaults, or are set by fields of `config.objective` of the same name, such as `c`. A later
+    registration replaces it. One of hypjax's names, or a missing method, is a `UserError`.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
@@ -46,11 +46,8 @@ def space_name(space: Space) -> str | None:
 
 def describe_space(space: Space) -> dict[str, object]:
     """Describes a space in values that JSON can hold; `space_of` is the inverse."""
-    name = space_name(space)
-    if name is None:
-        raise UserError(
-            f"{type(space).__name__} cannot be written to a file; name it by hypjax.register_space"
-        )
+    if (name := space_name(space)) is None:
+        raise UserError(f"{type(space).__name__} has no name; call hypjax.register_space first")
     fields = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
     if "c" in fields:
         fields["c"] = float(fields["c"])

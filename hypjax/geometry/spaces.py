@@ -65,7 +65,7 @@ class Space(Protocol):
         """Maps features (the unbounded output of a head) to points of the space."""
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks the features that `embed` shortens before it maps them: by default none."""
+        """Marks features that `embed` shortens before it maps them; by default none."""
         return jnp.zeros(jnp.shape(features)[:-1], bool)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
@@ -83,7 +83,7 @@ class Space(Protocol):
         return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, distance)))
 
     def features(self, x: Vectors) -> Points:
-        """Features that `embed` maps to given points, as far as it can be inverted."""
+        """Features that `embed` maps to these points; the inverse, up to clipping or lengths."""
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
         """Norms of `features(embed(v))`, and of `embed(v)` in each part, from norms of features v.
@@ -110,7 +110,7 @@ class Space(Protocol):
         return self.distance(x, y)
 
     def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
-        """The distance of points with a given separation."""
+        """The distance of points with this separation."""
         return jnp.asarray(separation)
 
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
@@ -121,7 +121,7 @@ class Space(Protocol):
         return None
 
     def to_ball(self, x: Vectors) -> Vectors:
-        """The isometry to that ball: of a ball, the points themselves."""
+        """The isometry to the space's `ball`; the identity for a ball."""
         return self._in_own_ball(x)
 
     def from_ball(self, x: Vectors) -> Vectors:
@@ -134,7 +134,7 @@ class Space(Protocol):
         return x
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
-        """Marks finite rows that are not points of the space, by what a message says of them."""
+        """Marks finite rows that are not points of the space: {message: rows}."""
         return {}
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:

@@ -1,6 +1,6 @@
 """Encoders by their names in timm: a table with one row for each family.
 
-Sizes, pixel scaling and licences are those that timm lists.
+Sizes, pixel scaling and licences are taken from timm.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ class Weights(NamedTuple):
 class Family(NamedTuple):
     """Encoders that differ only in size."""
 
-    title: str  # Its name, and where it is described.
+    title: str  # Name and papers.
     encoder: type[Encoder]
     options: Mapping[str, Any]  # Attributes of the module, unless a member differs.
-    pooling: str  # That of timm.
-    # Attributes by timm's names, but sides of patches and images, as in 'patch16_224'.
+    pooling: str  # timm's default.
+    # Attributes by timm's name, without the sides that the name gives, as in 'patch16_224'.
     members: Mapping[str, Mapping[str, Any]]
-    weights: tuple[Weights, ...]  # Of several patterns that match, the first counts.
+    weights: tuple[Weights, ...]  # The first pattern that matches counts.
 
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -236,10 +236,7 @@ FAMILIES = (
         ResNet,
         {"image_size": 224},
         "avg",
-        {
-            "resnet50": {"depths": (3, 4, 6, 3)},
-            "resnet101": {"depths": (3, 4, 23, 3)},
-        },
+        {"resnet50": {"depths": (3, 4, 6, 3)}, "resnet101": {"depths": (3, 4, 23, 3)}},
         (
             Weights("*.tv*", *_IMAGENET, _BSD),
             Weights("*.fb_*", *_IMAGENET, _NONCOMMERCIAL),
@@ -292,7 +289,7 @@ def create_encoder(
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> Encoder:
-    """Builds the encoder that has a given name in timm: [batch, h, w, channels] to [batch, dim].
+    """Builds an encoder by its name in timm: [batch, h, w, channels] to [batch, dim].
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
@@ -305,23 +302,18 @@ def create_encoder(
     if timm_name not in ARCHITECTURES:
         raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")
     family = _FAMILY_OF[timm_name]
-    options = {"pooling": family.pooling, **family.options, **_sides(timm_name)}
-    options |= {**family.members[timm_name], "dtype": dtype, "remat": remat}
+    sides = re.search(r"(?:patch(?P<patch_size>\d+).*?)?(?:_(?P<image_size>\d{3}))?$", timm_name)
+    options = {"pooling": family.pooling, "dtype": dtype, "remat": remat, **family.options}
+    options |= {name: int(side) for name, side in sides.groupdict().items() if side}
     chosen = {"image_size": image_size, "pooling": pooling}
+    options |= family.members[timm_name]
     options |= {name: value for name, value in chosen.items() if value is not None}
     return check_encoder(family.encoder(**options))
 
 
-def _sides(timm_name: str) -> dict[str, int]:
-    """Sides of patches and images, in pixels, that a name gives."""
-    sides = re.search(r"(?:patch(\d+).*?)?(?:_(\d{3}))?$", timm_name).groups()
-    named = zip(("patch_size", "image_size"), sides, strict=True)
-    return {name: int(side) for name, side in named if side}
-
-
 def is_transformer(architecture: str) -> bool:
     """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
-    family = _FAMILY_OF.get(architecture)  # An encoder of the user's has none.
+    family = _FAMILY_OF.get(architecture)  # None for a user's encoder.
     return architecture == "vit" or (family is not None and family.encoder is VisionTransformer)
 
 
@@ -342,10 +334,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
     """Returns an encoder after checking its image size and pooling."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
-        raise UserError(
-            f"model.pooling or model.eval_pooling is {encoder.pooling!r}; this encoder pools by "
-            f"{names}"
-        )
+        raise UserError(f"model.pooling or eval_pooling is {encoder.pooling!r}; it must be {names}")
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
     most = _MOST_PATCHES * patch if patch > 1 else max(sides)
@@ -358,7 +347,7 @@ def check_encoder(encoder: Encoder) -> Encoder:
 
 
 def same_architecture(encoder: Encoder, other: Encoder) -> bool:
-    """Whether two encoders have the same parameters but for those that an image size decides."""
+    """Whether two encoders have the same parameters, apart from sizes that the images decide."""
     names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
     names += ("gem_exponent", "learn_gem")
     ignored = {name: getattr(other, name) for name in names if hasattr(other, name)}

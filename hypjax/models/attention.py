@@ -19,7 +19,7 @@ def attend(
 ) -> Heads:
     """Scaled dot-product attention, softmax(q·kᵀ / √dim)·v in each head (Vaswani et al., Eq. 1).
 
-    The softmax is always float32. Of keys and values, the first `length` tokens count.
+    The softmax is always float32. Only the first `length` keys and values count.
 
     In half precision on NVIDIA GPUs, the kernel `cudnn` is cuDNN's fused one, which does not store
     the matrix of probabilities (Dao et al., FlashAttention, NeurIPS 2022), and `xla` the program of
@@ -78,6 +78,4 @@ def _by_cudnn(query: Heads, key: Heads, value: Heads, length: int | None = None)
             query, key, value, key_value_seq_lengths=lengths, implementation="cudnn"
         )[:, :outputs]
     except (NotImplementedError, RuntimeError) as error:
-        raise UserError(
-            f"cuDNN's fused attention cannot be used ({error}); set run.attention to xla"
-        ) from error
+        raise UserError(f"cuDNN's attention failed ({error}); set run.attention=xla") from error

@@ -1,7 +1,7 @@
 """Random changes of colour and sharpness of training images, made on the devices.
 
-They are those of MoCo v2 (Chen et al., 2020): colours are jittered, some images lose their colours,
-and some are blurred. Hyp-ViT's supplement names these changes for training without labels.
+As in MoCo v2 (Chen et al., 2020), colours are jittered, some images lose their colours, and some
+are blurred. Hyp-ViT's supplement names these changes for training without labels.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class ColourChanges(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What is drawn for the images of a batch."""
+    """Random changes of the images of a batch."""
 
     factors: Float[Array, "images 3"]  # Of brightness, contrast and saturation; 1: unchanged.
     hue: Float[Array, " images"]  # Rotation, in turns.
@@ -50,7 +50,7 @@ def draw_changes(key: PRNGKeyArray, changes: ColourChanges, images: int) -> Draw
 
 def changed(images: UInt8[Array, "n side side channels"], draws: Draws) -> UInt8[Array, "n s s c"]:
     """Applies the changes to images."""
-    return jax.lax.map(lambda each: _changed(*each), (images, draws), batch_size=_SLICE)
+    return jax.lax.map(lambda inputs: _changed(*inputs), (images, draws), batch_size=_SLICE)
 
 
 def _changed(image: UInt8[Array, "side side channels"], draws: Draws) -> Array:
@@ -75,10 +75,7 @@ def _luma(x: Pixels) -> Float[Array, "side side 1"]:
 
 
 def _rotated(x: Pixels, turns: Float[Array, ""]) -> Pixels:
-    """Rotates the hue about the axis of greys, as in YIQ, which keeps luma; torchvision's is HSV's.
-
-    With unit axis k, Rodrigues' formula rotates the rest x − luma by the angle.
-    """
+    """Rotates the hue about the axis of greys by Rodrigues' formula, as in YIQ, keeping luma."""
     grey, angle = _luma(x), 2 * jnp.pi * turns
     rest = x - grey
     across = (jnp.roll(rest, 1, -1) - jnp.roll(rest, -1, -1)) / jnp.sqrt(3.0)  # k × rest.

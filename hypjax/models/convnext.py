@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from hypjax.models.depthwise import DepthwiseConv
 from hypjax.models.encoder import ConvNet
-from hypjax.models.layers import KERNEL_INIT, Dense, LayerNorm, activate, normed
+from hypjax.models.layers import KERNEL_INIT, Dense, FeatureMap, LayerNorm, activate, normed
 
 _STEM = 4  # Side of the patches of the images; later stages begin with patches of 2 × 2 positions.
 _KERNEL = 7
@@ -21,8 +21,8 @@ _LAYER_SCALE = 1e-6
 class ConvNeXt(ConvNet):
     """Maps images to the pooled features of the last stage, after a LayerNorm.
 
-    It follows any pooling, and does not normalise the features of `return_tokens`. As in timm, rows
-    and columns that do not fill a patch are ignored. The residual stream is float32.
+    The LayerNorm follows the pooling, so tokens are not normalised. As in timm, rows and columns
+    that do not fill a patch are ignored. The residual stream is float32.
     """
 
     depths: tuple[int, ...] = (3, 3, 27, 3)  # Blocks; each stage halves the side.
@@ -50,37 +50,32 @@ class ConvNeXt(ConvNet):
 
     @property
     def min_side(self) -> int:
-        """Side of the smallest images, of which the last stage has one position."""
+        """Side of the smallest images; the last stage then has one position."""
         return _STEM * 2 ** (len(self.depths) - 1)
 
-    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
-        """Projects and normalises patches."""
+    def _stem(self, x: FeatureMap) -> FeatureMap:
         x = Dense(self.widths[0], self.dtype, name="stem_conv")(_patches(x, _STEM))
         return normed(x, "stem_norm")
 
-    def block(
-        self, x: Float[Array, "batch h w c"], stage: int, i: int
-    ) -> Float[Array, "batch h2 w2 c2"]:
-        """Applies a block, after a downsampling if it is the first one of a later stage."""
+    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         if stage > 0 and i == 0:
             x = Downsample(self.widths[stage], self.dtype, name=f"stage_{stage}_downsample")(x)
         block = nn.remat(Block) if self.remat else Block
         return block(self.dtype, name=f"stage_{stage}_block_{i}")(x)
 
-    def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
-        """Pools and normalises the features."""
+    def _pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
         return normed(self.pool(tokens), "norm")
 
 
 class Downsample(nn.Module):
-    """A LayerNorm and a linear layer on patches of 2 × 2 positions."""
+    """A LayerNorm and a linear layer on patches of 2 × 2 positions; the result is float32."""
 
     width: int
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h//2 w//2 width"]:
-        """Applies the layers; the result is float32."""
+    def __call__(self, x: FeatureMap) -> Float[Array, "batch h//2 w//2 width"]:
+        """Applies the layers."""
         x, affine = LayerNorm(self.dtype, name="norm")(x)
         affine = tuple(jnp.tile(array, 4) for array in affine)  # For each position of a patch.
         x = Dense(self.width, self.dtype, name="conv")(_patches(x, 2), affine)
@@ -93,7 +88,7 @@ class Block(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h w c"]:
+    def __call__(self, x: FeatureMap) -> FeatureMap:
         """Applies the block to the float32 residual stream."""
         width = x.shape[-1]
         bias = self.param("bias", nn.initializers.zeros, (width,))
@@ -107,6 +102,6 @@ class Block(nn.Module):
 def _patches(
     x: Float[ArrayLike, "batch h w c"], side: int
 ) -> Float[ArrayLike, "batch h//side w//side side*side*c"]:
-    """Cuts images into patches, without what is left over at the bottom and on the right."""
+    """Splits images into patches, without incomplete ones at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)

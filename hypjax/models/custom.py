@@ -19,11 +19,11 @@ SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` 
 
 
 def register_encoder(name: str, module: nn.Module) -> None:
-    """Makes a module of one's own a value of `model.architecture`, in this process.
+    """Makes a user's module a value of `model.architecture`, in this process.
 
-    It is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
-    channels] to [images, dim] and has no other variables than parameters. The name is not one of
-    hypjax's own; a later registration replaces it.
+    The module is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
+    channels] to [images, dim] and has no variables but parameters. The name must not be one of
+    hypjax's; a later registration replaces it.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
@@ -42,7 +42,7 @@ class CustomEncoder(Encoder):
     poolings = ("own",)
 
     def setup(self) -> None:
-        """Leaves no level of its own in the tree of parameters."""
+        """Keeps the module's parameters at the top of the tree."""
         nn.share_scope(self, self.module)
 
     @property
@@ -66,13 +66,12 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     title = f"the encoder {name.removeprefix('own:')}"
     try:
         output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
-    except Exception as error:  # Of the user's code.
-        raise UserError(
-            f"{title} cannot embed images {images.shape} ({type(error).__name__}: {error})"
-        ) from error
+    except Exception as error:  # The user's code may raise anything.
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{title} cannot embed images {images.shape} ({why})") from error
     if set(variables) - {"params"} or getattr(output, "ndim", 0) != 2 or len(output) != 2:
         raise UserError(
-            f"{title} must map images of shape {images.shape} to [2, dim] by parameters alone; it "
+            f"{title} must map images of shape {images.shape} to [2, dim] by parameters only; it "
             f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, output)}"
         )
     return CustomEncoder(module, output.shape[1], view.side)

@@ -1,7 +1,7 @@
-"""Depthwise convolution: each channel has a kernel of its own.
+"""Depthwise convolution: one kernel per channel.
 
-XLA's, and above all their gradients, are slow on CPUs. There they are sums of shifted images, which
-it compiles to one loop over channels that lie side by side.
+XLA's convolutions, and above all their gradients, are slow on CPUs. There, sums of shifted images
+take their place: XLA compiles these to one loop over adjacent channels.
 """
 
 import functools
@@ -19,10 +19,10 @@ Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after
 
 
 class DepthwiseConv(nn.Module):
-    """The layer, without bias, padded as by 'SAME' in TensorFlow.
+    """The layer, without bias, padded by TensorFlow's 'SAME'.
 
-    The result has the sides of the images divided by the stride, rounded up; of the zeros around
-    them, odd ones are below and on the right.
+    The result's sides are the images' divided by the stride, rounded up. If the number of zeros is
+    odd, there is one more below and on the right.
     """
 
     size: int
@@ -34,7 +34,7 @@ class DepthwiseConv(nn.Module):
     def __call__(
         self, x: Images, factor: Float[Array, " channels"] | None = None
     ) -> Float[Array, "batch h2 w2 channels"]:
-        """Convolves, and multiplies each channel by its factor, if given."""
+        """Convolves, and multiplies each channel by an optional factor."""
         shape = (self.size, self.size, 1, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape)[:, :, 0]
         if factor is not None:
@@ -103,7 +103,7 @@ def _padded(x: Images, padding: Padding) -> Images:
 
 
 def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
-    """Sum of the images, shifted by each place of the kernel, times the weights there."""
+    """Sum over the kernel's positions of the shifted images times the weights there."""
     side = len(kernel)
     height, width = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
     return sum(
@@ -116,7 +116,7 @@ def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
 def _by_images(
     slope: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
 ) -> Images:
-    """Gradient by the images: the convolution of the spread slopes with the turned kernel."""
+    """Gradient by the images: the dilated slopes, convolved with the flipped kernel."""
     spread = [(0, 0, 0)]
     for side, number, (before, _) in zip(shape[1:3], slope.shape[1:3], padding, strict=True):
         length = (number - 1) * stride + 1
@@ -137,6 +137,6 @@ def _by_kernel(x: Images, slope: Images, side: int, stride: int) -> Kernel:
         )
         return total + sum(windows)
 
-    # A total for each image, whose loop processors share.
+    # One total per image: XLA then shares the loop among cores.
     total = jnp.zeros((len(x), side, side, x.shape[-1]))
     return jnp.sum(jax.lax.fori_loop(0, slope.shape[1], add_row, total), axis=0)

@@ -1,8 +1,8 @@
 """EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020) with timm's numerics.
 
 EfficientNet without squeeze-and-excitation, and with ReLU6. Padding and the ε of BatchNorm are
-TensorFlow's. The scale of BatchNorm, whose statistics are frozen, passes into the weights of the
-convolution before it, so that images are read less often.
+TensorFlow's. The scale of the frozen BatchNorm is folded into the convolution before it, which
+saves a pass over the images.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from hypjax.models.depthwise import DepthwiseConv
 from hypjax.models.encoder import ConvNet
-from hypjax.models.layers import Dense
+from hypjax.models.layers import Dense, FeatureMap
 from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
 
 _STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # Not scaled in the Lite models.
@@ -76,8 +76,7 @@ class EfficientNetLite(ConvNet):
         first, *inner, last = (stage.blocks for stage in _STAGES)
         return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 
-    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 c2"]:
-        """Convolves the images."""
+    def _stem(self, x: FeatureMap) -> FeatureMap:
         x = nn.Conv(
             *(_STEM_WIDTH, (3, 3), 2, "SAME"),
             use_bias=False,
@@ -87,10 +86,7 @@ class EfficientNetLite(ConvNet):
         )(x)
         return _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
 
-    def block(
-        self, x: Float[Array, "batch h w c"], stage: int, i: int
-    ) -> Float[Array, "batch h2 w2 c2"]:
-        """Applies a block."""
+    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         design = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
         return block(
@@ -99,8 +95,7 @@ class EfficientNetLite(ConvNet):
             name=f"stage_{stage}_block_{i}",
         )(x)
 
-    def top(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h w dim"]:
-        """Convolves each position of the last stage."""
+    def _top(self, x: FeatureMap) -> FeatureMap:
         return _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
 
 
@@ -113,7 +108,7 @@ def _divisible(width: float) -> int:
 class InvertedBottleneck(nn.Module):
     """Expansion of channels, depthwise convolution, projection (Sandler et al., CVPR 2018).
 
-    The input is added if the shape stays the same.
+    The input is added if the shape stays the same. The result is float32.
     """
 
     kernel: int
@@ -123,8 +118,8 @@ class InvertedBottleneck(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
-        """Applies the block; the result is float32."""
+    def __call__(self, x: FeatureMap) -> Float[Array, "batch h2 w2 width"]:
+        """Applies the block."""
         y = x
         if self.expansion > 1:
             y = _pointwise(y, self.expansion * x.shape[-1], self.dtype, "expand")
@@ -137,9 +132,7 @@ class InvertedBottleneck(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
-def _pointwise(
-    x: Float[Array, "batch h w c"], features: int, dtype: DTypeLike, name: str
-) -> Float[Array, "batch h w features"]:
+def _pointwise(x: FeatureMap, features: int, dtype: DTypeLike, name: str) -> FeatureMap:
     """A 1×1 convolution and its BatchNorm; the result is float32."""
     scale, shift = FrozenBatchNorm(jnp.float32, _EPS, name=f"{name}_norm").affine(features)
     dense = Dense(features, dtype, biased=False, name=f"{name}_conv")

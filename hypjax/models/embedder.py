@@ -21,10 +21,10 @@ from hypjax.types import Outputs, View
 class Embedder(nn.Module):
     """An encoder, and a head that maps its embedding to a lower dimension.
 
-    The head is a float32 Dense layer, initialised with a semi-orthogonal kernel and zero bias
-    (Hyp-ViT, Section 3.2), perhaps after a LayerNorm without parameters (ε = 1e-5, as in HIER's
-    code), or nothing (IRT): `head_kind` is 'dense', 'norm_dense' or 'none', where `head_dim` is the
-    encoder's dimension. The head's output is not yet mapped into any space.
+    `head_kind` is 'dense', a float32 Dense layer, initialised with a semi-orthogonal kernel and
+    zero bias (Hyp-ViT, Section 3.2); 'norm_dense', the same after a LayerNorm without parameters (ε
+    = 1e-5, as in HIER's code); or 'none' (IRT), with the encoder's dimension as `head_dim`. The
+    head's output is not yet mapped into any space.
     """
 
     encoder: Encoder
@@ -50,15 +50,12 @@ class Embedder(nn.Module):
         images: Float[ArrayLike, "batch height width channels"],
         drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
     ) -> Outputs:
-        """Embeds normalised pixels; embeddings and head outputs are float32.
-
-        For branch factors see `VisionTransformer`; a ResNet takes none.
-        """
+        """Embeds normalised pixels, in float32; only a `VisionTransformer` takes masks."""
         extra = {} if drop_path_masks is None else {"drop_path_masks": drop_path_masks}
         return self.project(self.encoder(images, **extra).astype(jnp.float32))
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
-        """Applies the head to embeddings of the encoder."""
+        """Applies the head to the encoder's embeddings."""
         if self.head_kind == "none":
             return Outputs(pooled=pooled, projected=pooled)
         features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
@@ -70,7 +67,7 @@ def create_embedder(
 ) -> Embedder:
     """Builds the model of a run's validated configuration, for a device.
 
-    To evaluate, it pools by `model.eval_pooling` instead of `model.pooling`.
+    When evaluating, it pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
     if model.architecture == FEATURES:
@@ -99,7 +96,7 @@ def create_embedder(
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:
-    """The model with another pooling; a user's module, or given features, are not pooled."""
+    """The model with another pooling; unchanged if a user's module or features are its encoder."""
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model
@@ -107,10 +104,7 @@ def pooled_by(model: Embedder, pooling: str) -> Embedder:
 
 
 def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) -> PyTree:
-    """A tree of `jax.ShapeDtypeStruct` of a model's parameters, without computing them.
-
-    Those of learned scalars are added, see `hypjax.geometry.learned.initial_scalars`.
-    """
+    """A tree of `jax.ShapeDtypeStruct` of a model's parameters and learned scalars."""
     init = jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))
     return init["params"] | jax.eval_shape(lambda: initial_parameters(scalars or {}))
 
@@ -118,23 +112,20 @@ def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) ->
 def scaled_side(encoder: Encoder, scale: float) -> int:
     """The side of images, in pixels, at a scale relative to `encoder.image_size`.
 
-    It is rounded, halves up, to whole patches, to which position embeddings belong, or to pixels.
+    Rounded, halves up, to whole patches, as position embeddings need, or to pixels.
     """
     unit = getattr(encoder, "patch_size", 1)
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
 
 
 def resize_images(images: Images, side: int) -> Float[Array, "batch side side channels"]:
-    """Resizes to squares by bilinear interpolation without antialiasing.
-
-    Centres of pixels are at halves, as in PyTorch and the released multi-scale evaluations.
-    """
+    """Resizes to squares by bilinear interpolation without antialiasing, as PyTorch does."""
     shape = (len(images), side, side, images.shape[-1])
     return jax.image.resize(images, shape, "linear", antialias=False)
 
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
-    """Returns a model for images of another side, in pixels, and interpolates its positions."""
+    """Returns a model for images of another side, in pixels, with interpolated positions."""
     encoder = check_encoder(model.encoder.clone(image_size=side))
     if isinstance(encoder, VisionTransformer) and "pos_embed" in params["encoder"]:
         resized = encoder.resized(params["encoder"]["pos_embed"])

@@ -10,7 +10,13 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.layers import GEM_EXPONENT, full_products_in, pool_tokens, poolings
+from hypjax.models.layers import (
+    GEM_EXPONENT,
+    FeatureMap,
+    full_products_in,
+    pool_tokens,
+    poolings,
+)
 from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
@@ -18,7 +24,7 @@ Path: TypeAlias = tuple[str, ...]  # Of a parameter in the encoder's tree.
 
 
 class Encoder(nn.Module):
-    """Maps images to one embedding each, pooled from tokens; parameters and results are float32.
+    """Maps each image to an embedding pooled from tokens; parameters and results are float32.
 
     A subclass has these attributes:
 
@@ -27,14 +33,14 @@ class Encoder(nn.Module):
     - `dtype`: the dtype of its matrix products,
     - `remat`: whether the backward pass recomputes activations,
 
-    these attributes of the class, or properties:
+    these class attributes or properties:
 
     - `dim`: dimension of the embedding,
     - `classifiers`: names in timm of the layers that follow the embedding,
     - `layers`: names of the parameters of each layer, from the images to the embedding, as in timm;
       parameters of no layer belong with the head, above all layers,
-    - `names`: what turns a parameter's path, 'block_0.norm_1.bias', into timm's name: rows of a
-      pattern and its replacement, for `re.sub`; kernels and scales are 'weight' already,
+    - `names`: patterns and replacements, for `re.sub`, that turn a parameter's path, such as
+      'block_0.norm_1.bias', into timm's name; kernels and scales are 'weight' already,
     - `patches`: modules that are dense here and convolutions in timm, and the sides of the kernels,
 
     and `__call__(images, return_tokens=False)`, which embeds normalised pixels [batch, height,
@@ -42,9 +48,9 @@ class Encoder(nn.Module):
     [batch, tokens, dim].
     """
 
-    gem_exponent = GEM_EXPONENT  # Of the pooling `gem`,
-    learn_gem = False  # and whether it is learned; encoders that have both as fields allow others.
-    takes_pixels = True  # Or embeddings of another model.
+    gem_exponent = GEM_EXPONENT  # Exponent of the pooling `gem`, and whether it is learned.
+    learn_gem = False
+    takes_pixels = True  # False: the inputs are embeddings of another model.
     num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
     names = None  # Parameters of a user's module keep their paths and layouts.
     patches = {}
@@ -81,7 +87,7 @@ def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str
 class ConvNet(Encoder):
     """A stem, stages of residual blocks, and the pooled features of the last one.
 
-    A subclass has the number of blocks of each stage, `depths`, and applies `stem` and `block`.
+    A subclass has the number of blocks of each stage, `depths`, and applies `_stem` and `_block`.
     Activations within blocks have the `dtype` of products, which in float32 are true float32 on
     every device.
     """
@@ -95,7 +101,7 @@ class ConvNet(Encoder):
 
     @property
     def layers(self) -> list[Path]:
-        """The stem, then the blocks, with what may precede a stage, and follow the last one."""
+        """The stem, then the blocks; downsampling and head convolutions join a block's layer."""
         blocks = [
             ((f"stage_{stage}_downsample",) if i == 0 else ()) + (f"stage_{stage}_block_{i}",)
             for stage, depth in enumerate(self.depths)
@@ -112,25 +118,24 @@ class ConvNet(Encoder):
         With `return_tokens` it returns all features of the last stage, row by row.
         """
         with full_products_in(self.dtype):
-            x = self.stem(jnp.asarray(images))
+            x = self._stem(jnp.asarray(images))
             for stage, depth in enumerate(self.depths):
                 for i in range(depth):
-                    x = self.block(x, stage, i)
-            x = self.top(x)
+                    x = self._block(x, stage, i)
+            x = self._top(x)
         tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
-        return tokens if return_tokens else self.pooled(tokens)
+        return tokens if return_tokens else self._pooled(tokens)
 
-    def top(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h w dim"]:
-        """What follows the last stage: nothing, unless a subclass says otherwise."""
+    def _top(self, x: FeatureMap) -> FeatureMap:
+        """The layers after the last stage; none by default."""
         return x
 
-    def pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
-        """Pools the features."""
+    def _pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
         return self.pool(tokens)
 
 
 class FeatureEncoder(Encoder):
-    """Stands for a model whose embeddings are given: it returns them as they are."""
+    """Returns its inputs: embeddings of another model."""
 
     dim: int
     takes_pixels = False
@@ -139,7 +144,6 @@ class FeatureEncoder(Encoder):
 
     def example(self, view: View) -> Float[Array, "1 dim"]:
         """A float32 batch of one all-zero embedding."""
-        del view
         return jnp.zeros((1, self.dim))
 
     def __call__(self, features: Float[ArrayLike, "batch dim"]) -> Float[ArrayLike, "batch dim"]:

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped, UInt8
 
 Images = Shaped[Array, "batch height width channels"]
+FeatureMap: TypeAlias = Float[Array, "batch h w channels"]
 Affine: TypeAlias = tuple[Float[Array, " dim"], Float[Array, " dim"]]  # Scale and shift.
 KERNEL_INIT = nn.initializers.truncated_normal(0.02)
 
@@ -34,7 +35,7 @@ def mirror(images: Images, flips: Bool[Array, " batch"]) -> Images:
 
 
 def cuda_capability(device: jax.Device | None = None) -> float:
-    """Compute capability of an NVIDIA GPU, by default JAX's first device; 0 for any other one."""
+    """Compute capability of an NVIDIA GPU, by default JAX's first device; 0 for other devices."""
     capability = getattr(device or jax.local_devices()[0], "compute_capability", "")
     return float(capability) if re.match(r"\d", capability) else 0.0  # AMD's are words.
 
@@ -55,23 +56,20 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
 
 
 def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
-    """Whether a device, by default JAX's first one, is an NVIDIA GPU and the dtype half precision.
-
-    The tensor cores multiply such matrices without copies only if their sides are multiples of 8.
-    """
+    """Whether a device, by default JAX's first, is an NVIDIA GPU and the dtype half precision."""
     return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Context in which float32 products are true float32 on every device."""
-    # By default GPUs and TPUs round the factors. Products of other dtypes are not affected.
+    # By default GPUs and TPUs round the factors.
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")
     return contextlib.nullcontext()
 
 
 class Dense(nn.Module):
-    """A linear layer, into whose weights affine maps before and after it are folded, if given."""
+    """A linear layer; affine maps before and after it are folded into its weights."""
 
     features: int
     dtype: DTypeLike
@@ -117,7 +115,7 @@ def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
 
 
 def _product_backward(precision: str | None, residuals: tuple, slope: Array) -> tuple[Array, Array]:
-    # JAX derives the transpose of the kernel's gradient, for which XLA copies a factor on CPUs.
+    # JAX derives the transpose of the kernel's gradient: XLA would then copy a factor on CPUs.
     x, kernel = residuals
     by_x = jnp.matmul(slope, kernel.T, precision=precision)
     x, slope = (rearrange(array, "... dim -> (...) dim") for array in (x, slope))
@@ -189,10 +187,9 @@ def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
     return ((x - mean) * factor).astype(dtype), (x, mean, factor)
 
 
-def _normalized_backward(dtype: jnp.dtype, eps: float, kept: tuple, slope: Array) -> tuple[Array]:
-    del eps
-    # Derived by JAX, it stores several arrays of the size of x; here no more than the result.
-    x, mean, factor = kept
+def _normalized_backward(_: jnp.dtype, eps: float, saved: tuple, slope: Array) -> tuple[Array]:
+    # JAX's derivative would store several arrays of the size of x; this one stores only x.
+    x, mean, factor = saved
     slope, unit = slope.astype(jnp.float32), (x - mean) * factor
     along = jnp.mean(slope * unit, axis=-1, keepdims=True)
     return (factor * (slope - jnp.mean(slope, axis=-1, keepdims=True) - unit * along),)
@@ -203,8 +200,8 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
     """The largest value of each dimension; the first such patch gets the gradient."""
-    # By jnp.max, the gradient goes to patches that equal the maximum. In compiled programs none may
-    # do so, where XLA computes them again and rounds otherwise.
+    # jnp.max sends the gradient to patches that equal the maximum. In compiled programs there may
+    # be none: XLA computes the patches again and rounds differently.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)
     return jnp.take_along_axis(patches, first, axis=1)[:, 0]
 
@@ -217,18 +214,13 @@ _RMAC_SCALES = 3
 def _gem(
     patches: Float[Array, "batch patches dim"], exponent: float | Float[Array, ""]
 ) -> Float[Array, "batch dim"]:
-    """Generalised mean of the values, raised to a small positive minimum (GeM)."""
+    """Generalised mean (GeM) of the values, after a clip to a small positive minimum."""
     powers = jnp.maximum(patches, _GEM_MIN) ** exponent
     return jnp.mean(powers, axis=1) ** (1 / exponent)
 
 
 def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
-    """Sum of the maxima of regions, each normalised to length 1 (R-MAC).
-
-    Of a square grid, scale l has l × l regions, whose side is 2/(l + 1) of the grid's, rounded
-    down, at equal distances, also rounded down (Tolias et al., ICLR 2016, Section 3.2). The maximum
-    of the whole grid counts twice, as in the released code.
-    """
+    """Sum of the maxima of `rmac_regions`, each normalised to length 1 (R-MAC)."""
     side = math.isqrt(patches.shape[1])
     grid = rearrange(patches, "b (h w) c -> b h w c", h=side)
     maxima = [
@@ -241,7 +233,12 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
 
 
 def rmac_regions(side: int) -> list[tuple[int, int, int]]:
-    """Row, column and side of each region of R-MAC in a square grid."""
+    """Row, column and side of each region of R-MAC in a square grid.
+
+    Scale l has l × l regions, whose side is 2/(l + 1) of the grid's, rounded down, at equal
+    distances, also rounded down (Tolias et al., ICLR 2016, Section 3.2). The maximum of the whole
+    grid counts twice, as in the released code.
+    """
     regions = [(0, 0, side)]
     for scale in range(1, _RMAC_SCALES + 1):
         length = 2 * side // (scale + 1)
@@ -254,14 +251,14 @@ _PATCH_POOLINGS = {
     "avg": lambda patches: jnp.mean(patches, axis=1),
     "max": _maximum,
     "avg_max": lambda patches: jnp.mean(patches, axis=1) + _maximum(patches),
-    "gem": functools.partial(_gem, exponent=GEM_EXPONENT),
+    "gem": _gem,
     "rmac": _rmac,
 }
 _PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens averaged.
 
 
 def poolings(class_tokens: int) -> list[str]:
-    """Names of the poolings that an encoder with so many class and distillation tokens supports.
+    """Names of the poolings of an encoder with 0, 1 or 2 class and distillation tokens.
 
     `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
     (DeiT). The others pool patch tokens: `avg`, `max`, their sum `avg_max`, `gem`, the generalised
@@ -281,12 +278,8 @@ def pool_tokens(
     pooling: str,
     exponent: float | Float[Array, ""] = GEM_EXPONENT,
 ) -> Float[Array, "batch dim"]:
-    """Pools prefix tokens, then patch tokens, into one embedding by one of the `poolings`.
-
-    The exponent is that of `gem`.
-    """
-    if pooling == "gem":
-        return _gem(tokens[:, num_prefix_tokens:], exponent)
+    """Pools tokens, the prefix first, by one of the `poolings`; the exponent belongs to `gem`."""
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
-    return _PATCH_POOLINGS[pooling](tokens[:, num_prefix_tokens:])
+    options = {"exponent": exponent} if pooling == "gem" else {}
+    return _PATCH_POOLINGS[pooling](tokens[:, num_prefix_tokens:], **options)

@@ -81,11 +81,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _read_torch(data: bytes) -> dict[str, np.ndarray]:
-    """Reads a dict of tensors in torch's first format, without torch.
-
-    Pickles come first: a mark, the version, the machine, the tensors, and the keys of storages. The
-    number of elements of each storage and these elements follow.
-    """
+    """Reads a dict of tensors in torch's first format, without torch."""
+    # Five pickles (a mark, the version, the machine, the tensors, the keys of storages), then each
+    # storage: its number of elements and the elements.
     file = io.BytesIO(data)
     _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
     types = {key: dtype for (dtype, key), *_ in tensors.values()}

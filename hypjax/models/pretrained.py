@@ -27,8 +27,8 @@ from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
 from hypjax.system.files import replacing
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
-# Tensors that have no counterpart: classifiers, update counts of BatchNorm, tokens of masks; and in
-# files of the papers' authors, heads, proxies, and the second names of a ResNet's layers.
+# Tensors without a counterpart: classifiers, update counts of BatchNorm, mask tokens; and in the
+# authors' files, heads, proxies, and the second names of a ResNet's layers.
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
     rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
@@ -39,7 +39,7 @@ _LEAVES = dict(kernel="weight", scale="weight", mean="running_mean", variance="r
 
 
 def name_in_timm(encoder: Encoder, path: Path) -> str:
-    """Name of a parameter in timm, or for a user's module its path: 'encoder/Dense_0/kernel'."""
+    """Name of a parameter in timm; its path for a user's module: 'encoder/Dense_0/kernel'."""
     if encoder.names is None:
         return "/".join(("encoder", *path))
     *modules, leaf = (part for part in path if part != "statistics")
@@ -110,10 +110,8 @@ def convert_timm(
         state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
         if state[name].shape != shape:
-            raise UserError(
-                f"{name} has the shape {'×'.join(map(str, state[name].shape))}, but the encoder "
-                f"needs {'×'.join(map(str, shape))}: the weights belong to another model"
-            )
+            theirs, ours = ("×".join(map(str, x)) for x in (state[name].shape, shape))
+            raise UserError(f"{name} is {theirs}, not {ours}: the weights belong to another model")
     named = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
     return unflatten_dict({k: from_timm(encoder, k, x) for k, x in named.items()})
 
@@ -167,9 +165,9 @@ def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTr
     for kind in HEADS:
         if (weight := state_dict.get(f"{kind}.weight")) is None:
             continue
-        for field, value in (("head", kind), ("head_dim", len(weight))):
-            if getattr(model, {"head": "head_kind"}.get(field, field)) != value:
-                raise UserError(f"their head needs --config.model.{field}={value}")
+        if (model.head_kind, model.head_dim) != (kind, len(weight)):
+            fields = f"--config.model.head={kind} --config.model.head_dim={len(weight)}"
+            raise UserError(f"their head needs {fields}")
         bias = state_dict.get(f"{kind}.bias", np.zeros(len(weight), np.float32))
         return check_head({"kernel": weight.T, "bias": bias}, model)
     return None
@@ -198,7 +196,9 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
     """The config.json with which timm builds a model from a folder or a repository."""
     name, settings = timm_model(params, model)
     classes, side = settings.pop("num_classes"), model.encoder.image_size
-    squashed = data.test_view == "squash"
+    squashed, share = data.test_view == "squash", side / data.resize
+    if math.floor(side / share) != data.resize:  # timm rounds down.
+        share = math.nextafter(share, 0)
     return {
         "architecture": name or _ANY_TRANSFORMER,
         "num_classes": classes,
@@ -207,7 +207,7 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
         "pretrained_cfg": {
             "num_classes": classes,
             "input_size": [len(data.mean), side, side],
-            "crop_pct": 1.0 if squashed else _crop_share(side, data.resize),
+            "crop_pct": 1.0 if squashed else share,
             "crop_mode": "squash" if squashed else "center",
             "interpolation": "bicubic",
             "mean": list(data.mean),
@@ -216,12 +216,6 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
             "classifier": None,
         },
     }
-
-
-def _crop_share(side: int, resize: int) -> float:
-    """Share of a length that is cut out, which timm turns into the length: it rounds down."""
-    share = side / resize
-    return share if math.floor(side / share) == resize else math.nextafter(share, 0)
 
 
 def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.models.encoder import ConvNet
-from hypjax.models.layers import Affine
+from hypjax.models.layers import Affine, FeatureMap
 
 CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
@@ -20,8 +20,8 @@ CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 class ResNet(ConvNet):
     """Maps images to pooled features of the last stage.
 
-    Each stage has half the side of the one before, and twice the width. `depths` are numbers of
-    bottlenecks; in the first stage, their `width` is the inner one, a quarter of the output's.
+    Each stage halves the side and doubles the width. `depths` are numbers of bottlenecks; `width`
+    is the inner width of those in the first stage, a quarter of the output's.
     """
 
     depths: tuple[int, ...] = (3, 4, 6, 3)
@@ -42,16 +42,12 @@ class ResNet(ConvNet):
         """Dimension of the embedding."""
         return 4 * self.width * 2 ** (len(self.depths) - 1)
 
-    def stem(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 width"]:
-        """Convolves and pools the images."""
+    def _stem(self, x: FeatureMap) -> FeatureMap:
         x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(x)
         x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
-    def block(
-        self, x: Float[Array, "batch h w c"], stage: int, i: int
-    ) -> Float[Array, "batch h2 w2 c2"]:
-        """Applies a bottleneck."""
+    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
         return bottleneck(
             self.width * 2**stage,
@@ -69,7 +65,7 @@ class Bottleneck(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h2 w2 4*width"]:
+    def __call__(self, x: FeatureMap) -> Float[Array, "batch h2 w2 4*width"]:
         """Applies the block."""
         conv = functools.partial(_conv, dtype=self.dtype)
         norm = functools.partial(FrozenBatchNorm, self.dtype)
@@ -95,7 +91,7 @@ class FrozenBatchNorm(nn.Module):
 
     @nn.compact
     def affine(self, channels: int) -> Affine:
-        """The factor and the shift of each channel that make up the layer."""
+        """Factor and shift of each channel, to which the layer amounts."""
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         statistics = self.param(

@@ -15,12 +15,12 @@ from hypjax.models.layers import Images
 
 
 def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
-    """Name of the last of the lowest blocks without trained parameters; None if there is none.
+    """Name of the highest block up to which no layer is trained; None if there is none.
 
-    Modules and parameters that are trained have the names of `Encoder.layers`.
+    `trained` has names of modules and parameters, as in `Encoder.layers`.
     """
     frozen = itertools.takewhile(lambda names: not {*names} & {*trained}, encoder.layers[:-1])
-    _, *blocks = [*frozen] or [()]  # What precedes the blocks is no module.
+    _, *blocks = [*frozen] or [()]  # The first layer is no block.
     return blocks[-1][-1] if blocks else None
 
 

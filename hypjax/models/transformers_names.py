@@ -1,6 +1,6 @@
 """Names of tensors in Transformers' models, as their authors publish them, to timm's names.
 
-These are DINOv2, with and without registers, DINOv3, and SigLIP with SigLIP 2.
+It covers DINOv2, with and without registers, DINOv3, SigLIP and SigLIP 2.
 """
 
 import re

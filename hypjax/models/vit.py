@@ -52,8 +52,8 @@ class Rotary(NamedTuple):
     centred: bool = False  # Rows and columns are measured from −π to π (DINOv3), and not counted.
     reference: int = 1  # Side to which grids of other sizes are scaled where patches are counted.
     offset: float = 0  # Number of the first row and column.
-    columns_first: bool = False  # Columns turn the first pairs, and not rows.
-    halves: bool = False  # A pair is one coordinate of each half, and not two adjacent ones.
+    columns_first: bool = False  # Columns rotate the first pairs, instead of rows.
+    halves: bool = False  # A pair is one coordinate of each half, instead of two adjacent ones.
 
     def angles(self, height: int, width: int, dim: int) -> Float[np.ndarray, "patches dim/2"]:
         """The angles of each patch, row by row, for heads of a dimension."""
@@ -70,7 +70,7 @@ class Rotary(NamedTuple):
         return rearrange(angles, "p a f -> p (a f)").astype(np.float32)
 
     def rotate(self, x: Heads, rope: Rope) -> Heads:
-        """Rotates the pairs of each head's coordinates, in float32."""
+        """Rotates pairs of coordinates of each head, in float32."""
         pairs = "(two p)" if self.halves else "(p two)"
         first, second = rearrange(x.astype(jnp.float32), f"b t h {pairs} -> two b t h p", two=2)
         cos, sin = (table[: x.shape[1], None] for table in rope)
@@ -148,7 +148,7 @@ class VisionTransformer(Encoder):
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
-        """Names of the parameters of each layer, as in timm: what makes tokens, then the blocks."""
+        """Names of the parameters of each layer, as in timm: tokens first, then the blocks."""
         blocks = [(f"block_{i}",) for i in range(self.depth)]
         if not self.pool_first:
             blocks[-1] += ("norm",)
@@ -173,7 +173,7 @@ class VisionTransformer(Encoder):
     @property
     def names(self) -> list[tuple[str, str]]:
         """Names of the parameters in timm, see `Encoder`."""
-        # timm's class of models with rotary embeddings has names of its own.
+        # timm has another class, with other names, for models with rotary embeddings.
         scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
         return [
             (r"^block_(\d+)", r"blocks.\1"),
@@ -290,7 +290,7 @@ def draw_drop_path_masks(
     """Draws the masks of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
     As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
-    independently, at a rate that rises linearly from 0 in the first block to the given one in the
+    independently, at a rate that rises linearly from 0 in the first block to `rate` in the
     last. A mask is 0 or 1 / (1 − rate), so that its mean is 1.
     """
     keep_rates = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
@@ -298,7 +298,7 @@ def draw_drop_path_masks(
 
 
 def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
-    """Keeps XLA from transposing tokens in memory, as it does to suit the patch projection."""
+    """Keeps XLA from transposing tokens in memory to suit the patch projection."""
     return with_layout_constraint(tokens, Layout((0, 1, 2)))
 
 
@@ -345,7 +345,7 @@ class Block(nn.Module):
         return added(x, last(hidden, affine, factor=scales[1]), 1)
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
-        """The perceptron up to its last layer."""
+        """Applies the perceptron's layers before the last one."""
         kind, gate = self.design.activation, self.design.gate
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
@@ -381,8 +381,8 @@ class Attention(nn.Module):
         if self.tokens is not None:  # Or XLA merges the three where images are few.
             inputs = jax.lax.optimization_barrier(inputs)
         query, key, value = (
-            rearrange(each, "b t (h d) -> b t h d", h=self.num_heads)
-            for each in self._projected(inputs, affine)
+            rearrange(projected, "b t (h d) -> b t h d", h=self.num_heads)
+            for projected in self._projected(inputs, affine)
         )
         if design.rotary is not None:
             query, key = (design.rotary.rotate(x, rope) for x in (query, key))
@@ -391,7 +391,7 @@ class Attention(nn.Module):
         return Dense(width, self.dtype, name="proj")(mixed, factor=factor)
 
     def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> Iterator[Array]:
-        """Queries, keys and values, by three products: faster than one that is taken apart."""
+        """Queries, keys and values by three products: faster than splitting the result of one."""
         width, biases = inputs[0].shape[-1], self.design.qkv_bias
         packed = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
         for part, (name, x) in enumerate(zip(("query", "key", "value"), inputs, strict=True)):
@@ -405,7 +405,7 @@ class Attention(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query attends to all tokens; a perceptron with a residual branch follows."""
+    """A learned query attends to all tokens, then a residual perceptron; float32 in between."""
 
     num_heads: int
     mlp_ratio: float
@@ -414,7 +414,7 @@ class AttentionPool(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch dim"]:
-        """Pools the tokens, in float32 between the products."""
+        """Pools the tokens."""
         width = tokens.shape[-1]
         latent = self.param("latent", KERNEL_INIT, (1, 1, width))
         query = Dense(width, self.dtype, name="q")(jnp.repeat(latent, len(tokens), axis=0))

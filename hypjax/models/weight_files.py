@@ -13,11 +13,11 @@ from hypjax.system.files import read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
-# Keys under which scripts save a model; HIER's code spells its own like the last one.
+# Keys under which scripts save a model; the last one is HIER's spelling.
 _WRAPPERS = ("model", "state_dict", "model_state", "student", "stduent")
 PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
-# Patterns of names in files of Hyp-ViT, HypMix and HIER, and names of hypjax: of the encoder those
-# of timm, of the head its kind (`model.head`).
+# Patterns of names in files of Hyp-ViT, HypMix and HIER, and their replacements: timm's names for
+# the encoder, and for the head its kind (`model.head`).
 _RELEASES = (
     (r"^module\.", ""),  # Of several processes.
     (r"^body\.(?:model\.)?", ""),
@@ -51,7 +51,7 @@ def read_state_dict(name_or_path: str) -> StateDict:
 
 
 def timm_weights(name: str) -> str:
-    """Timm's name of weights, as 'vit_small_patch16_224.dino', without what may precede it."""
+    """Timm's name of weights, such as 'vit_small_patch16_224.dino', without a prefix."""
     return name.removeprefix(hub.SCHEME).removeprefix("hf-hub:").removeprefix("timm/")
 
 

@@ -38,10 +38,8 @@ def create_mesh(
     idle = not chosen and jax.process_count() > 1 and needed < present
     if needed > present or idle:
         rule = "use all of them" if idle else "not exceed that"
-        raise UserError(
-            f"config.run.mesh is {shape}, {needed} devices, but there are {present}; copies times "
-            f"shards must {rule}"
-        )
+        devices_needed = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
+        raise UserError(f"{devices_needed}; copies times shards must {rule}")
     return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
 
 
@@ -78,7 +76,7 @@ def compiler_options(mesh: Mesh) -> dict[str, bool]:
 
 
 def shard(mesh: Mesh, rows: PyTree) -> PyTree:
-    """Shards arrays with one row per image over all devices, given this process's `local_rows`."""
+    """Shards arrays with one row per image over all devices, from this process's `local_rows`."""
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
     )
@@ -93,7 +91,7 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
         global_array = isinstance(x, jax.Array) and not x.is_fully_addressable
         if global_array or sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
-        x = np.asarray(x)  # Of which `device_put` would compare all processes' copies.
+        x = np.asarray(x)  # `device_put` would compare all processes' copies.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map(place_leaf, tree, sharding)

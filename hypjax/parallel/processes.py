@@ -19,7 +19,7 @@ from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason
 from hypjax.system import console, exits
 
 _JOIN_TIMEOUT = 300  # Seconds.
-_UPLOAD_TIMEOUT = 24 * 3600  # Seconds that all wait at the end for the first to close its folder.
+_UPLOAD_TIMEOUT = 24 * 3600  # Seconds to wait at the end for the first to close its folder.
 # Smallest buffer of a message, in bytes. Sizes are powers of two, so that few programs compile.
 _MIN_BUFFER = 1024
 
@@ -44,10 +44,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
-    unconnected = (
-        f"the processes could not connect to --coordinator={coordinator}; start all of them, with "
-        "an address that all can reach"
-    )
+    unconnected = f"cannot connect to --coordinator={coordinator}; all processes must reach it"
     late = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
     alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])  # JAX would abort with a stack trace.
     alarm.start()
@@ -55,9 +52,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         jax.distributed.initialize(explicit, num_processes, process_id, **options)
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"--coordinator={coordinator} detected no Slurm, Open MPI, Kubernetes or TPU "
-            f"environment ({error}); give --coordinator=HOST:PORT --num_processes=N "
-            "--process_id=I"
+            f"--coordinator={coordinator} detected no cluster ({error}); "
+            "give --coordinator=HOST:PORT --num_processes=N --process_id=I"
         ) from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
         raise TryAgainError(f"{unconnected} ({reason(error)})") from error
@@ -67,11 +63,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         exits.joined.append(jax.process_index())
         console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
-        raise UserError(
-            f"process {jax.process_index()} has {jax.local_device_count()} of the "
-            f"{len(jax.devices())} devices of {jax.process_count()} processes; every process must "
-            "have the same number"
-        )
+        devices = f"{jax.local_device_count()} of {len(jax.devices())} devices"
+        raise UserError(f"process {jax.process_index()} has {devices}; all must have equally many")
     if not is_first():
         console.mute()
 
@@ -131,11 +124,9 @@ def require_same(facts: dict[str, Any]) -> None:
     wrong = [name for name, value in from_first(lambda: facts).items() if mine[name] != value]
     counts = multihost_utils.process_allgather(np.int32(len(wrong)))
     if counts.any():
-        raise UserError(
-            f"process {np.argmax(counts > 0)} has another configuration or other data than the "
-            f"first process{''.join(f', {name} {mine[name]}' for name in wrong)}; start all of "
-            "them with the same"
-        )
+        differences = "".join(f", {name} {mine[name]}" for name in wrong)
+        where = f"process {np.argmax(counts > 0)} has another configuration or other data"
+        raise UserError(f"{where} than the first process{differences}; start all with the same")
 
 
 class Agreement:
@@ -149,8 +140,7 @@ class Agreement:
     def __call__(self, status: int) -> int:
         """The highest exit status that any process has announced, 0 for none; call it each step.
 
-        With several processes, it reports what was announced by the previous call, so that none
-        waits.
+        With several processes, it reports the previous call's statuses, so that none waits.
         """
         if jax.process_count() == 1:
             return status

@@ -41,7 +41,7 @@ class Embeddings(ArrayGallery):
 
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
-        model: Name of the model that embedded them, for messages: its run and the embedding.
+        model: Name of the model that embedded them, for messages: run and embedding.
         unreadable: {path: reason} for images that could not be embedded.
         raw_features: Features that the points were mapped from, [n, d], if known.
         splits: Names of the images' splits, [n] strings, if known.
@@ -104,7 +104,7 @@ class Embeddings(ArrayGallery):
         return dataclasses.replace(self, **chosen)
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features only, see `prefix_points`; of the raw ones, if known."""
+        """A gallery of the first features, raw ones if known; see `prefix_points`."""
         vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
         if self.raw_features is not None:
             raw = np.ascontiguousarray(self.raw_features[:, :dim])
@@ -148,9 +148,8 @@ class Embeddings(ArrayGallery):
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
-        `space`, by default the file's, or else `Sphere()`. What the papers' code saved must be
-        points of `space`, if it is passed. `labels` is a file with the classes, if the first one
-        has none.
+        `space`, by default the file's, or else `Sphere()`. Files of the papers' code must hold
+        points of `space`, if it is passed. `labels` is a file of the classes.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -187,15 +186,13 @@ class Embeddings(ArrayGallery):
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
         if not hasattr(self.space, "search_vectors"):
-            raise UserError(
-                f"distances in {self.space} are no inner products; search by hypjax.search"
-            )
+            raise UserError(f"distances in {self.space} are no inner products; use hypjax.search")
         with jax.enable_x64(True):
             vectors = self.space.search_vectors(np.asarray(self.vectors, np.float64), role)
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Features from which points were mapped; after clipping, where only points are known."""
+        """Features from which points were mapped; clipped ones where only points are known."""
         if self.raw_features is not None:
             return np.asarray(self.raw_features, np.float32)
         return np.asarray(self.space.features(self.vectors))

@@ -39,7 +39,7 @@ Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
 
 
 def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> _Points:
-    """Euclidean centres of the balls of given separations around points, see `in_ball`.
+    """Euclidean centres of balls around points, whose radii are separations; see `in_ball`.
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
     """
@@ -85,7 +85,7 @@ def curvature(space: Space) -> float:
 
 
 def in_ball(points: Points, space: Space) -> Points:
-    """Maps points to the space's ball, in float64; balls and the sphere keep theirs."""
+    """Maps points to the space's ball, in float64; points of balls and spheres stay."""
     return _converted(_to_ball, space, points)
 
 
@@ -178,10 +178,10 @@ def recalled(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
 def tune(
     search: Callable[[int], Nearest], exact: Nearest, candidates: Sequence[int] = _CANDIDATES
 ) -> float:
-    """Raises the candidates of a search for a sample until it finds 98% of the exact neighbours.
+    """Raises the candidates of a sample's search until it finds 98% of the exact neighbours.
 
-    It has to find as many of the single nearest ones, since those of a query are easier or harder
-    to reach together. Returns its recall, see `assured`; warns if that is too low.
+    Recall of the single nearest ones must be as high, since a query's neighbours are easy or hard
+    to reach together. Returns the recall, see `assured`; warns if it stays below.
     """
     recall = 0.0
     for number in candidates:

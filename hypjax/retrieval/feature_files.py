@@ -62,7 +62,7 @@ def has_features(path: pathlib.Path) -> bool:
 
 
 def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
-    """The delimiter, the column names, and whether they are the first line, not 0, 1 and so on."""
+    """The delimiter, the columns' names (0, 1, ... without a header), and whether it has one."""
     delimiter, names = files.csv_header(path)
     names, numbers = [*map(str.strip, names)], [str(i) for i in range(len(names))]
     has_header = names == numbers or not all(map(_NUMBER.fullmatch, names))
@@ -70,7 +70,7 @@ def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """The columns of features: all that are not otherwise known, if numbered from 0 or 1."""
+    """The columns of features: all unknown columns, if numbered from 0 or 1."""
     others = [name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)]
     stem = others[0].rstrip("0123456789") if others else ""
     ranges = ([f"{stem}{i + first}" for i in range(len(others))] for first in (0, 1))
@@ -132,7 +132,6 @@ def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[
 
 
 def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
-    """Reads a file by its suffix."""
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     with explained(f"cannot read {path}"):
@@ -150,12 +149,9 @@ def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
-    """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset.
-
-    Several processes repeat images to fill their last batches: each number is read once.
-    """
+    """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset."""
     arrays = {"features": _array(x), "labels": _array(y)}
-    if index is not None:
+    if index is not None:  # Several processes repeat images to fill their last batches.
         numbers, rows = np.unique(_array(index), return_index=True)
         arrays = {name: array[rows] for name, array in arrays.items()} | {"ids": numbers}
     return arrays | {IN_SPACE: np.array(True)}
@@ -204,7 +200,7 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(table: Any) -> dict[str, np.ndarray]:
-    """The arrays of a table's columns, which are called by their names in the plural."""
+    """The columns of a table, under their plural names."""
     names = table.column_names
     if "features" in names:
         features = _matrix(table, "features")

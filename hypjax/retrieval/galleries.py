@@ -1,4 +1,4 @@
-"""Galleries: what a search, and the page of `hypjax.serve`, ask of any engine."""
+"""Galleries: the interface of searchable images, and one over arrays with exact search."""
 
 import functools
 import re
@@ -20,7 +20,7 @@ _ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
 
 
 class Neighbours(NamedTuple):
-    """Images that a search found for one query, nearest first."""
+    """Search results of one query, nearest first."""
 
     ids: list[str]  # Their paths.
     labels: list[str]  # Their classes; '' if unknown.
@@ -69,14 +69,11 @@ class Gallery(Protocol):
         """The images with these keys, in their order; unknown keys are left out."""
 
     def sample(self, most: int) -> list[GalleryItem]:
-        """At most so many images, always the same ones."""
+        """Up to `most` images, always the same ones."""
 
 
 class ArrayGallery:
-    """A `Gallery` whose paths, classes and points are arrays, searched exactly.
-
-    An engine overrides `search_rows`.
-    """
+    """A `Gallery` of arrays, searched exactly; an engine overrides `search_rows`."""
 
     vectors: Float32[np.ndarray, "n d"]  # Points of the space; may be memory-mapped.
     ids: Shaped[np.ndarray, " n"]  # Paths of the images, strings.
@@ -124,11 +121,9 @@ class ArrayGallery:
             others = np.flatnonzero(others)[:k]
             hits = hits[others]
             query_label = str(self.labels[query]) if query >= 0 else ""
-            names = self.ids[hits].tolist(), self.labels[hits].tolist()
-            keys = list(map(str, hits.tolist()))
-            described.append(
-                Neighbours(*names, query_distances[others].tolist(), query_label, keys)
-            )
+            columns = self.ids[hits], self.labels[hits], query_distances[others], hits.astype(str)
+            ids, labels, distances_of_hits, keys = (column.tolist() for column in columns)
+            described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))
         return described
 
     def own_rows(self, paths: Sequence[str]) -> Rows:
@@ -161,7 +156,7 @@ class ArrayGallery:
         return self.read(list(map(str, np.sort(rows).tolist())))
 
     def forget_images(self) -> None:
-        """Drops what was derived from the images; call it when these change."""
+        """Drops cached properties; call it when the images change."""
         for name in ("kept_vectors", "most_copies", "_files", "_classes"):
             self.__dict__.pop(name, None)
 
@@ -172,7 +167,7 @@ class ArrayGallery:
 
     @functools.cached_property
     def _files(self) -> tuple[dict[str, int], Rows]:
-        """The first row of each real path, and of each row's."""
+        """{real path: its first row}, and the first row with each row's path."""
         paths, first_rows = real_paths(self.ids.tolist()), {}
         return first_rows, np.array([first_rows.setdefault(x, i) for i, x in enumerate(paths)], int)
 

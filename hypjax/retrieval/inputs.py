@@ -100,11 +100,11 @@ def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
     """Raises a `UserError` unless each query has k items to find, and a gallery index or none."""
     if own_ids is not None:
         own_ids = np.asarray(own_ids)
-        whole = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
-        if not whole or (own_ids < -1).any() or (own_ids >= items).any():
+        are_integers = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
+        if not are_integers or (own_ids < -1).any() or (own_ids >= items).any():
             raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}")
         items -= 1
-    # 1.0 is no number: caches would take it for 1.
+    # Caches would take 1.0 for 1.
     if not isinstance(k, int | np.integer) or not 1 <= k <= items:
         raise UserError(f"k is {k!r}, but there are {items} items for a query to find")
 

@@ -43,7 +43,7 @@ def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
 
 
 def _find_metric(name: str) -> Metric:
-    """The metric of a full name, or a `UserError` if there is none."""
+    """The metric of a full name; an unknown one is a `UserError`."""
     kind, _, number = name.partition("@")
     if name in WITHOUT_K:
         return WITHOUT_K[name]
@@ -89,8 +89,8 @@ def mean_average_precision_at_r(
     """MAP@R (Musgrave et al., *A Metric Learning Reality Check*, ECCV 2020, Section 3.2).
 
     R is the number of a query's matches. Its score is the mean over its R nearest items of the
-    precision up to that item if it is a match, and 0 if it is not. Arguments and errors are those
-    of `recall_at_k`.
+    precision up to that item if it is a match, and 0 if it is not. Takes the arguments and raises
+    the errors of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["map@r"], space=space)["map@r"])
@@ -154,13 +154,10 @@ def _postprocessed(
     gallery: Points,
     space: Space,
 ) -> tuple[Points, Ids | None]:
-    """Expanded queries, and their first results in the order of a re-ranking, if there is one."""
+    """Expanded queries, and their re-ranked first results, or None without re-ranking."""
     postprocessing = postprocessing or Postprocessing()
-    queries, numbers = (
-        postprocessing.expanded(queries, own_ids, gallery, space),
-        postprocessing.reranking,
-    )
-    if numbers is None:
+    queries = postprocessing.expanded(queries, own_ids, gallery, space)
+    if (numbers := postprocessing.reranking) is None:
         return queries, None
     return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
 

@@ -31,10 +31,10 @@ def hardest_negatives(
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())
     if others < count:
-        raise UserError(
-            f"there are {count} negatives of other classes to mine for each tuple, but the pool "
-            f"has images of {others}; lower train.tuples.negatives or enlarge train.tuples.pool"
+        wanted = (
+            f"{count} negatives of other classes are wanted, but the pool has images of {others}"
         )
+        raise UserError(f"{wanted}; lower train.tuples.negatives or enlarge train.tuples.pool")
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     negatives = []
     for part in inputs.blocks(len(anchors), _BLOCK):

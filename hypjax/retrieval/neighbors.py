@@ -23,7 +23,7 @@ _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds the scores of all other items.
-_MORE = 48  # The same beyond 2·k, for queries that are searched for again.
+_MORE = 48  # Candidates beyond 2·k in a second search.
 
 
 def nearest_neighbors(
@@ -106,9 +106,9 @@ def nearest_among(
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
     candidates = np.asarray(candidates)
-    whole = candidates.ndim == 2 and candidates.dtype.kind in "iu"
+    are_integers = candidates.ndim == 2 and candidates.dtype.kind in "iu"
     inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
-    if not (whole and inside and len(candidates) == len(queries)):
+    if not (are_integers and inside and len(candidates) == len(queries)):
         raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
     inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
@@ -118,7 +118,7 @@ def nearest_among(
 
 @dataclasses.dataclass
 class _Search:
-    """A search, with the distances and ids of its answers so far."""
+    """A search and its answers so far."""
 
     queries: Points
     own_ids: OwnIds
@@ -153,7 +153,7 @@ class _Search:
         return rows[~self.certain[rows]]
 
     def _sizes(self, queries: int, candidates: int, score: Score) -> tuple[tuple[int, int], int]:
-        """Queries of a block and items of a chunk, and blocks that are searched at once."""
+        """Shape of a block's scores, [queries, items], and the blocks searched at once."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         height = min(self.block_size, queries, most)
@@ -176,13 +176,11 @@ class _Search:
         return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
     def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:
-        """Sorts the candidates of a block by their separations, and stores the nearest.
-
-        They are certainly the nearest items if the k-th is nearer than every item that is no
-        candidate. Such an item scores at most as high as the last candidate, and a score is an
-        upper bound on −separation: −separation of the k-th must exceed the last candidate's score.
-        Equality is not enough, as the other item may have the smaller index.
-        """
+        """Sorts the candidates of a block by their separations, and stores the nearest."""
+        # The answer is certain if the k-th is nearer than every item that is no candidate. Such an
+        # item scores at most as high as the last candidate, and scores bound −separations: so
+        # −separation of the k-th must exceed the last candidate's score. Equality is not enough,
+        # as the other item may have the smaller index.
         candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
         separations, ids = subtraction.nearest_candidates(
             self.space, points, self.gallery, candidates, self.listed

@@ -22,7 +22,8 @@ from hypjax.types import GroundTruth
 
 LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
-Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]  # Of one: positives, ignored.
+# A query's positives and ignored items.
+Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]
 _BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
 _BOUND_BYTES = 2**26  # Largest size of the bounds on separations of a block and a chunk.
 _MOST_UNDECIDED = 2**14  # Most items of a query whose order may be left open by bounds.
@@ -129,12 +130,10 @@ def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array
 
 
 class _Positives:
-    """The positives of one query, and counts of the items before each of them.
+    """The positives of one query, and counts of the items before each of them."""
 
-    Bounds enclose an item's −separation. Above a positive's −separation, the item surely comes
-    before it; below, after it. Other items are undecided, such as the positives themselves and
-    their duplicates: only separations show their order.
-    """
+    # Bounds enclose an item's −separation. Above a positive's −separation, the item surely comes
+    # before it; below, after it. Only separations order the others, such as duplicates.
 
     def __init__(
         self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
@@ -181,7 +180,7 @@ class _Positives:
         return measured[0, : len(items)]
 
     def _crowded(self) -> bool:
-        """Whether so many items are undecided that they are not listed."""
+        """Whether too many items are undecided to list them."""
         return sum(map(len, self._undecided)) > _MOST_UNDECIDED
 
 

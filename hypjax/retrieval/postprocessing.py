@@ -31,9 +31,9 @@ class Postprocessing:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
         alpha: Exponent of their similarities, see `expand_queries`.
         reranking: Numbers of `reranking.rerank`; None for no re-ranking.
-        prefix: Number of first features by which candidates are found, which are then ranked by
-            all; 0 for a search by all features. It excludes re-ranking.
-        candidates: Number of these candidates, of which there are at least k.
+        prefix: Number of leading features that select candidates, which all features then rank; 0
+            for a search by all features. It excludes re-ranking.
+        candidates: Number of these candidates; at least k are taken.
     """
 
     expansion: int = 0
@@ -44,7 +44,7 @@ class Postprocessing:
 
     def __post_init__(self) -> None:
         if self.reranking is not None and self.prefix:
-            raise UserError("re-ranking compares the neighbours of all items; leave out the prefix")
+            raise UserError("re-ranking needs the neighbours of all items; leave out the prefix")
 
     def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
         """The expanded queries; arguments as for `search`."""

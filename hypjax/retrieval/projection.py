@@ -85,7 +85,7 @@ def fit(
 
     Raises:
         UserError: `dim` exceeds the number of features or of points, the points do not vary, or
-            whitening is asked for a direction in which they do not.
+            whitening needs a direction in which they do not.
     """
     points, _ = inputs.check_points(points, points)
     n = len(points)

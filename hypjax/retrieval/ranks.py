@@ -47,8 +47,7 @@ def first_ranks(
 ) -> Int[np.ndarray, " n"]:
     """Like `match_ranks`, for queries `asked` and items `searched`, see `inputs.labelled`.
 
-    With numbers of neighbours `ks`, ranks are only exact in which of them they are below, which
-    takes less time.
+    With `ks`, a rank is only exact in which of the ks exceed it, which takes less time.
     """
     first = np.empty(len(asked.labels), np.int32)
 
@@ -86,13 +85,10 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
 def _bound_ranks(
     asked: Labelled, rows: Rows, searched: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
-    """Numbers of items that surely, and may, precede the nearest match of some queries.
-
-    Where both numbers agree, they are the rank. Sorted by class, matches lie in few tiles of the
-    score matrix. These tiles are computed twice: to bound the nearest match, then to count the
-    items before it. Each other item takes one score and two comparisons, and no sort: a rank costs
-    little more than the matrix product.
-    """
+    """Numbers of items that surely, and may, precede each nearest match: the rank if they agree."""
+    # Sorted by class, matches lie in few tiles of the score matrix. These are computed twice: to
+    # bound the nearest match, then to count the items before it. Every other item takes one score
+    # and two comparisons, and no sort: a rank costs little more than the matrix product.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.Sorted(asked, rows, score, mesh)
     items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
@@ -151,11 +147,8 @@ def _bound_matches(
     matching: tiles.Tiles,
     exclude_self: bool,
 ) -> Float[Array, "2 p"]:
-    """The highest lower bound and the highest upper bound on −separation of each query's matches.
-
-    −separation of the nearest match lies between them, whichever matches they belong to: it is the
-    maximum over all matches, so at least each lower bound, and at most its own upper bound.
-    """
+    """The highest lower and upper bounds on −separations of each query's matches."""
+    # They enclose −separation of the nearest match, which is the maximum over all matches.
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
 
     def update(row: Int[Array, ""], column: Int[Array, ""], best: tuple[Array, Array]) -> Any:
@@ -186,12 +179,12 @@ def _count_before(
 ) -> tuple[Int[Array, "p 2"], Int[Array, "q 2"]]:
     """Counts the items that surely, or may, precede each query's nearest match.
 
-    If `symmetric`, these are also counted for columns as queries, in tiles without matches.
+    If `symmetric`, columns also count as queries, in tiles without matches.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
-    # Whether each pair gets a lower bound of its own. Otherwise the largest slack of any item is
-    # added to thresholds, which is faster. It is too large in float64, where items of other crowds
-    # are far from the centre, and bounds no combination of distances.
+    # Whether each pair has its own lower bound. Otherwise thresholds include the largest slack of
+    # any item, which is faster, but too large in float64, where items of other crowds are far from
+    # the centre, and no bound for combined distances.
     pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:
@@ -224,12 +217,10 @@ def _count_before(
 def _thresholds(
     matches: Float[Array, "2 p"], queries: Factors, items: Factors, pairwise: bool
 ) -> _Thresholds:
-    """Thresholds for the scores of items, from bounds on −separation of nearest matches.
-
-    An item's score is at least its −separation: below `least`, the item is farther than the match.
-    Its lower bound, the score less twice the slack, is at most its −separation: above `most`, the
-    item is nearer. An item as far as the match is between both, so that no tie is decided here.
-    """
+    """Thresholds for the scores of items, from bounds on −separation of nearest matches."""
+    # An item's score is at least its −separation: below `least`, the item is farther than the
+    # match. Its lower bound, the score less twice the slack, is at most its −separation: above
+    # `most`, it is nearer. An item as far as the match is in between: no tie is decided here.
     least, most = matches
     most = widened(most, 1)
     if not pairwise:  # Scores are compared with `must`, instead of lower bounds.
@@ -241,18 +232,18 @@ def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int
     """Numbers of items that surely, and may, precede each row's nearest match."""
     # One sum holds both counts: of at most 2¹¹ items in a tile, it stays below 2²⁴, up to which
     # float32 is exact. An item that surely comes before also may: it adds 1 to each count.
-    both = jnp.where(highest >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
-    both = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), both)
-    total = jnp.sum(both, axis=1).astype(jnp.int32)
+    packed = jnp.where(highest >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
+    packed = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), packed)
+    total = jnp.sum(packed, axis=1).astype(jnp.int32)
     return jnp.stack([total // (2 * tiles.SIDE), total % (2 * tiles.SIDE)], axis=1)
 
 
 def _count_in_columns(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
     """Like `_count_in_rows`, for columns, where another way of adding is faster on a CPU."""
-    both = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
-    both = jnp.where(least > bounds.must, jnp.int16(1 + 256), both)
+    packed = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
+    packed = jnp.where(least > bounds.must, jnp.int16(1 + 256), packed)
     # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16, of
     # which a CPU adds twice as many numbers at once as of float32.
-    groups = both.reshape(-1, inputs.MULTIPLE, highest.shape[1])
+    groups = packed.reshape(-1, inputs.MULTIPLE, highest.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)

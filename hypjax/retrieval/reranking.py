@@ -1,10 +1,9 @@
 """k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
 
 Equations are numbered as in *Re-ranking Person Re-identification with k-reciprocal Encoding*.
-Distances are used as they are, as the paper prints it; the authors' code squares them and divides
-them by the largest one of each item. The paper leaves open whether an item is in its own
-neighbourhoods. Here, as in that code, it is: besides its k1 nearest others, and as the first of the
-k2.
+Distances are used as in the paper; the authors' code squares them and divides them by the largest
+one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here, as in
+that code, it is: in addition to its k1 nearest others, and as the first of the k2.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ _Matrix = scipy.sparse.csr_array
 
 @dataclasses.dataclass(frozen=True)
 class Reranking:
-    """Numbers of the method, with the paper's defaults."""
+    """Parameters of the method, with the paper's defaults."""
 
     k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
     k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
@@ -52,9 +51,8 @@ def rerank(
 ) -> Nearest:
     """Puts the first results of each query in the order of their k-reciprocal distances.
 
-    Neighbourhoods are compared of the items of the gallery and of the queries that are not in it.
-    Neighbourhoods come from the exact search, so the memory needed grows with the number of items,
-    and not with its square. As in the paper:
+    Neighbourhoods of gallery items, and of queries outside the gallery, come from the exact search:
+    memory grows with the number of items, not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds

@@ -77,10 +77,9 @@ class Score:
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
         """Factors of points; rows that are not valid are padding, which scores `PADDING`."""
-        on_devices = isinstance(x, jax.Array)
-        platform = (next(iter(x.devices())) if on_devices else jax.local_devices()[0]).platform
+        device = next(iter(x.devices())) if isinstance(x, jax.Array) else jax.local_devices()[0]
         # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
-        tpu = platform == "tpu"
+        tpu = device.platform == "tpu"
         roundoffs = {SINGLE: 2.0 ** -(21 if tpu else 24), DOUBLE: 2.0 ** -(44 if tpu else 53)}
         errors = roundoffs[self.dtype], roundoffs[DOUBLE]
         with jax.enable_x64(True):
@@ -169,10 +168,10 @@ def _factors(
     a, b = _slack(terms, x.shape[1], roundoffs)
     # The product is ⟨query_i, gallery_j⟩ − offset_i − offset_j + slack. Its roundings are at most
     # the slack, so that no score falls below −separation.
-    offset, one = terms.offset[:, None], jnp.ones_like(a)
+    offset, ones = terms.offset[:, None], jnp.ones_like(a)
     factors = (
-        jnp.concatenate([terms.query, -offset, one, a, b], axis=1),
-        jnp.concatenate([terms.gallery, one, -offset, b, a], axis=1),
+        jnp.concatenate([terms.query, -offset, ones, a, b], axis=1),
+        jnp.concatenate([terms.gallery, ones, -offset, b, a], axis=1),
         jnp.concatenate([a, b], axis=1),
     )
     # The score of padding is `PADDING` times the other factor's 1.
@@ -185,13 +184,11 @@ def _factors(
 def _slack(
     terms: SearchTerms, dim: int, roundoffs: tuple[float, float]
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
-    """Returns a and b of the slack a_i·b_j + b_i·a_j.
-
-    Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
-    product, ρ for terms and separations in float64. This is at most e_i·e_j with e = √ε·(1 + ρ/ε).
-    The sum is at most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o, the slack bounds the
-    error; as a product, it takes one more pair of coordinates of each score.
-    """
+    """Returns a and b of the slack a_i·b_j + b_i·a_j."""
+    # Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
+    # product, ρ for terms and separations in float64. This is at most e_i·e_j with
+    # e = √ε·(1 + ρ/ε), and the sum is at most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o,
+    # the slack bounds the error, at the cost of one more pair of coordinates.
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)
     rho = 2 * double * (dim + _OTHER_ROUNDINGS) * terms.condition

@@ -268,7 +268,7 @@ def _at_least_kth_maximum(
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
     if k <= num_groups:  # At least k items reach the k-th largest maximum.
         least = np.partition(maxima, num_groups - k, axis=1)[:, num_groups - k, None]
-    # A score that is not a number is kept: another chunk may hold the invalid point to report.
+    # NaN scores stay: another chunk may hold the invalid point to report.
     groups = np.flatnonzero(~(maxima < least))
     rows, groups_of_rows = np.divmod(groups, num_groups)
     grouped = scores.reshape(-1, size).take(groups, axis=0)

@@ -1,8 +1,8 @@
 """Separations by subtraction in float64: the arithmetic that defines the order of all results.
 
-Points are float32 numbers, taken as exact, and their differences lose no digits. Subtraction costs
-several times a matrix product, so it measures only what products leave open: a query's candidates,
-or the whole gallery for the few queries whose order no product shows, see `certify`.
+Coordinates are float32, taken as exact, and their differences lose no digits. Subtraction costs
+several times a matrix product, so it measures only a query's candidates, or the whole gallery for
+the few queries whose order products cannot certify, see `certify`.
 """
 
 import itertools

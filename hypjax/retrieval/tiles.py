@@ -32,12 +32,11 @@ class Points(NamedTuple):
 class Sorted:
     """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
 
-    All devices of a mesh hold the factors of a chunk. `rows` tells which points each chunk holds,
+    All devices of a mesh hold the factors of a chunk. `rows` holds the points of each chunk,
     [chunks, p], −1 for padding.
     """
 
-    # Why sorted: a query's matches must be told from all other items before ranks are counted, and
-    # a test of labels for each pair costs as much as the comparison of its score. Sorted by class,
+    # Comparing the labels of each pair costs as much as comparing its score. Sorted by class,
     # matches lie in the tiles along the diagonal; all other tiles need no labels.
 
     def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
@@ -54,7 +53,7 @@ class Sorted:
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
     def chunk(self, index: int) -> Points:
-        """The points of a chunk; only the last chunk asked for is kept."""
+        """The points of a chunk; only the last one stays in memory."""
         if index not in self._chunks:
             self._chunks.clear()  # Frees its memory first.
             rows, valid = self.rows[index], self.rows[index] >= 0
@@ -116,7 +115,7 @@ def pairs(
             others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
         lists = [matching] if matching_only else [matching, others]
         if any(map(len, lists)):
-            yield row, column, [distribute(queries.mesh, some, capacity) for some in lists]
+            yield row, column, [distribute(queries.mesh, indices, capacity) for indices in lists]
 
 
 def _split(
@@ -143,7 +142,7 @@ def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tile
 
 
 def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Updates a state by each tile in turn."""
+    """Updates a state by one tile after the other."""
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry

@@ -5,15 +5,9 @@ import signal
 
 import pytest
 
-from benchmarks import job, measure
-from hypjax.errors import Interrupted, UserError
+from benchmarks import measure
+from hypjax.errors import Interrupted
 from tests.helpers import commands
-
-
-def test_runs_without_accelerator_are_refused(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with pytest.raises(UserError, match="try --quick"):
-        job.rows(measure.Options())
 
 
 def test_an_interrupt_keeps_the_rows_before_it():

@@ -140,7 +140,9 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     assert names == ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "train/1.png"]
     assert found.class_names.tolist() == ["a", "a", "b", "train"]
     write_pictures(tmp_path, ["train/steam/1.png"])
-    with pytest.raises(UserError, match="has the split 'a'"):  # Or its class would be lost.
+    with pytest.raises(
+        UserError, match="folders of splits, and a beside"
+    ):  # Or its class would be lost.
         find_images(str(tmp_path))
 
 
@@ -273,6 +275,8 @@ def test_an_image_in_memory_is_read_as_its_file_is(image):
 def test_pixels_without_a_common_scale_are_refused(kind):
     with pytest.raises(UserError, match="uint8, uint16 or bool"):
         pixels.decode(gradient().astype(kind), 3)
+    with pytest.raises(UserError, match="all above 0"):
+        pixels.decode(np.zeros((0, 5, 3), np.uint8), 3)
 
 
 def test_images_that_occur_more_than_once_are_counted(tmp_path):

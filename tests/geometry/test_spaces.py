@@ -62,8 +62,8 @@ def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space
     slopes = sum(np.reshape(gradient, (2, -1)) @ np.ravel(d) for gradient, d in pairs)
     np.testing.assert_allclose(slopes, (ahead - behind) / 2e-5, rtol=1e-4)
     np.testing.assert_allclose(both[1], both[0], rtol=1e-9)
-    for found in jax.tree.leaves(gradients):
-        np.testing.assert_allclose(found[1], found[0], rtol=1e-7, atol=1e-9)
+    for actual in jax.tree.leaves(gradients):
+        np.testing.assert_allclose(actual[1], actual[0], rtol=1e-7, atol=1e-9)
 
 
 @jax.jit
@@ -108,15 +108,15 @@ def test_radii_and_directions_are_what_embed_and_features_return(space):
     far = np.concatenate([features[:15], 30 * features[15:]])  # Clipped, or as far as points are.
     norms = np.linalg.norm(far, axis=1, keepdims=True)
     x = embed(space, far)
-    found = np.asarray(spaces.features(space, x))
-    np.testing.assert_allclose(embed(space, found), x, rtol=1e-5, atol=1e-6)
+    actual = np.asarray(spaces.features(space, x))
+    np.testing.assert_allclose(embed(space, actual), x, rtol=1e-5, atol=1e-6)
     if isinstance(space, Product):
         assert space.radii(norms, np) is None
         return
     length, radii = space.radii(norms, np)
     points = np.concatenate([far / norms * radius for radius in radii], axis=1)
     np.testing.assert_allclose(points, x, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(far / norms * length, found, rtol=1e-2, atol=1e-6)
+    np.testing.assert_allclose(far / norms * length, actual, rtol=1e-2, atol=1e-6)
 
 
 @jax.jit
@@ -164,12 +164,12 @@ def test_a_product_combines_the_distances_of_its_parts(summed, float64):
         if not summed:  # Weights are those of lengths.
             between = weight * between if part == Sphere() else between**2
         apart += between
-    found = np.asarray(distances(space, embed(space, v)))
-    np.testing.assert_allclose(found, apart if summed else np.sqrt(apart), rtol=1e-9, atol=1e-9)
+    actual = np.asarray(distances(space, embed(space, v)))
+    np.testing.assert_allclose(actual, apart if summed else np.sqrt(apart), rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):  # Equal points are at the distance 0, without a gradient.
         x = np.asarray(embed(space, features))[[0, 0]]
         slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(x)
-    assert np.isfinite(slope).all() and not np.diagonal(found).any()
+    assert np.isfinite(slope).all() and not np.diagonal(actual).any()
     with pytest.raises(ValueError, match="parts"):
         Product(((Sphere(), 1.0), (FUSED, 1.0)))
     with pytest.raises(UserError, match="7 dimensions cannot be shared by the 4 parts"):
@@ -255,6 +255,6 @@ def test_integers_count_as_floats(space):
         return space.distance(x, y), space.distance_matrix(x, y), space.separation(x, y)
 
     x = np.random.default_rng(0).integers(0, 32, (4, 4), np.uint8)
-    found, expected = (results(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = (results(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Depthwise convolutions, ConvNeXt and EfficientNet-Lite, and weights in packages."""
+"""Depthwise convolutions against their definition."""
 
 import functools
 
@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.models import ConvNeXt
-from hypjax.models.architectures import encoder_shapes
 from hypjax.models.depthwise import depthwise_conv
 
 
@@ -18,12 +16,6 @@ def correlated(x, kernel, stride, padding):
     windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], (1, 2))
     windows = windows[:, ::stride, ::stride]
     return np.einsum("bhwcij,ijc->bhwc", windows, np.asarray(kernel, np.float64)), windows
-
-
-def drawn(encoder):
-    """Random parameters of an encoder."""
-    rng, shapes = np.random.default_rng(0), encoder_shapes(encoder)
-    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
 
 
 @pytest.mark.parametrize(
@@ -59,24 +51,3 @@ def test_depthwise_convolution_and_its_gradients_are_those_of_the_definition(sid
     for rough, exact in zip(values(*half), (value, by_x, by_kernel), strict=True):
         assert rough.dtype == jnp.bfloat16
         np.testing.assert_allclose(rough, exact, atol=0.02 * np.abs(exact).max())
-
-
-def test_convnext_ignores_what_does_not_fill_a_patch_and_normalises_after_any_pooling():
-    encoder = ConvNeXt(image_size=24, depths=(1,), widths=(6,))
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(2, 27, 30, 3)).astype(np.float32)
-    params = drawn(encoder)
-
-    @jax.jit
-    def values(params, images):
-        run = functools.partial(encoder.apply, {"params": params}, return_tokens=True)
-        largest = encoder.clone(pooling="max", dtype=jnp.bfloat16).apply({"params": params}, images)
-        return run(images), run(images[:, :24, :28]), largest
-
-    tokens, cropped, largest = values(params, images)
-    assert tokens.shape == (2, 6 * 7, 6) and largest.dtype == jnp.float32
-    np.testing.assert_allclose(tokens, cropped, atol=1e-5)
-    expected = np.max(tokens, axis=1)
-    expected = (expected - expected.mean(-1, keepdims=True)) / expected.std(-1, keepdims=True)
-    expected = expected * params["norm"]["scale"] + params["norm"]["bias"]
-    np.testing.assert_allclose(largest, expected, atol=0.1)

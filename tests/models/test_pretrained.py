@@ -80,20 +80,6 @@ def test_round_trip_through_timm_names_is_exact(encoder):
     assert_equal(convert_timm(state | timm_classifier(head, encoder), encoder), params)
 
 
-def test_position_embeddings_are_interpolated_to_other_image_sizes():
-    """In the interior, cubic interpolation reproduces a plane."""
-    old, new = SMALL.clone(image_size=64), SMALL.clone(image_size=128)
-    params = weights_of(old)
-    plane = 3 * np.arange(8)[:, None] + np.arange(8) + 5.0
-    params["pos_embed"][0, 1:] = plane.reshape(64, 1)
-    positions = convert_timm(timm_state_dict(params, old), new)["pos_embed"]
-    np.testing.assert_array_equal(positions[0, 0], params["pos_embed"][0, 0])
-    grid = positions[0, 1:].reshape(16, 16, 24)
-    halves = np.arange(16) / 2 - 0.25
-    expected = 3 * halves[:, None] + halves + 5
-    np.testing.assert_allclose(grid[4:-4, 4:-4, 7], expected[4:-4, 4:-4], atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -169,8 +155,6 @@ def test_the_exponent_of_gem_is_a_setting_or_a_parameter_that_other_weights_lack
     def embed(exponent):
         return learned.apply({"params": {**params, "gem_exponent": exponent}}, images)
 
-    for exponent, encoder in ((2.0, fixed), (3.0, plain)):
-        np.testing.assert_allclose(embed(exponent), encoder.apply({"params": params}, images))
     patches = np.maximum(fixed.apply({"params": params}, images, return_tokens=True)[:, 1:], 1e-6)
     np.testing.assert_allclose(embed(2.0), np.sqrt(np.mean(patches**2, axis=1)), rtol=1e-5)
     slope = jax.grad(lambda x: jnp.sum(embed(x)))(2.0)
@@ -184,8 +168,8 @@ def test_regional_maxima_equal_those_of_the_paper():
     regions = [grid[y : y + n, x : x + n] for n, at in starts.items() for y in at for x in at]
     maxima = np.array([region.max(axis=(0, 1)) for region in [grid, *regions]])
     expected = (maxima / np.linalg.norm(maxima, axis=1, keepdims=True)).sum(axis=0)
-    found = pool_tokens(grid.reshape(1, 49, 5), 0, "rmac")[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = pool_tokens(grid.reshape(1, 49, 5), 0, "rmac")[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     assert np.isfinite(pool_tokens(grid[:1, :1].reshape(1, 1, 5), 0, "rmac")).all()
 
 
@@ -212,8 +196,8 @@ def test_training_starts_from_pretrained_weights(run):
 def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_folder, capsys):
     """The number of heads does not show in the shapes of parameters."""
     config = small_runs.load(photos_folder, f"model.weights={run}")
-    found = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(found, Run.saved(run).restore_best(run).params["encoder"])
+    actual = pretrained_encoder(config, create_embedder(config).encoder)
+    assert_equal(actual, Run.saved(run).restore_best(run).params["encoder"])
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
         warn_of_known_classes(config, saved_fingerprint(run))

@@ -33,7 +33,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_transcription(float64, c):
     def loss(x, y, c):
         return entailment(y, np.arange(len(y)), x, c=c, radius=K)
 
-    found, slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, y, c)
-    np.testing.assert_allclose(found, expected.item(), rtol=1e-10)
+    actual, slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, y, c)
+    np.testing.assert_allclose(actual, expected.item(), rtol=1e-10)
     for slope, each in zip(slopes, given, strict=True):
         np.testing.assert_allclose(slope, each.grad.numpy(), rtol=1e-8, atol=1e-12)

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from hypjax.geometry import PoincareBall, Product, lorentz, poincare
+from hypjax.geometry import lorentz, poincare
 from hypjax.training.riemannian import riemannian_adam
 
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
@@ -84,12 +84,3 @@ def test_functions_of_the_hyperboloid(float64, c):
     }
     for name, (ours, other) in compared.items():
         np.testing.assert_allclose(ours, other.numpy(), rtol=1e-7, atol=1e-9, err_msg=name)
-
-
-def test_a_product_of_balls_is_the_product_manifold():
-    space = Product(((PoincareBall(0.3), 1.0), (PoincareBall(1.2), 1.0)))
-    theirs = geoopt.ProductManifold(*((geoopt.PoincareBall(c), 4) for c in (0.3, 1.2)))
-    features = np.random.default_rng(0).normal(size=(20, 8))
-    x = torch.tensor(np.array(space.embed(0.5 * features)), dtype=torch.float64)
-    expected = theirs.dist(x[:, None], x[None]).numpy()
-    np.testing.assert_allclose(space.distance(x.numpy()[:, None], x.numpy()), expected, atol=1e-5)

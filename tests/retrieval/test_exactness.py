@@ -43,17 +43,23 @@ QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]]
 def test_crowds_are_searched_and_ranked_exactly(space, spread):
     x = crowds(space, spread)
     labels = np.random.default_rng(1).integers(0, 100, len(x))
+    order, expected = check_exact(space, x, labels)
+    recalls = recall_at_k(x, labels, ks=(1, 10, 100), space=space)
+    assert recalls == {k: np.mean(expected < k) for k in (1, 10, 100)}
+    separate = true_ranks(order[:100], labels[:100], labels, exclude_self=False)
+    got = match_ranks(x[:100], labels[:100], x, labels, space=space)
+    np.testing.assert_array_equal(got, separate)
+
+
+def check_exact(space, x, labels):
+    """Checks neighbours and ranks among points; returns their true order and ranks."""
     order = true_order(space, x, x)
     distances, ids = nearest_neighbors(x, x, k=10, space=space)
     np.testing.assert_array_equal(ids, order[:, :10])
     assert (np.diff(distances, axis=1) >= 0).all()
     expected = true_ranks(order, labels, labels, exclude_self=True)
     np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
-    recalls = recall_at_k(x, labels, ks=(1, 10, 100), space=space)
-    assert recalls == {k: np.mean(expected < k) for k in (1, 10, 100)}
-    separate = true_ranks(order[:100], labels[:100], labels, exclude_self=False)
-    got = match_ranks(x[:100], labels[:100], x, labels, space=space)
-    np.testing.assert_array_equal(got, separate)
+    return order, expected
 
 
 def far_out(space, n, dim):
@@ -64,25 +70,16 @@ def far_out(space, n, dim):
     return np.asarray(lorentz.from_poincare(x, c)) if isinstance(space, Lorentz) else x
 
 
+FAR_OUT = (PoincareBall, 0.01, 512), (Lorentz, 1.0, 16), (Lorentz, 10.0, 2)
+
+
 @pytest.mark.parametrize(
     ("kind", "c", "dim"),
-    [
-        (PoincareBall, 1.0, 32),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((PoincareBall, 0.01, 512), (Lorentz, 1.0, 16), (Lorentz, 10.0, 2))
-        ),
-    ],
+    [(PoincareBall, 1.0, 32), *(pytest.param(*case, marks=pytest.mark.slow) for case in FAR_OUT)],
 )
 def test_points_near_the_surface_are_searched_exactly(kind, c, dim):
     space = kind(c, 2.3)  # As the crowds: programs depend on the clip radius and on shapes.
-    x = far_out(space, 1000, dim)
-    order = true_order(space, x, x)
-    _, ids = nearest_neighbors(x, x, k=10, space=space)
-    np.testing.assert_array_equal(ids, order[:, :10])
-    labels = np.arange(1000) % 40
-    expected = true_ranks(order, labels, labels, exclude_self=True)
-    np.testing.assert_array_equal(match_ranks(x, labels, space=space), expected)
+    check_exact(space, far_out(space, 1000, dim), np.arange(1000) % 40)
 
 
 @given(
@@ -193,5 +190,5 @@ def test_no_product_of_the_search_is_rounded(space):
         positives._chunk_bounds.trace(space, points.factors, points.factors),
     ]
     for program in programs:
-        found = float32_products(program.lower(lowering_platforms=("tpu",)))
-        assert found and all(product.groups() == ("HIGHEST", "HIGHEST") for product in found)
+        actual = float32_products(program.lower(lowering_platforms=("tpu",)))
+        assert actual and all(product.groups() == ("HIGHEST", "HIGHEST") for product in actual)

@@ -30,14 +30,14 @@ def test_all_but_the_query_are_found_in_order(label, tmp_path, monkeypatch):
     if label:
         distances[:, gallery.labels != label] = np.inf
     for k in (4, 99):
-        for row, found in enumerate(gallery.nearest(points[[3, 3, 5]], k, paths, label)):
+        for row, actual in enumerate(gallery.nearest(points[[3, 3, 5]], k, paths, label)):
             expected = np.argsort(distances[row], kind="stable")
             expected = expected[np.isfinite(distances[row][expected])][:k]
-            assert found.ids == gallery.ids[expected].tolist()
-            assert found.labels == gallery.labels[expected].tolist()
-            assert found.keys == [str(i) for i in expected]
-            np.testing.assert_allclose(found.distances, distances[row][expected], atol=1e-5)
-            assert found.own_label == (gallery.labels[3] if row == 0 else "")
+            assert actual.ids == gallery.ids[expected].tolist()
+            assert actual.labels == gallery.labels[expected].tolist()
+            assert actual.keys == [str(i) for i in expected]
+            np.testing.assert_allclose(actual.distances, distances[row][expected], atol=1e-5)
+            assert actual.own_label == (gallery.labels[3] if row == 0 else "")
     assert gallery.nearest(points[:1], 3, None, "wren")[0].ids == []
 
 

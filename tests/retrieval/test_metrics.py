@@ -94,6 +94,6 @@ def test_invalid_arguments_are_an_error():
 def test_labels_may_be_names(kind):
     x, labels = labelled(BALL, 60, 5)
     names = np.array(["zebra", "ant", "bee", "cat", "dog"])[labels].astype(kind)
-    numbers = retrieval.recall_at_k(x, labels, ks=(1, 5), space=BALL)
+    numbers = retrieval.recall_at_k(x, -(10**12) * labels, ks=(1, 5), space=BALL)
     assert retrieval.recall_at_k(x, names, ks=(1, 5), space=BALL) == numbers
     assert retrieval.recall_at_k(x, names, x, list(names), ks=(1,), space=BALL) == {1: 1.0}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection, subtraction
+from hypjax.retrieval import mining, nearest_neighbors, neighbors, selection
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.retrieval.selection import StreamedGallery
 from tests.helpers.exact_order import true_order
@@ -52,12 +52,6 @@ def test_equals_sorting_by_subtraction(space, case):
     np.testing.assert_allclose(distances, expected, rtol=3e-5, atol=1e-6)
 
 
-def test_subtraction_lists_any_number_of_neighbours():
-    x = points(SPACES[1], 0, 1000, 3)
-    _, ids = subtraction.nearest_items(SPACES[1], x, x, 300)
-    np.testing.assert_array_equal(ids, true_order(SPACES[1], x, x)[:, :300])
-
-
 def test_a_kept_gallery_is_searched_as_any_other():
     space = SPACES[1]
     x = points(space, 0, 700, 8)
@@ -67,8 +61,8 @@ def test_a_kept_gallery_is_searched_as_any_other():
         queries, own = x[rows], np.array(rows)
         expected = neighbors.search(queries, own, x, k=5, space=space)
         for _ in range(2):
-            found = neighbors.search(queries, own, kept, k=5, space=space)
-            for a, b in zip(found, expected, strict=True):
+            actual = neighbors.search(queries, own, kept, k=5, space=space)
+            for a, b in zip(actual, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -166,12 +160,12 @@ _distances = jax.jit(lambda space, x, y: space.distance(x[:, None], y))
 def by_ranking(distances, label, labels, count):
     """Walks down the ranking and takes at most one image of each other class."""
     order = np.argsort(distances, kind="stable")
-    used, found = {label}, []
+    used, actual = {label}, []
     for item in order:
         if labels[item] not in used:
-            found.append(item)
+            actual.append(item)
             used.add(labels[item])
-    return found[:count]
+    return actual[:count]
 
 
 @settings(max_examples=15, deadline=None)
@@ -183,16 +177,16 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
     )
     own, labels = rng.integers(0, 8, 9), np.concatenate([np.arange(8), rng.integers(0, 8, 32)])
     with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is padded.
-        found = hardest_negatives(anchors, own, pool, labels, count=count, space=space)
+        actual = hardest_negatives(anchors, own, pool, labels, count=count, space=space)
     distances = np.asarray(_distances(space, anchors, pool))
-    for row, of_anchor, label in zip(found, distances, own, strict=True):
+    for row, of_anchor, label in zip(actual, distances, own, strict=True):
         assert row.tolist() == by_ranking(of_anchor, label, labels, count)
 
 
 def test_negatives_of_all_other_classes_are_listed_and_of_more_refused():
     points, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 2])
-    found = hardest_negatives(points, labels, points, labels, count=2, space=Sphere())
-    assert found.tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]  # Of equally near ones, the first.
+    actual = hardest_negatives(points, labels, points, labels, count=2, space=Sphere())
+    assert actual.tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]  # Of equally near ones, the first.
     with pytest.raises(UserError, match="3 negatives of other classes .* has images of 2"):
         hardest_negatives(points, labels, points, labels, count=3, space=Sphere())
 
@@ -203,7 +197,7 @@ def test_devices_select_the_best_items_of_a_chunk(k):
     scores = np.random.default_rng(0).normal(size=(5, 4 * selection.GROUP)).astype(np.float32)
     maxima = scores.reshape(5, 4, -1).max(axis=2)
     chunk = selection.Chunk((), np.array([100], np.int32))
-    found = jax.jit(functools.partial(selection._select, k=k))(scores, maxima, chunk)
+    actual = jax.jit(functools.partial(selection._select, k=k))(scores, maxima, chunk)
     order = np.argsort(-scores, axis=1)[:, :k]
-    np.testing.assert_array_equal(found.ids, 100 + order)
-    np.testing.assert_array_equal(found.scores, np.take_along_axis(scores, order, axis=1))
+    np.testing.assert_array_equal(actual.ids, 100 + order)
+    np.testing.assert_array_equal(actual.scores, np.take_along_axis(scores, order, axis=1))

@@ -38,10 +38,10 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     projected = centred @ vectors[:4].T
     if whiten:
         projected *= np.sqrt(variances.mean() / variances)
-    found = fit(x, space=space, dim=4, whiten=whiten)
-    np.testing.assert_allclose(found.components, vectors[:4], atol=1e-8)
-    np.testing.assert_allclose(found.variances, variances, rtol=1e-8)
-    got = found.apply(x)
+    actual = fit(x, space=space, dim=4, whiten=whiten)
+    np.testing.assert_allclose(actual.components, vectors[:4], atol=1e-8)
+    np.testing.assert_allclose(actual.variances, variances, rtol=1e-8)
+    got = actual.apply(x)
     space.check(got)
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
@@ -54,8 +54,8 @@ def test_what_cannot_be_fitted_is_refused():
 
 
 def test_files_hold_the_projection(tmp_path):
-    found = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
-    found.save(tmp_path / "p.npz")
+    actual = fit(points(Sphere()), space=Sphere(), dim=3, whiten=True)
+    actual.save(tmp_path / "p.npz")
     x = points(Sphere(), seed=1)
     read = Projection.load(tmp_path / "p.npz", Sphere())
-    np.testing.assert_array_equal(read.apply(x), found.apply(x))
+    np.testing.assert_array_equal(read.apply(x), actual.apply(x))

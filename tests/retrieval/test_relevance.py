@@ -34,9 +34,9 @@ def by_protocol(ranking, positives, ignored):
     if not places:
         return [np.nan] * len(METRICS)
     area = 0.0
-    for found, place in enumerate(places):
-        before = 1.0 if place == 1 else found / (place - 1)
-        area += (before + (found + 1) / place) / 2 / len(places)
+    for actual, place in enumerate(places):
+        before = 1.0 if place == 1 else actual / (place - 1)
+        area += (before + (actual + 1) / place) / 2 / len(places)
     listed = [min(max(places), k) for k in KS]
     return [area, *(sum(place <= n for place in places) / n for n in listed)]
 
@@ -75,9 +75,9 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
     for undecided in (positives._MOST_UNDECIDED, 0):  # 0: all items are compared by subtraction.
         monkeypatch.setattr(positives, "_MOST_UNDECIDED", undecided)
         monkeypatch.setattr(positives, "_BLOCK_SIZE", 70)
-        found = relevance_scores(x[:100], x, relevance, **arguments)
+        actual = relevance_scores(x[:100], x, relevance, **arguments)
         for name in names:
-            np.testing.assert_array_equal(found[name], expected[name])
+            np.testing.assert_array_equal(actual[name], expected[name])
     assert 0 < expected["map"].mean() < 0.3  # Positives were drawn at random.
 
 
@@ -111,7 +111,7 @@ def test_postprocessed_results_are_scored_without_what_is_ignored(level):
     postprocessing = Postprocessing(
         expansion=3, alpha=1.0, reranking=Reranking(depth=20, k1=6, k2=3)
     )
-    found = relevance_scores(
+    actual = relevance_scores(
         *(queries, gallery, relevance_at(level, ground_truth)),
         metrics=METRICS,
         space=space,
@@ -123,4 +123,4 @@ def test_postprocessed_results_are_scored_without_what_is_ignored(level):
         rest = [item for item in order if item not in first[i]]
         assert len(rest) == 40
         expected = by_protocol([*first[i], *rest], *counted(ground_truth, level, i))
-        np.testing.assert_allclose([found[name][i] for name in METRICS], expected, rtol=1e-12)
+        np.testing.assert_allclose([actual[name][i] for name in METRICS], expected, rtol=1e-12)
