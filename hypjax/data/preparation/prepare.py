@@ -52,8 +52,8 @@ def prepare(
     folder = pathlib.Path(root, name, VERSION)
     official = _official(name, part)
     downloads = pathlib.Path(root, "downloads", (official and official.downloads) or name)
-    paths = {path / "*" for path in (folder.parent, downloads)}
-    missing = {path for x in paths for path in x.parents if not path.exists()}
+    folders = {*folder.parents, downloads, *downloads.parents}
+    missing = [path for path in folders if not path.exists()]
     with contextlib.ExitStack() as stack:
         with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
