@@ -1,29 +1,7 @@
 """Cars-196: retrieval of unseen car models, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
-pretrained weights; the default is `hyp-dino`. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4
-of the paper). The suffix `,released` trains for as many steps as the released commands, as in
-`configs/cars.py:sph-vit,released`.
-
-`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
-
-`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` follows Hyp-ViT's recipe, and
-`,unlabelled` after `hyp`, `sph` or `moco` with an encoder trains without labels, on two views of
-each image, as in its supplement.
-
-`hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
-Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
-
-Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
-`-lite`, the small EfficientNet-Lite0, as in `configs/cars.py:hyp-dinov2`. So do `hyp+hier`, HIER on
-top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
-
-The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
-CPU for `configs/cars.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
-encoder's last blocks, too.
-
-The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
-the recipe of Hyp-ViT, as in `configs/cars.py:ms-dino`. No paper reports these combinations.
+Variants are those of `configs/cub.py`, such as `hyp-dino`, the default, without IRT's recipe. In
+`mix`, λ = 8. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4 of Hyp-ViT).
 """
 
 from ml_collections import ConfigDict

@@ -17,13 +17,13 @@ Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`,
 `-lite`, the small EfficientNet-Lite0, as in `configs/cub.py:hyp-dinov2`. So do `hyp+hier`, HIER on
 top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
 
-The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
+The suffix `,frozen` trains only a head, on features that the encoder computes once: minutes on a
 CPU for `configs/cub.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
 encoder's last blocks, too.
 
 `irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
 which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
-and with differential entropy besides. `-distilled` at their end is the distilled DeiT, `-resnet50`
+and also with differential entropy. `-distilled` at their end is the distilled DeiT, `-resnet50`
 ResNet-50.
 
 The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by

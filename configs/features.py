@@ -28,11 +28,8 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.data.name = "features"
     config.data.test_classes = 0.25
     config.data.validation_classes = 0.1
-    # Both are those of the features.
-    config.model.architecture = "features"
-    config.model.weights = None
-    config.model.width = None
-    config.model.head_dim = None
+    config.model.architecture, config.model.weights = "features", None
+    config.model.width = config.model.head_dim = None  # The features' dimension.
     config.eval.every = 50
     config.run.eval_batch_size = 4096
     return config

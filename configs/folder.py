@@ -5,11 +5,8 @@
 Without a variant it is `hyp-dinov2` where there is an accelerator, and `hyp-lite,frozen` elsewhere.
 Variants:
 
-* `hyp-vit`, `sph-dino` and so on (`hyp` for the Poincaré ball or `sph` for the sphere, with `-vit`,
-  `-deit` or `-dino`) fine-tune a pretrained ViT-S at 224 pixels by the published recipe, which
-  requires an accelerator; so do `mix`, `pa`, `hier` and the other losses of
-  `hypjax.config.variants`; `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of
-  today, which is untried;
+* `hyp-vit`, `sph-dino` and the other losses and encoders of `configs/cub.py` fine-tune a pretrained
+  encoder at 224 pixels by the published recipe, which requires an accelerator;
 * `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
   computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
 * `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
@@ -65,7 +62,7 @@ def from_scratch(variant: str) -> ConfigDict:
 
 
 def pretrained(variant: str) -> ConfigDict:
-    """Returns the published recipe for your own images, with smaller batches, or that of a head."""
+    """Returns a published recipe with smaller batches, or the recipe of a head."""
     chosen = variants.parse_variant(variant, further=_SCRATCH)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500

@@ -5,18 +5,12 @@
 
 Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` elsewhere. Variants:
 
-* `lite` and `dinov2`, short for `hyp-lite,frozen` and `hyp-dinov2,frozen`, train a head alone, in
+* `lite` and `dinov2`, short for `hyp-lite,frozen` and `hyp-dinov2,frozen`, train only a head, in
   minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
   ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
   train the last blocks, too, on what the blocks below compute once;
-* `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino`, fine-tune a
-  pretrained ViT-S by the recipe of Hyp-ViT, which requires an accelerator. `mix` in their place is
-  HypMix, `hier` HIER on top of Proxy-Anchor, `hyp+hier` on top of Hyp-ViT's loss, and `pa`, `ms`
-  and the other names in `hypjax.config.variants.LOSSES` another loss;
-* `-dinov2`, `-dinov3`, `-siglip2`, `-clip` and `-lite` are encoders of today, for all of these
-  losses and those of IRT, `irt-l` and `irt-r`, as in `irt-r-lite`;
-* `hier`, `hyp+hier`, `hyp` and `pa` with `-resnet50`, and `irt-o`, `irt-l` and `irt-r`, also
-  `-distilled`, follow the recipes of HIER and IRT, see `configs/cub.py`.
+* `hyp-dino` and the other variants of `configs/cub.py` but `,released` fine-tune an encoder, which
+  requires an accelerator.
 
 `--config.data.name=grocery_icons` searches the shop's iconic pictures of all 81 products instead.
 No paper reports these tasks.

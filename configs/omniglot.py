@@ -3,62 +3,23 @@
 Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `moco`
 (MoCo's loss, in the ball), `hier` (HIER on top of Proxy-Anchor), `irt-l` and `irt-r` (the losses of
 IRT); `pa`, `ms`, `supcon` and the other names in `hypjax.config.variants.LOSSES` train other losses
-on the sphere. None of the papers behind hypjax uses this dataset: the recipe is that of
-`configs/glyphs.py` with other image statistics, and was not tuned.
+on the sphere. None of the papers behind hypjax uses this dataset; the recipe of `configs/glyphs.py`
+was not tuned for it.
 """
 
 from ml_collections import ConfigDict
 
-from hypjax.config import default_config, recipes, variant_error, variants
+from hypjax.config import recipes
 
-VARIANTS = ("hyp", "sph", "mix", "moco", "hier", *variants.KOLEO_WEIGHTS, *variants.LOSSES)
+VARIANTS = recipes.LETTER_VARIANTS
 
 
 def get_config(variant: str = "hyp") -> ConfigDict:
     """Returns the configuration of a variant."""
-    if variant not in VARIANTS:
-        raise variant_error(variant, VARIANTS)
-    config = default_config()
-    config.variant = variant
-
+    config = recipes.letters(variant)
     config.data.name = "omniglot"
-    config.data.channels = 1
-    config.data.image_size = 32  # The drawings have 105.
-    config.data.resize = 32
     config.data.mean, config.data.std = (0.92,), (0.24,)  # Measured on the training images.
-    config.data.crop_area = (0.9, 1.0)
-    config.data.crop_ratio = (0.95, 1.05)
-    config.data.flip = 0.0  # A mirrored character is another one.
     config.data.validation_classes = 0.1
-
-    config.model.architecture = "vit"
-    config.model.patch_size = 8
-    config.model.width = 128
-    config.model.depth = 4
-    config.model.num_heads = 4
-    config.model.head_dim = 128
-
-    recipes.choose_loss(config, variant, proxy_rate=1.0)
-    if variant == "hier":
-        config.objective.hier_rate = 1.0
-        config.objective.hier_proxies, config.objective.hier_triplets = 128, 10
-    elif variant == "moco":  # A model from scratch outruns a slower teacher and a longer queue.
-        config.objective.memory, config.objective.memory_decay = 1024.0, 0.99
-    elif variant in variants.KOLEO_WEIGHTS:
-        # At this learning rate the model outruns its memory. At a margin of 0.7 the loss diverges.
-        config.objective.margin = 0.9
-
-    config.optim.learning_rate = 2e-3
-    if variant == "moco":
-        config.optim.learning_rate = 5e-4
-    config.optim.schedule = "cosine"
-    config.optim.warmup_steps = 50
-    config.optim.frozen = ()  # Nothing is pretrained.
-
-    config.train.total_steps = 500
     config.train.batch_size = 200
-    config.train.samples_per_class = 2
-
     config.eval.ks = (1, 5, 10, 19)  # A character has 20 drawings.
-    config.eval.every = 50
     return config

@@ -1,7 +1,7 @@
 """Scenes: retrieval of particular objects, rendered letters in cluttered pictures.
 
 The small example of what `configs/sfm.py` does: it needs no download and no accelerator. As there,
-a pretrained encoder is fine-tuned: that of the letters' run, which `python -m hypjax.main` with
+a pretrained encoder is fine-tuned: the one of the letters' run, which `python -m hypjax.main` with
 `--config=configs/glyphs.py` leaves in `runs/glyphs-hyp`. Variants: `irt-l` (contrastive loss of
 mined tuples), `irt-r` (and differential entropy), `irt-o` (neither: the pretrained encoder, by
 `--mode=evaluate`), and `hyp` (`irt-r` in the Poincaré ball); the default is `irt-r`. Learning rate,
@@ -32,7 +32,7 @@ def get_config(variant: str = "irt-r") -> ConfigDict:
     data.crop_area, data.crop_ratio = (0.8, 1.0), (0.95, 1.05)
     data.validation_classes = 60
 
-    # Those of `configs/glyphs.py`.
+    # As in `hypjax.config.recipes.letters`.
     model.architecture, model.weights = "vit", "runs/glyphs-hyp"
     model.patch_size, model.width, model.depth, model.num_heads = 8, 128, 4, 4
     model.head = "none"

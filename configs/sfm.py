@@ -3,7 +3,7 @@
 Variants: `irt-o`, `irt-l` or `irt-r` (El-Nouby et al., 2021) followed by `-deit-s`, `-deit-b`,
 `-deit-b-384` or `-deit-b-384-distilled`; the default is `irt-r-deit-s`. `irt-o` is the pretrained
 encoder, which is only evaluated, by `--mode=evaluate`; `irt-l` trains it on tuples with the
-contrastive loss, and `irt-r` with differential entropy besides. `hyp` in their place is `irt-r` in
+contrastive loss, and `irt-r` also with differential entropy. `hyp` in their place is `irt-r` in
 the Poincaré ball, which no paper reports.
 
 128 dimensions, as in the paper's Table 7: `--config.eval.pca.encoder=128`, which is fitted on

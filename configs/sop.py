@@ -1,33 +1,6 @@
 """Stanford Online Products: retrieval of unseen products, with Hyp-ViT and Sph-ViT.
 
-Variants: `hyp` (Poincaré ball) or `sph` (sphere), followed by `-vit`, `-deit` or `-dino` for the
-pretrained weights; the default is `hyp-dino`. The suffix `,released` trains for as many steps as
-the released commands, as in `configs/sop.py:sph-vit,released`.
-
-`mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 8.
-
-`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` follows Hyp-ViT's recipe, and
-`,unlabelled` after `hyp`, `sph` or `moco` with an encoder trains without labels, on two views of
-each image, as in its supplement.
-
-`hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
-Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
-
-Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
-`-lite`, the small EfficientNet-Lite0, as in `configs/sop.py:hyp-dinov2`. So do `hyp+hier`, HIER on
-top of Hyp-ViT's loss, and IRT's losses `irt-l` and `irt-r`. These are untried.
-
-The suffix `,frozen` trains a head alone, on features that the encoder computes once: minutes on a
-CPU for `configs/sop.py:hyp-lite,frozen`. With `-lite` and `-dinov2`, `,last` trains the
-encoder's last blocks, too.
-
-`irt-o`, `irt-l` and `irt-r` follow the recipe of IRT (El-Nouby et al., 2021): the pretrained DeiT,
-which is only evaluated, by `--mode=evaluate`; DeiT trained by the contrastive loss with a memory;
-and with differential entropy besides. `-distilled` at their end is the distilled DeiT, `-resnet50`
-ResNet-50.
-
-The other names in `hypjax.config.variants.LOSSES` train another loss on the sphere, otherwise by
-the recipe of Hyp-ViT, as in `configs/sop.py:ms-dino`. No paper reports these combinations.
+Variants are those of `configs/cub.py`, such as `hyp-dino`, the default. In `mix`, λ = 8.
 """
 
 from ml_collections import ConfigDict

@@ -1,16 +1,15 @@
 """The frame of all commands: a command is a function, and its parameters are the flags.
 
-The annotation of a parameter tells how its flag is parsed, its default is the flag's, and its entry
-under Args in the docstring is the help. A parameter without a default must be set on the command
-line; one named `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters
-(before a slash) and *names are no flags. --help ends with the docstring's Example, which works
-after the commands of the README.
+A parameter's annotation selects its flag's parser, its default is the flag's, and its entry under
+Args in the docstring is the help. A parameter without a default must be set on the command line;
+`overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters (before a slash)
+and *names are no flags. --help ends with the docstring's Example, which works after the commands of
+the README.
 
 A description that begins with a condition, 'With --encoder=onnx: ', 'Without --merge: ' or, of the
 positional argument, 'hits: ', makes it an error to set the flag where the condition does not hold.
 """
 
-import builtins
 import dataclasses
 import functools
 import inspect
@@ -161,9 +160,9 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
         elif typing.get_origin(kind) is typing.Literal:
             flags.DEFINE_enum(enum_values=typing.get_args(kind), flag_values=flag_values, **options)
         elif typing.get_origin(kind) is list:  # A flag that may be repeated.
-            (word,) = typing.get_args(kind)
+            (item,) = typing.get_args(kind)
             serializer = flags.ArgumentSerializer()
-            flags.DEFINE_multi(_parser(word), serializer, flag_values=flag_values, **options)
+            flags.DEFINE_multi(_parser(item), serializer, flag_values=flag_values, **options)
             flag_values[_flag(parameter)].help = description  # absl appends to it.
         else:
             serializer = flags.ListSerializer(",") if isinstance(default, tuple) else None
@@ -218,7 +217,7 @@ def require(**values: Any) -> None:
 def require_one(**values: Any) -> None:
     """Raises an error unless exactly one of some flags is set."""
     count, dashed = sum(map(bool, values.values())), [f"--{name}" for name in values]
-    if not count:
+    if count == 0:
         raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
     if count > 1:
         raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
@@ -227,14 +226,13 @@ def require_one(**values: Any) -> None:
 def require_output_file(flag: str, path: pathlib.Path, *suffixes: str) -> None:
     """Raises an error if the file that a flag names cannot be written."""
     if path.suffix not in suffixes or path.is_dir():
-        raise errors.UserError(
-            f"--{flag} is {path}; it must be a file whose name ends in {', '.join(suffixes)}"
-        )
+        endings = ", ".join(suffixes)
+        raise errors.UserError(f"--{flag} is {path}; it must be a file that ends in {endings}")
     require_writable(path.parent)
 
 
 def require_writable(folder: pathlib.Path) -> None:
-    """Raises an error if files of a folder cannot be written."""
+    """Raises an error unless a folder exists in which files can be written."""
     if not folder.is_dir():
         raise errors.UserError(f"there is no folder {folder}; create it, or choose another one")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -244,9 +242,7 @@ def require_writable(folder: pathlib.Path) -> None:
 def refuse_overrides(overrides: Sequence[str]) -> None:
     """Raises an error if fields of a configuration are set for a command without one."""
     if overrides:
-        raise errors.UserError(
-            f"this command takes no configuration, but got --config.{overrides[0]}"
-        )
+        raise errors.UserError(f"this command takes no configuration: --config.{overrides[0]}")
 
 
 def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> None:
@@ -291,11 +287,10 @@ def _kind(parameter: inspect.Parameter) -> Any:
 
 def _parser(kind: Any) -> flags.ArgumentParser:
     """The parser of a flag's value, by the type of its parameter."""
-    match typing.get_origin(kind):
-        case typing.Annotated:
-            return kind.__metadata__[0]
-        case builtins.tuple:
-            return _ListOf(_parser(typing.get_args(kind)[0]))
+    if typing.get_origin(kind) is Annotated:
+        return kind.__metadata__[0]
+    if typing.get_origin(kind) is tuple:
+        return _ListOf(_parser(typing.get_args(kind)[0]))
     return _PARSERS[kind]()
 
 
@@ -354,19 +349,14 @@ def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> No
         return
     choice = _choice(signature)
     if len(values) > (choice is not None):
-        raise errors.UserError(
-            f"unexpected argument {values[-1]!r}; flags are written --NAME=VALUE"
-        )
+        raise errors.UserError(f"unexpected argument {values[-1]!r}; flags are --NAME=VALUE")
     if values and values[0] not in (choices := typing.get_args(choice.annotation)):
         raise errors.UserError(f"{values[0]!r} is not one of {', '.join(choices)}")
 
 
 def _end(resumes: bool, signum: int, frame: object) -> None:
-    """Exits immediately on a signal; training replaces this handler to save its state first.
-
-    Raised as an exception, an interrupt can be lost in a callback or crash threads at exit.
-    """
-    del frame
+    """Exits immediately on a signal; training replaces this handler to save its state first."""
+    del frame  # As an exception, an interrupt can be lost in a callback or crash threads at exit.
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
     exits.at_once(exits.ENDING[signum])

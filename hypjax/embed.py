@@ -1,7 +1,6 @@
 """Embeds images with a trained run, or with an encoder of another library."""
 
 import pathlib
-from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from hypjax import command
@@ -55,13 +54,18 @@ def main(
     from hypjax.data.splits import open_prepared
     from hypjax.inference.image_embedder import Shard
     from hypjax.inference.image_embedder import merge as join_shards
+    from hypjax.retrieval.embeddings import find_export
     from hypjax.system.caches import keep_compiled_programs
 
     part = Shard.parse(shard) if shard else None
-    exports = _exports([name for value in export or () for name in value.split(",")])
+    names = [name for value in export or () for name in value.split(",")]
+    exports = {name: find_export(name) for name in names}
+    programs = [name.partition(":")[0] for name in names if "://" not in name]
+    if len(programs) > len(set(programs)):
+        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
     splits = dataset and open_prepared(dataset, data_dir)
     listed = splits.images() if splits else find_images(images)
-    complete = False
+    complete = False  # Whether the file already existed.
     if merge:
         embeddings = join_shards(output, listed)
     else:
@@ -71,42 +75,26 @@ def main(
             listed, output = part.of(listed, model.batch_size), part.path(output)
         complete = output.exists()
         embeddings = model.embed_to(output, listed)
-    _report(output, embeddings, exports, complete=complete)
+    _report(output, embeddings, exports, complete)
 
 
-def _exports(names: Sequence[str]) -> dict[str, Callable[[Any, pathlib.Path], object]]:
-    """The functions that write embeddings in other formats, by the names of these."""
-    from hypjax.retrieval.embeddings import find_export
-
-    exports = {name: find_export(name) for name in names}
-    programs = [name.partition(":")[0] for name in names if "://" not in name]
-    if len(programs) > len(set(programs)):
-        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
-    return exports
-
-
-def _report(
-    output: pathlib.Path, embeddings: Any, exports: dict[str, Any], *, complete: bool
-) -> None:
+def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any], complete: bool) -> None:
     """Writes embeddings in other formats, and prints what was written and what is left out."""
     from hypjax.monitoring.health import warn_if_collapsed
 
-    warn_if_collapsed(
-        embeddings.vectors,
-        "a search among them finds little but rounding; train again with a lower "
-        "optim.learning_rate",
-    )
+    consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
+    warn_if_collapsed(embeddings.vectors, consequence)
+    images = counted(len(embeddings), "image")
     if complete:
-        print(f"{output} holds the embeddings of {counted(len(embeddings), 'image')} already")
+        print(f"{output} holds the embeddings of {images} already")
     else:
-        print(f"wrote the embeddings of {counted(len(embeddings), 'image')} to {output}")
+        print(f"wrote the embeddings of {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")
     if embeddings.unreadable:
-        print(
-            f"could not read {len(embeddings.unreadable)} of the images; the file lists them too:"
-        )
+        missing = len(embeddings.unreadable)
+        print(f"could not read {missing} of the images; the file lists them too:")
         for path, reason in embeddings.unreadable.items():
             print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 

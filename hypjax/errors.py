@@ -19,15 +19,14 @@ CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has end
 _LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
 _SIMILAR = 0.65  # Share of characters in which similar names agree.
 _FEW = 20  # Number of names that a message may list.
-# The login of a URL, up to the last @ before its path. In some schemes it is no login, but the name
-# of a container or a repository.
+# A URL's login, up to the last @ before the path; in some schemes, a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
-# A parameter of a URL, except for those that name a version, or a part of a dataset.
+# A URL's parameter, unless it names a version, or a part of a dataset.
 _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
-# Line breaks, other codes that terminals obey, and what is no UTF-8 in file names.
+# Line breaks, other codes that terminals obey, and file names' bytes that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -38,18 +37,15 @@ def on_one_line(name: str) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with its noun, such as '1 class' or '1,200 classes'."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def require_utf8(names: Sequence[str]) -> None:
     """Raises an error if names of files are not UTF-8, which few formats can hold."""
-    wrong = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
-    if wrong:
-        raise UserError(
-            f"{len(wrong)} file names are not UTF-8, such as {on_one_line(wrong[0])}; rename them"
-        )
+    if wrong := [name for name in names if re.search(r"[\ud800-\udfff]", name)]:
+        example = on_one_line(wrong[0])
+        raise UserError(f"{len(wrong)} file names are not UTF-8, such as {example}; rename them")
 
 
 def redacted(text: str) -> str:
@@ -71,16 +67,13 @@ class UserError(ValueError):
 
 
 def require_free(kind: str, name: str, taken: Collection[str]) -> None:
-    """Raises an error unless a piece of the user's may have this name in configurations."""
+    """Refuses a name for user-defined code that hypjax has taken."""
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
 
 def require_package(module: str, use: str, install: str) -> None:
-    """Raises an error if an optional package is missing; call it before what takes time.
-
-    `use` says what needs the module, and `install` what pip installs, such as "hypjax[onnx]".
-    """
+    """Raises an error that `use` needs a missing module, to be installed as `install`."""
     if importlib.util.find_spec(module) is None:
         raise UserError(f"{use} needs {module}: {installation(install)}")
 
@@ -88,8 +81,8 @@ def require_package(module: str, use: str, install: str) -> None:
 def installation(package: str) -> str:
     """The command that installs a package; hypjax itself from its clone, if it runs in one."""
     if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
-        place = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
-        return f'pip install -e "{package.replace("hypjax", place)}"'
+        folder = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
+        return f'pip install -e "{package.replace("hypjax", folder)}"'
     return f'pip install "{package}"'
 
 
@@ -118,10 +111,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns any failure of a library into a `UserError`: the problem, its reason, and advice.
-
-    Many libraries raise almost anything on damaged files, and on answers of other machines.
-    """
+    """Turns any error of a library into a `UserError`: the problem, the reason, and advice."""
     try:
         yield
     except UserError:
@@ -131,9 +121,9 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Returns a short description of an error of another library."""
+    """Describes another library's error briefly."""
     text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    # What lies behind "Max retries exceeded" of requests, and in <urlopen error ...> of urllib.
+    # The cause within "Max retries exceeded" of requests, or <urlopen error ...> of urllib.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
     return (cause and cause[cause.lastindex]) or text or type(error).__name__
 
@@ -154,10 +144,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Prints a `UserError` or a handled interrupt as one line on stderr, and exits with its status.
-
-    A closed pipe exits silently.
-    """
+    """Prints a `UserError` or a handled interrupt on one line, and exits with its status."""
     try:
         yield
         sys.stdout.flush()
@@ -169,7 +156,7 @@ def reported() -> Iterator[None]:
         kind = "error:" if isinstance(error, UserError) else "interrupted;"
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except (AssertionError, RuntimeError):
+    except (AssertionError, RuntimeError):  # As JAX's without a device.
         if _has_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
@@ -177,10 +164,10 @@ def reported() -> Iterator[None]:
 
 
 def _has_devices() -> bool:
-    """Whether JAX finds a device of those that JAX_PLATFORMS names."""
+    if "jax" not in sys.modules or "JAX_PLATFORMS" not in os.environ:
+        return True
     with contextlib.suppress(AssertionError, RuntimeError):
-        named = "jax" in sys.modules and "JAX_PLATFORMS" in os.environ
-        return not named or bool(sys.modules["jax"].default_backend())
+        return bool(sys.modules["jax"].default_backend())
     return False
 
 
@@ -193,7 +180,5 @@ def similar(name: str, valid: Collection[str]) -> str:
 def nearest(name: str, valid: Collection[str]) -> str:
     """Lists the valid names, if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
-    close = similar(name, valid)
-    if listed or close:
-        return listed + close
-    return f"; did you mean {difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]}?"
+    closest = difflib.get_close_matches(name, valid, n=1, cutoff=0)
+    return listed + similar(name, valid) or f"; did you mean {closest[0]}?"

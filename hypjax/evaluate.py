@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, validate
-from hypjax.data.parts import Splits
 from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
@@ -35,9 +33,8 @@ from hypjax.runs.workdir import (
 from hypjax.system import console
 from hypjax.types import Recalls
 
-# Fields that must be the run's, as its images and its model depend on them; and those that may not.
-_SHAPING = ("data.", "model.", "objective.")
-_ASKED = (*_SHAPING, "eval.", "run.")
+_SHAPING = ("data.", "model.", "objective.")  # Fields that must equal the run's.
+_ASKED = (*_SHAPING, "eval.", "run.")  # Fields taken from the configuration, not from the run.
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
@@ -59,15 +56,14 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
         folder = pathlib.Path(opened)
         saved = processes.from_first(lambda: _saved_fields(folder, config)).items()
-        # How it was trained: only models of a frozen encoder can share its embeddings.
+        # The run's training fields: only models with a frozen encoder share its embeddings.
         set_fields(config, {name: x for name, x in saved if not name.startswith(_ASKED)})
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         run = Run(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
-    splits = run.splits
-    processes.require_same(splits.fingerprints)
-    images = {"images": splits.fingerprint}
+    processes.require_same(run.splits.fingerprints)
+    images = {"images": run.splits.fingerprint}
     processes.from_first(lambda: require_provenance(folder, images))
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
@@ -76,22 +72,20 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test images")
     results = {name: run.test_scores(params) for name, params in states.items()}
     learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
-    return _report(f"the models in {workdir}", results, splits, run.config, learned)
+    return _report(f"the models in {workdir}", results, run, learned)
 
 
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-    """The fields of a run, which must have the configuration's images, model and objective."""
+    """A run's fields; refuses a configuration of other images, model or objective."""
     if not is_published(folder):
         require_identity(folder, fit_to_features(config), _SHAPING)
     return flatten(read_saved_config(folder))
 
 
-def score_queries(
-    workdir: pathlib.Path,
-) -> tuple[dict[str, Float[np.ndarray, " queries"]], Int[np.ndarray, " queries"]]:
+def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Scores each test query by the head of a run's best model, or else its last one.
 
-    Returns the scores by metric, NaN for queries without a match, and the classes of the queries.
+    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
     """
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
@@ -101,27 +95,25 @@ def score_queries(
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
-    """Evaluates what `model.weights` names on the test classes; prints the table.
+    """Evaluates the weights named in `model.weights` on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}; of a file of the papers' authors that
-    has a head also its scores, "head".
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and also "head" for a file of the
+    papers' authors with a head.
     """
     validate(config)
     run = Run(config, parts=["encoder"])
     params = released_model(run)
     console.say("evaluating on the test images")
     results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run.splits, run.config)
+    return _report(config.model.weights, results, run, {})
 
 
-def pretrained_features(
-    config: ConfigDict,
-) -> tuple[Float[np.ndarray, "images dim"], tuple[str, ...]]:
-    """Embeds the training images with the encoder that `model.weights` names; returns notes, too.
+def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Features [images, dim] of the training images, by the encoder `model.weights`; and notes.
 
-    As in Hyp-ViT's Table 1, the features are not normalised, and a centre crop cuts nothing off the
-    shorter side, whatever `data.resize` says. They use one scale: unlike points of a
-    space, features of several have no mean.
+    As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
+    whatever `data.resize` says. They use one scale: unlike points of a space, features of several
+    scales have no mean.
     """
     config = config.copy_and_resolve_references()
     validate(config)
@@ -135,18 +127,14 @@ def pretrained_features(
 
 
 def _report(
-    models: str,
-    results: Mapping[str, Recalls],
-    splits: Splits,
-    config: ConfigDict,
-    learned: Mapping[str, Mapping[str, Any]] | None = None,
+    models: str, results: Mapping[str, Recalls], run: Run, learned: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes and learned scalars."""
     print(f"{title(results)}, by {redacted(models)}:")
     print(format_results(results))
-    notes = noted(splits.notes, splits.repeats)
+    notes = noted(run.splits.notes, run.splits.repeats)
     noted_results = {**results, **notes, **({"learned": learned} if learned else {})}
     print_notes(noted_results)
-    if lines := published.compare(noted_results, config):
+    if lines := published.compare(noted_results, run.config):
         print(lines)
     return noted_results

@@ -33,9 +33,9 @@ class Field:
     """A field of a configuration; values have the default's type."""
 
     default: Any  # A tuple if values are lists.
-    rule: Rule = ANY  # What values must meet beside their type.
+    rule: Rule = ANY  # A further condition after the type.
     learnable: bool = False  # Whether `objective.learn` may name it: a number above 0.
-    kind: type | None = None  # Of values, or of a list's items, where the default does not show it.
+    kind: type | None = None  # Type of values, or of a list's items, unless the default shows it.
     optional: bool = False  # Whether None is a value.
 
     def requirement(self, value: Any) -> str:
@@ -54,17 +54,17 @@ class Field:
 
 
 def one_of(*choices: str) -> Rule:
-    """One of some strings."""
+    """One of the strings."""
     return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
 
 
 def at_least(bound: float) -> Rule:
-    """A number from a bound on."""
+    """A number not below a bound."""
     return Rule(lambda value: value >= bound, f"at least {bound}")
 
 
 def within(low: float, high: float) -> Rule:
-    """A number between two bounds, which are allowed."""
+    """A number between two bounds, inclusive."""
     return Rule(lambda value: low <= value <= high, f"between {low} and {high}")
 
 

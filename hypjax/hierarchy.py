@@ -1,5 +1,6 @@
 """Shows the hierarchy that trained runs find among test images, as trees, scores and figures."""
 
+import json
 import pathlib
 from typing import Annotated
 
@@ -48,7 +49,8 @@ def main(
     if folder:
         files = [file for tree in hierarchies for file in hierarchy.write(tree, chosen, folder)]
         numbers = {"images": chosen.indices.tolist(), "runs": scores, **notes}
-        command.write_numbers(folder / "hierarchy.json", hierarchy.as_json(numbers), *files)
+        numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # NaN is null.
+        command.write_numbers(folder / "hierarchy.json", numbers, *files)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from absl import flags
 
@@ -37,51 +37,42 @@ def main(
     command.require_one(config=config, embeddings=embeddings)
     import jax
 
+    from hypjax.config import load_config
+    from hypjax.evaluate import pretrained_features
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
+    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.runs.published import published_delta
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import caches
+    from hypjax.system import caches, console
 
     caches.keep_compiled_programs()
-    points, notes, published = _features(config, overrides, embeddings)
+    if config:
+        loaded = load_config(config, overrides)
+        points, notes = pretrained_features(loaded)
+        published = None if notes else published_delta(loaded)
+    else:
+        command.refuse_overrides(overrides)
+        saved, notes, published = Embeddings.load(embeddings), (), None
+        points = saved.features()
+        if saved.space.normalized:
+            console.warn(
+                "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder before "
+                "normalisation, as --config does"
+            )
     warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
     print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
-    drawn = min(samples, len(points))
-    print(f"  over {len(deltas)} draws of {drawn} of {len(points)} points")
+    print(f"  over {len(deltas)} draws of {min(samples, len(points))} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
     print_notes(noted(notes))
     if published is not None:
-        difference = deltas.mean() - published
-        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference:+.3f})")
+        difference = f"{deltas.mean() - published:+.3f}"
+        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference})")
     if output:
-        numbers = {"relative_delta": deltas.mean(), "std": deltas.std()}
-        command.write_numbers(output, {k: float(x) for k, x in numbers.items()} | noted(notes))
-
-
-def _features(
-    config: str | None, overrides: Sequence[str], embeddings: str | None
-) -> tuple[Any, Sequence[str], float | None]:
-    """Returns features [images, dim], notes on the images, and the δ that was published."""
-    from hypjax.config import load_config
-    from hypjax.evaluate import pretrained_features
-    from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.runs.published import published_delta
-    from hypjax.system import console
-
-    if config:
-        loaded = load_config(config, overrides)
-        points, notes = pretrained_features(loaded)
-        return points, notes, None if notes else published_delta(loaded)
-    command.refuse_overrides(overrides)
-    saved = Embeddings.load(embeddings)
-    if saved.space.normalized:
-        console.warn(
-            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder's output "
-            "before normalisation, as --config does"
-        )
-    return saved.features(), (), None
+        numbers = {"relative_delta": float(deltas.mean()), "std": float(deltas.std())}
+        command.write_numbers(output, numbers | noted(notes))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(
     processes: Processes,
     profile: str | None = None,
 ) -> None:
-    """Trains or evaluates, as the flags say.
+    """Trains or evaluates a model.
 
     Args:
         overrides: Fields of the configuration that are set.
@@ -79,10 +79,16 @@ def main(
     steps = _parse_steps(profile, mode)
     if output and mode == "train":
         raise UserError("--output is for --mode=evaluate; training writes results.json")
-    from hypjax.config import default_workdir, override, show_origins, validate
+    from hypjax.config import default_workdir, override, read_config, show_origins, validate
+    from hypjax.runs.cloud_copy import reading
+    from hypjax.runs.workdir import read_saved_config
     from hypjax.system import caches
 
-    unchanged = _read(source, is_run=not config)
+    if config:
+        unchanged = read_config(config)
+    else:
+        with reading(named) as copy:
+            unchanged = read_saved_config(copy)
     fields = override(unchanged.copy_and_resolve_references(), overrides)
     if print_:
         validate(fields)
@@ -92,49 +98,26 @@ def main(
     processes.join()
     caches.keep_compiled_programs()
     if dry_run:
-        from hypjax.training import dry_run as rehearsal
+        from hypjax.training.dry_run import dry_run as run_dry
 
-        rehearsal.dry_run(fields)
+        run_dry(fields)
     elif mode == "evaluate":
-        _evaluate(fields, folder, is_default=not named, output=output)
+        from hypjax.evaluate import evaluate, evaluate_pretrained
+        from hypjax.parallel.processes import is_first
+        from hypjax.system import console
+
+        pretrained = fields.model.weights and not named
+        if pretrained and pathlib.Path(folder).exists():
+            console.say(f"to evaluate the run in {folder} instead, add --workdir={folder}")
+        results = evaluate_pretrained(fields) if pretrained else evaluate(fields, folder)
+        if output and is_first():
+            command.write_numbers(output, results)
     else:
-        _train(fields, folder, steps)
+        from hypjax.train import train_and_evaluate
 
-
-def _read(source: str, is_run: bool) -> Any:
-    """Reads a configuration, by its name or of a run."""
-    from hypjax.config import read_config
-    from hypjax.runs.cloud_copy import reading
-    from hypjax.runs.workdir import read_saved_config
-
-    if not is_run:
-        return read_config(source)
-    with reading(source) as folder:
-        return read_saved_config(folder)
-
-
-def _train(config: Any, workdir: str, steps: tuple[int, int] | None) -> None:
-    """Trains, and traces some of the steps."""
-    from hypjax.train import train_and_evaluate
-
-    launched, report = stopwatch.launch(), _write_report if config.run.report else None
-    train_and_evaluate(config, workdir, profile=steps, launched=launched, report=report)
-
-
-def _evaluate(config: Any, workdir: str, is_default: bool, output: pathlib.Path | None) -> None:
-    """Evaluates a run or, without a named folder, the pretrained model of a configuration."""
-    from hypjax.evaluate import evaluate, evaluate_pretrained
-    from hypjax.parallel import processes
-    from hypjax.system import console
-
-    if config.model.weights and is_default:
-        if pathlib.Path(workdir).exists():
-            console.say(f"to evaluate the run in {workdir} instead, add --workdir={workdir}")
-        results = evaluate_pretrained(config)
-    else:
-        results = evaluate(config, workdir)
-    if output and processes.is_first():
-        command.write_numbers(output, results)
+        report = _write_report if fields.run.report else None
+        launched = stopwatch.launch()
+        train_and_evaluate(fields, folder, profile=steps, launched=launched, report=report)
 
 
 def _write_report(run: Any) -> bool:

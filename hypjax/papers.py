@@ -17,11 +17,11 @@ def main(
     pending: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".md")] | None = None,
 ) -> None:
-    """Prints the table, with what its finished runs have in their default folders.
+    """Prints the table, with the results of finished runs in their default folders.
 
     Args:
-        *names: The table, such as hyp-vit-3, hypmix-1, hier-main or irt-2; then perhaps rows of it,
-            each as words of its name: "Hyp-DINO cub200" or 384-d.
+        *names: The table, such as hyp-vit-3, hypmix-1, hier-main or irt-2; then optionally rows,
+            each by words of its name: "Hyp-DINO cub200" or 384-d.
         overrides: Fields that are set in all runs.
         pending: Print the command lines that run what the table lacks, instead of the table.
         output: File to write the table to, in Markdown; it is also written as .csv beside it.
@@ -37,8 +37,8 @@ def main(
 
     rows = paper_tables.rows_of(names[0], names[1:])
     if pending:
-        lines = paper_tables.pending(rows, overrides)
-        print("\n".join(lines), end="\n" if lines else "")
+        for line in paper_tables.pending(rows, overrides):
+            print(line)
         return
     table = [*paper_tables.cells(rows, overrides)]
     print(paper_tables.as_text(table))

@@ -1,8 +1,7 @@
 """Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
@@ -29,7 +28,7 @@ def main(
     k: command.Positive = 8,
     seed: command.Natural = 0,
 ) -> None:
-    """Draws the picture and says how faithful its layout is.
+    """Draws the figure, and prints how faithful its layout is.
 
     Args:
         kind: What to draw.
@@ -54,7 +53,18 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _check(kind, output, embeddings, parts, layout)
+    if kind != "disk" and output.suffix == PAGE:
+        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
+    if kind == "hits" and embeddings:
+        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
+    if kind == "grid" and len(parts) > 1:
+        raise UserError("a grid shows one part; give --parts=train or --parts=test")
+    for part in set(parts) - {"train", "test"}:
+        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
+    if output.suffix == PAGE:
+        require_package("bokeh", "an interactive page", "hypjax[viz]")
+    if layout == "umap":
+        require_package("umap", "a layout by UMAP", "hypjax[viz]")
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -77,14 +87,6 @@ def main(
             f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
             f"({layout}); of two principal components: {ranks[1]:.3f}"
         )
-    _write(drawing, kind, output, thumbnails)
-
-
-def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> None:
-    """Writes a `Drawing` as a figure or a page."""
-    from hypjax.analysis import disk
-    from hypjax.system import console
-
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
     elif output.suffix == PAGE:
@@ -92,24 +94,6 @@ def _write(drawing: Any, kind: str, output: pathlib.Path, thumbnails: bool) -> N
     else:
         disk.draw_disks(drawing, output, thumbnails)
     console.say(f"wrote {output}")
-
-
-def _check(
-    kind: str, output: pathlib.Path, embeddings: str | None, parts: Sequence[str], layout: str
-) -> None:
-    """Raises an error if flags do not fit each other, or a package is missing."""
-    if kind != "disk" and output.suffix == PAGE:
-        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
-    if kind == "hits" and embeddings:
-        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
-    if kind == "grid" and len(parts) > 1:
-        raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    for part in set(parts) - {"train", "test"}:
-        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if output.suffix == PAGE:
-        require_package("bokeh", "an interactive page", "hypjax[viz]")
-    if layout == "umap":
-        require_package("umap", "a layout by UMAP", "hypjax[viz]")
 
 
 if __name__ == "__main__":

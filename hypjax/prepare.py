@@ -22,7 +22,7 @@ def main(
         manual_dir: Folder with the published archives or their extracted contents. Default:
             download the dataset, where its publisher allows that.
         part: Part of the dataset to prepare in its place; every result will say so. For cars196:
-            train (cars_train and the devkit alone), or train_boxes (cut to the boxes as well).
+            train (only cars_train and the devkit), or train_boxes (also cut to their boxes).
         data_dir: Folder of prepared datasets. Default: ~/tensorflow_datasets.
         allow_partial: Accept an incomplete dataset; every result will say so.
         skip_corrupt: Skip images that cannot be read.

@@ -69,7 +69,7 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the `Space`; None stands for the file's."""
+        """Creates the space; None means the file's."""
         from hypjax.geometry import PoincareBall, Sphere
 
         spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}
@@ -96,7 +96,7 @@ def main(
         external: An encoder to score.
         images: What it embeds.
         features: The space of features.
-        prefix: Score the first N dimensions of the features alone.
+        prefix: Score only the first N dimensions of the features.
         ks: The K of Recall@K. Default: those of 1, 2, 4, 8, 10, 100 and 1000 below the number of
             items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default:
@@ -107,7 +107,13 @@ def main(
     Example:
         python -m hypjax.score --embeddings=gallery.npz
     """
-    _check_flags(files, external, images)
+    if external.encoder:
+        command.require_one(images=images.images, dataset=images.dataset)
+    else:
+        command.require(embeddings=files.embeddings)
+        if images.dataset and files.queries:
+            raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
+    from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
@@ -122,7 +128,14 @@ def main(
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
     if output:
-        _write(scores, task, output)
+        numbers = {
+            **{name: score["mean"] for name, score in scores.items()},
+            "intervals": {name: score["interval"] for name, score in scores.items()},
+            "queries": len(task.queries),
+            "items": len(task.gallery or task.queries),
+            "space": describe_space(task.queries.space),
+        }
+        command.write_numbers(output, numbers)
 
 
 def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
@@ -155,30 +168,6 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
 
 
-def _write(scores: dict[str, Any], task: Any, output: pathlib.Path) -> None:
-    """Writes the scores as JSON."""
-    from hypjax.geometry.registry import describe_space
-
-    numbers = {
-        **{name: score["mean"] for name, score in scores.items()},
-        "intervals": {name: score["interval"] for name, score in scores.items()},
-        "queries": len(task.queries),
-        "items": len(task.gallery or task.queries),
-        "space": describe_space(task.queries.space),
-    }
-    command.write_numbers(output, numbers)
-
-
-def _check_flags(files: Files, external: command.ExternalEncoder, images: Images) -> None:
-    """Raises an error if flags do not fit each other."""
-    if not external.encoder:
-        command.require(embeddings=files.embeddings)
-        if images.dataset and files.queries:
-            raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
-        return
-    command.require_one(images=images.images, dataset=images.dataset)
-
-
 def _task(
     files: Files,
     external: command.ExternalEncoder,
@@ -186,17 +175,18 @@ def _task(
     features: FeatureSpace,
     keep_self: bool,
 ) -> Any:
-    """The `Task` of the flags, with embeddings."""
+    """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.splits import open_prepared
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    truth = files.ground_truth and read_ground_truth(files.ground_truth)
     splits = images.dataset and open_prepared(images.dataset, images.data_dir)
     for note in splits.notes if splits else ():
         console.say(note)
+    file_truth = files.ground_truth and read_ground_truth(files.ground_truth)
+    truths = file_truth, splits.ground_truth if splits else None
     queries, space = None, features.create()
     if external.encoder:
         embeddings = _embedded(files.embeddings, external, images, splits, space)
@@ -206,14 +196,13 @@ def _task(
             require_images(embeddings, splits)
     if files.queries:
         queries = Embeddings.load(files.queries, space, labels=files.query_labels)
-    truths = truth, splits.ground_truth if splits else None
     return task_of(embeddings, queries, *truths, keep_self=keep_self)
 
 
 def _embedded(
     file: str | None, external: command.ExternalEncoder, images: Images, splits: Any, space: Any
 ) -> Any:
-    """Embeds images with --encoder: all of them into a file, or only those that are scored."""
+    """Embeds images with --encoder: all images into a file, or only the scored ones."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from hypjax import command
 from hypjax.errors import UserError
 
-if TYPE_CHECKING:  # They import JAX.
-    from hypjax.data.dataset import Dataset
-    from hypjax.retrieval.embeddings import Embeddings
+if TYPE_CHECKING:  # It imports JAX.
     from hypjax.retrieval.postprocessing import Postprocessing
 
 
 @dataclasses.dataclass(frozen=True)
 class PostprocessedSearch:
-    """The flags of a search in steps.
+    """The flags of query expansion, re-ranking and prefix search.
 
     Args:
         expand: Query expansion: search for the mean of the query and its N nearest images.
@@ -39,9 +37,8 @@ class PostprocessedSearch:
         from hypjax.retrieval.reranking import Reranking
 
         prefix = (self.prefix, self.candidates) if self.prefix else ()
-        return Postprocessing(
-            self.expand, self.alpha, Reranking() if self.rerank else None, *prefix
-        )
+        reranking = Reranking() if self.rerank else None
+        return Postprocessing(self.expand, self.alpha, reranking, *prefix)
 
 
 def main(
@@ -85,9 +82,8 @@ def main(
 
     postprocessing, items = steps.postprocessing(), open_gallery(gallery)
     require_searchable(items, k, postprocessing)
-    images = find_images(query)
+    images, match = find_images(query), None
     caches.keep_compiled_programs()
-    match = None
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=items.space)
         require_model(items, embedder.fingerprint, embedder.name)
@@ -98,10 +94,14 @@ def main(
         dim = queries.vectors.shape[1]
         if wrong := [len(item.point) for item in items.sample(1) if len(item.point) != dim]:
             raise UserError(
-                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]};"
-                " compute the queries' features with the model of the gallery"
+                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]}; "
+                "compute both with one model"
             )
-    queries, images = _readable(queries, images)
+    if len(queries):  # Otherwise the search raises an error.
+        for path, reason in queries.unreadable.items():
+            console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
+        readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
+        queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
     results = find_hits(queries, images, items, k, postprocessing, match, keep_self=keep_self)
     if output:
         from hypjax.analysis.hit_grid import draw
@@ -109,18 +109,6 @@ def main(
         console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
     for hits in results:
         print(hits)
-
-
-def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
-    """Leaves out queries that could not be read, with warnings, unless none could be read."""
-    from hypjax.system import console
-
-    if not len(queries):  # The search raises an error.
-        return queries, images
-    for path, reason in queries.unreadable.items():
-        console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
-    readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-    return dataclasses.replace(queries, unreadable={}), images.take(readable)
 
 
 if __name__ == "__main__":

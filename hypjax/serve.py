@@ -53,9 +53,8 @@ def serve(
 ) -> None:
     """Serves a model, from `hypjax.load`, and a gallery, until it is interrupted.
 
-    The gallery is what the model embedded, such as `model.gallery("photos")`; the other arguments
-    are flags of the command. Raises a `UserError` if a package is missing, the port is taken, or
-    the gallery is another model's.
+    The model embedded the gallery, such as `model.gallery("photos")`. Raises a `UserError` if a
+    package is missing, the port is taken, or the gallery belongs to another model.
     """
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")
@@ -71,14 +70,9 @@ def serve(
         console.say("placing some of the gallery's images in the disk")
         searcher = Searcher(model, gallery)
         if not server.is_loopback(listener):
-            console.warn(
-                "all who reach this address see the gallery's images, names and classes, and "
-                "search in it; there is no password"
-            )
-        count = searcher.about["images"]
-        print(
-            f"{counted(count, 'image')} at {server.url_of(listener)} (Ctrl-C ends it)", flush=True
-        )
+            console.warn("anyone who reaches this address can see and search the gallery")
+        images = counted(searcher.about["images"], "image")
+        print(f"{images} at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
         server.server_of(create_app(searcher, [host, *names])).run(sockets=[listener])
 
 

@@ -31,8 +31,6 @@ from hypjax.training.setup import TrainingRun, build_from, custom_provenance, sh
 from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
-_NO_STEPS = "at least 1; add --mode=evaluate to evaluate without training"
-
 
 @at_the_call
 def train_and_evaluate(
@@ -48,9 +46,9 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    A dataset, an encoder or a loss of one's own replaces what the configuration names. The folder
-    is a run like any other: its model embeds and searches without the loss and the dataset; for an
-    encoder that is not one of hypjax's see `hypjax.load`.
+    A dataset, an encoder or a loss that you pass replaces what the configuration names. The run's
+    model embeds and searches without the loss and the dataset; for your own encoder see
+    `hypjax.load`.
 
     Args:
         config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
@@ -77,7 +75,18 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     keep_compiled_programs()
-    config = _configuration(config, dataset, encoder, objective)
+    config = read_config(config) if isinstance(config, str) else config
+    config = config.copy_and_resolve_references()
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
+    if objective is not None:
+        choose_custom_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
+    validate(config)
+    if config.train.total_steps == 0:
+        refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
@@ -90,29 +99,6 @@ def train_and_evaluate(
     name = pathlib.Path(folder.location).name
     run = Run(folder.filled(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
-
-
-def _configuration(
-    config: ConfigDict | str,
-    dataset: Any,
-    encoder: nn.Module | None,
-    objective: Objective | Callable[..., Any] | None,
-) -> ConfigDict:
-    """A copy of a configuration that names the pieces which are passed from Python."""
-    config = read_config(config) if isinstance(config, str) else config
-    config = config.copy_and_resolve_references()
-    if dataset is not None:
-        with config.ignore_type():
-            registered = register_dataset(dataset, skip_corrupt=config.data.skip_corrupt)
-            config.data.update(registered)
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
-    validate(config)
-    if config.train.total_steps == 0:
-        refuse("train.total_steps", 0, _NO_STEPS)
-    return config
 
 
 def _train(
@@ -138,7 +124,7 @@ def _train(
         results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
         try:
             print_results(results, run.config)
-        finally:  # What reads the table may be gone.
+        finally:  # Printing fails if the pipe's reader has ended.
             with stopwatch.part("saving"):
                 folder.require_last_state(checkpoints, total)
             write_times(folder.path, stopwatch, steps=len(steps))
@@ -170,7 +156,7 @@ def _trained(
     with contextlib.closing(source), monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)
-            if splits.validation:  # What training makes worse need not be chosen.
+            if splits.validation:  # Step 0 may be the best model.
                 loop.save(state, measured)
         stopwatch.turn_to("steps")
         state, measured = loop.train(state, measured)

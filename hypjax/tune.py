@@ -62,10 +62,8 @@ def main(
     if pending:
         print("\n".join(untrained), end="\n" if untrained else "")
     elif untrained:
-        raise UserError(
-            f"unfinished runs: {len(untrained)}, such as python -m hypjax.main {untrained[0]} "
-            "(launch/compare.sh trains them all)"
-        )
+        example = f"python -m hypjax.main {untrained[0]}"
+        raise UserError(f"unfinished runs: {len(untrained)}, such as {example} (launch/compare.sh)")
     else:
         if choosing:
             tuning.print_choice(scores, winners, first)

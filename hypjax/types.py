@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 from hypjax.errors import UserError
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
-# Splits, and their other usual names, which are those of the library `datasets`.
+# Splits, and their other usual names, such as in the library `datasets`.
 SPLITS = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -23,7 +23,7 @@ SPLITS = {
 _SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
 _SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # Of names such as training_set.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
-_MISSING = {"none", "nan", "nat", "<na>"}  # What other values than strings print as.
+_MISSING = {"none", "nan", "nat", "<na>"}  # How missing values that are no strings print.
 
 
 def class_name(label: object, where: str = "labels") -> str:
@@ -69,10 +69,10 @@ def split_names(names: Iterable[object]) -> list[str]:
 
 
 class GroundTruth(NamedTuple):
-    """How clearly gallery items show what each query shows (Radenović et al., CVPR 2018).
+    """Gallery items that show what each query shows (Radenović et al., CVPR 2018).
 
-    Each holds, for each query, the indices of items: those that show it clearly, under difficult
-    conditions, and hardly at all; the last never count.
+    For each query, indices of the items that show it clearly (easy), under difficult conditions
+    (hard), and hardly at all (junk, which never count).
     """
 
     easy: Sequence[Int[np.ndarray, " items"]]
@@ -102,7 +102,7 @@ class Frame(NamedTuple):
     box: tuple[int, int, int, int] | Int[np.ndarray, "batch 4"]
 
     def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Returns the box in pixels of the image before it is resized, of this height and width."""
+        """Returns the box in pixels of the original image, of this height and width."""
         top, left, height, width = self.box
         down, across = size[0] / self.size[0], size[1] / self.size[1]
         return top * down, left * across, height * down, width * across
@@ -119,13 +119,12 @@ class Crops(NamedTuple):
 class Batch(NamedTuple):
     """Training images: as a plan chooses them, then as the input pipeline delivers them.
 
-    Where batches are drawn by class, images of one class are adjacent: with d of each class, image
-    i is sample i mod d of class i // d of the batch.
-    With several devices, `images` and `flips` may end in padding; `labels` and `ids` do not.
+    Where batches are drawn by class, images of one class are adjacent. With several devices,
+    `images` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # In a plan, the frames to crop. Then cropped and resized pixels, or the crops for the device to
-    # make, or cached embeddings of the encoder. Pixels are normalised and flipped on the device.
+    # In a plan, frames to crop; then cropped pixels, crops for the device, or the encoder's cached
+    # embeddings. The device normalises and flips pixels.
     images: (
         Frame
         | UInt8[Array, "rows height width channels"]

@@ -1,9 +1,7 @@
 """Dry runs of all variants of all configurations, on small copies of the datasets.
 
-Encoders have the design of the named ones, and few narrow blocks. Part of them, by the file of
-configurations and the loss: pytest tests/all_variants.py -k inshop-hier
-
-It takes an hour, so pytest does not collect it by itself.
+Encoders have few narrow blocks. As this takes an hour, pytest does not collect it by itself; some
+variants, by file and loss: pytest tests/all_variants.py -k inshop-hier
 """
 
 import itertools
@@ -34,12 +32,8 @@ _FIELDS = {
     **{"run.workers": 0, "run.eval_batch_size": 8, "eval.ks": "1,2"},
     **{"objective.hier_proxies": 8, "objective.hier_neighbors": 3, "objective.hier_triplets": 2},
 }
-_FEW_CLASSES = {"data.validation_classes": 0}
 _OF_FILES = {
-    "glyphs": _FEW_CLASSES,
-    "omniglot": _FEW_CLASSES,
-    "grocery": _FEW_CLASSES,
-    "scenes": _FEW_CLASSES,
+    **dict.fromkeys(("glyphs", "omniglot", "grocery", "scenes"), {"data.validation_classes": 0}),
     "sfm": {"eval.benchmarks": "roxford5k"},
 }
 
@@ -75,7 +69,6 @@ def datasets(made_once, data_dir):
 
 
 def _small(family):
-    """A family with narrow encoders of few blocks."""
     members = {}
     for name, options in family.members.items():
         if family.encoder is VisionTransformer:
@@ -99,10 +92,7 @@ def small_encoders(monkeypatch):
 
 
 def _groups():
-    """Each file of configurations that lists its variants, or with each loss, and the candidates.
-
-    Not all candidates exist.
-    """
+    """Files with their listed variants, or with candidates for each loss, some of which exist."""
     for file in sorted(path.stem for path in PACKAGED.glob("*.py")):
         if listed := runpy.run_path(str(PACKAGED / f"{file}.py")).get("VARIANTS"):
             yield pytest.param(file, [*listed], id=file)

@@ -1,11 +1,12 @@
-"""The commands, flags and fields that README.md, docs/ and the launch scripts show exist."""
+"""Commands, flags and fields in README.md, docs/ and launch/ exist, and all are shown."""
 
 import re
 
 import pytest
 
 from hypjax import command
-from hypjax.config import default_config, flatten
+from hypjax.config import choices, default_config, flatten
+from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY
@@ -21,12 +22,8 @@ def test_the_commands_flags_and_fields_of_a_page_exist(page):
     for name, words in re.findall(r"python -m hypjax\.([a-z_.]*[a-z])([^`|&;#\n]*)", text):
         if name != "analysis.spread":  # The example of docs/extending.md.
             assert name in commands.names()
-            flags = re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)
-            assert {*flags} <= {
-                *command.flags_of(commands.module(name).main),
-                "help",
-                "helpfull",
-            }, words
+            flags = {*re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)} - {"help", "helpfull"}
+            assert flags <= {*command.flags_of(commands.module(name).main)}, words
     fields = set().union(*(flatten(default_config(name)) for name in OBJECTIVES))
     fields |= flatten(default_config("hier+proxy_anchor")).keys()
     assert {*re.findall(r"--config\.([a-z_]+\.[a-z_.]*[a-z])=", text)} <= fields | MISTYPED
@@ -47,6 +44,18 @@ def test_the_table_of_commands_is_complete():
     table = (REPOSITORY / "docs/commands.md").read_text()
     shown = re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE)
     assert {*shown} == {*commands.names()}
+
+
+@pytest.mark.hygiene
+def test_each_field_has_one_row_with_its_default_and_its_choices():
+    page = (REPOSITORY / "docs/configuration.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
+    assert {field: eval(default, {}) for field, default, _ in rows} == flatten(default_config())
+    listed = {field: sorted(re.findall("`([^`]+)`", values)) for field, _, values in rows}
+    assert listed["data.name"] == sorted(choices.DATASETS)
+    assert listed["objective.space"] == sorted(SPACES)
+    assert listed["train.sampling"] == sorted(choices.SAMPLINGS)
+    assert listed["eval.metrics"] == sorted(choices.METRICS)
 
 
 def test_the_table_of_variants_is_complete():

@@ -14,7 +14,6 @@ from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 
 CLASSES = [f"{label}/{i}.png" for label in "abcdefgh" for i in "12"]
-TEST = ["train"] * 8 + ["test"] * 8
 
 
 @pytest.fixture
@@ -30,29 +29,27 @@ def mistake(monkeypatch):
     return mistake
 
 
-def test_settings_that_do_not_fit_the_images(mistake, photos_folder):
-    for override, words in (
+def test_settings_and_folders_that_cannot_be_used(mistake, photos_folder, tmp_path):
+    for override, sentence in (
         ("train.batch_size=64", "at most 8"),
         ("data.validation_classes=6", "two must remain"),
         ("data.test_classes=0", "--config.data.test_classes=0.25"),
         ("data.path=/nowhere", "/nowhere"),
     ):
-        assert words in mistake(photos_folder, override)
+        assert sentence in mistake(photos_folder, override)
+    assert "no images" in mistake(tmp_path)
+    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "holdout/d/1.png"])
+    assert "splits are named train" in mistake(tmp_path)
 
 
 def test_missing_weights_are_reported_before_images_are_opened(mistake):
     missing = "/nowhere", "model.weights=missing.safetensors"
-    modes = train.train_and_evaluate, lambda config, _: dry_run(config)
-    modes += (lambda config, _: evaluate.pretrained_features(config),)
-    for mode in modes:
+    for mode in (
+        train.train_and_evaluate,
+        lambda config, _: dry_run(config),
+        lambda config, _: evaluate.pretrained_features(config),
+    ):
         assert "missing.safetensors: there is no such file" in mistake(*missing, mode=mode)
-
-
-def test_folders_that_hold_no_classes(mistake, tmp_path):
-    (tmp_path / "a").mkdir()
-    assert "no images" in mistake(tmp_path)
-    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "holdout/d/1.png"])
-    assert "splits are named train" in mistake(tmp_path)
 
 
 def test_images_that_cannot_be_read_are_named(mistake, tmp_path, capsys):
@@ -71,38 +68,31 @@ def test_images_that_cannot_be_read_are_named(mistake, tmp_path, capsys):
     assert "cannot read 17 of 17 images" in mistake(tmp_path, "data.skip_corrupt=True")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_tables_that_cannot_be_used(mistake, tmp_path):
+    path = write_pictures(tmp_path, CLASSES) / "table.csv"
+    for text, sentence in (
         ("path,label\n", "no rows"),
-        ("file,label\n", "column path"),
         ("path,label,split\na/1.png,a,train\na/2.png,a,\n", "row 2"),
         ("path,label,split\na/1.png,a,train\nb/1.png,b,query\n", "query, train"),
         ("path,label\na/9.png,a\nb/1.png,b\n", "a/9.png (No such file"),
-    ],
-)
-def test_tables_that_cannot_be_used(mistake, tmp_path, text, words):
-    path = write_pictures(tmp_path, CLASSES) / "table.csv"
-    path.write_text(text)
-    assert words in mistake(path)
-
-
-def listed(root, names, splits):
-    """Writes pictures and a table of them with their splits; returns the table."""
-    rows = [{"path": n, "label": n[0], "split": s} for n, s in zip(names, splits, strict=True)]
-    return write_table(write_pictures(root, names) / "table.csv", rows)
+    ):
+        path.write_text(text)
+        assert sentence in mistake(path)
 
 
 def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
-    alone, splits = [f"{label}/1.png" for label in "abcde"], ["train"] * 3 + ["test"] * 2
-    few = "data.validation_classes=0"
-    assert "has an image to find" in mistake(listed(tmp_path, alone, splits), few)
-    both = ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2
-    assert "both validation and test" in mistake(listed(tmp_path, CLASSES, both))
-    path = listed(tmp_path, [*CLASSES, "i/1.png"], [*TEST, "train"])
+    def table(names, splits):
+        rows = [{"path": n, "label": n[0], "split": s} for n, s in zip(names, splits, strict=True)]
+        return write_table(write_pictures(tmp_path, names) / "table.csv", rows)
+
+    single, few = [f"{label}/1.png" for label in "abcde"], "data.validation_classes=0"
+    path = table(single, ["train"] * 3 + ["test"] * 2)
+    assert "has an image to find" in mistake(path, few)
+    path = table(CLASSES, ["train"] * 8 + ["validation", "test"] * 3 + ["test"] * 2)
+    assert "both validation and test" in mistake(path)
+    path = table([*CLASSES, "i/1.png"], ["train"] * 8 + ["test"] * 8 + ["train"])
     setup.build(small_runs.load(path, few))
-    [said] = [line for line in capsys.readouterr().err.splitlines() if "single image" in line]
-    assert "1 of 5; such an image is compared with itself" in said
+    assert "1 of 5; such an image is compared with itself" in capsys.readouterr().err
 
 
 def test_changed_images(mistake, tmp_path):

@@ -52,13 +52,13 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
     startup.write_text(STARTUP)
     if path.stem == "quickstart":  # After the commands of README.md.
         export("glyphs", folder / "letters", data_dir)
-    options = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
-    parameters = {"options": options} if options else {}
-    parameters |= {
+    parameters = {
         "first_photos": {"photos": str(photos_folder), "variant": "hyp-scratch"},
         "own_loop": {"steps": 5, "classes_per_batch": 8},
         "paper_figures": {"temperatures": [0.3]},
     }.get(path.stem, {})
+    if OPTIONS[path.stem]:
+        parameters["options"] = " ".join(f"--config.{field}" for field in OPTIONS[path.stem])
     output = folder / "executed.ipynb"
     seconds = 300 if OPTIONS[path.stem] else 60  # For a cell: kernels may miss a message.
     options = {"progress_bar": False, "start_timeout": 300, "execution_timeout": seconds}

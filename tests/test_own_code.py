@@ -16,7 +16,6 @@ import hypjax
 from hypjax import objectives
 from hypjax.config import custom, validate
 from hypjax.errors import UserError
-from hypjax.evaluate import evaluate
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.run import Run
 from hypjax.models import create_embedder
@@ -33,7 +32,7 @@ SHORT = ("train.total_steps=2", "eval.every=0", "data.validation_classes=0", "op
 
 
 class Net(nn.Module):
-    """A user's encoder, two of whose parameters have names that timm's tables know."""
+    """A user's encoder; timm has parameters of the names mask_token and head."""
 
     width: int = 8
 
@@ -42,14 +41,6 @@ class Net(nn.Module):
         x = x + self.param("mask_token", nn.initializers.zeros, (x.shape[-1],))
         x = nn.relu(nn.Dense(self.width)(x.reshape(len(x), -1)))
         return nn.Dense(6, name="head")(x)
-
-
-def attraction(embeddings, labels, *, space, weight=0.5):
-    """A user's loss."""
-    distances = space.distance_matrix(embeddings, embeddings)
-    same = labels[:, None] == labels
-    pull = weight * jnp.mean(jnp.where(same, distances, 0))
-    return pull - jnp.mean(jnp.where(same, 0, jnp.minimum(distances, 1))), {"pull": pull}
 
 
 def forget():
@@ -72,6 +63,7 @@ def registries():
 
 @pytest.fixture(scope="module")
 def pictures(photos_folder):
+    """Images and their labels."""
     paths = sorted(photos_folder.glob("*/*.png"))
     return [Image.open(path).copy() for path in paths], [path.parent.name for path in paths]
 
@@ -93,13 +85,11 @@ def shown():
 @pytest.fixture(scope="module")
 def run(shown, pictures, tmp_path_factory):
     """The run of docs/python.md, and the embeddings of its first images."""
-    workdir = tmp_path_factory.mktemp("own") / "run"
-    passed = shown["passed"]
-    assert passed.pop("dataset") == ("images", "labels") and passed["encoder"] == shown["Net"]()
-    passed["encoder"] = shown["Net"](16)
+    workdir, passed = tmp_path_factory.mktemp("own") / "run", shown["passed"]
+    assert passed["dataset"] == ("images", "labels") and passed["encoder"] == shown["Net"]()
+    passed |= {"dataset": pictures, "encoder": shown["Net"](16)}
     passed["objective"] = functools.partial(passed["objective"], margin=2.0)
-    config = small_runs.load("unused", *SHORT)
-    results = hypjax.train_and_evaluate(config, workdir, dataset=pictures, **passed)
+    results = hypjax.train_and_evaluate(small_runs.load("unused", *SHORT), workdir, **passed)
     points = hypjax.load(workdir).embed(pictures[0][:5])
     forget()
     return workdir, results, points
@@ -124,21 +114,21 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
         hypjax.train_and_evaluate(config, workdir.parent / "other")
 
 
-def test_a_finished_run_is_of_its_images_and_its_code(run, shown, pictures, capsys):
+def test_a_finished_run_refuses_other_images_and_notices_other_code(run, shown, pictures, capsys):
     workdir, results, _ = run
-    images, labels = pictures
-    config = small_runs.load("unused", *SHORT)
-    given = {"encoder": shown["Net"](16)}
-    given["objective"] = functools.partial(shown["attraction"], margin=2.0)
-    mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
-    with pytest.raises(UserError, match="images have changed"):
-        hypjax.train_and_evaluate(config, workdir, dataset=(mirrored, labels), **given)
 
     def attraction(embeddings, labels, *, space, margin=1.0):
         return jnp.mean(space.distance_matrix(embeddings, embeddings)) - margin
 
-    given["objective"] = functools.partial(attraction, margin=2.0)
-    assert hypjax.train_and_evaluate(config, workdir, dataset=pictures, **given) == results
+    def train(dataset, loss):
+        passed = {"encoder": shown["Net"](16), "objective": functools.partial(loss, margin=2.0)}
+        config = small_runs.load("unused", *SHORT)
+        return hypjax.train_and_evaluate(config, workdir, dataset=dataset, **passed)
+
+    mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in pictures[0]]
+    with pytest.raises(UserError, match="images have changed"):
+        train((mirrored, pictures[1]), shown["attraction"])
+    assert train(pictures, attraction) == results
     assert "the code of the loss has changed" in capsys.readouterr().err
 
 
@@ -147,16 +137,6 @@ class SpaceLoss(Objective):
 
     def __init__(self, space):
         self.space = space
-
-    def loss(self, outputs):
-        return jnp.mean(outputs.projected), {}
-
-
-def test_a_folder_without_a_run_of_a_loss_is_named(tmp_path):
-    config = small_runs.load("unused")
-    custom.choose_custom_objective(config, SpaceLoss(BALL))
-    with pytest.raises(UserError, match="holds no run"):
-        evaluate(config, tmp_path)
 
 
 def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
@@ -167,11 +147,10 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
         custom.choose_custom_objective(config, SpaceLoss(space))
         with Workdir(tmp_path / str(i), config).locked({}, space=space):
             pass
-    for forgotten in (False, True):
-        if forgotten:  # All are of one name and have equal fields.
-            forget()
+    for _ in range(2):  # Again in a process that has not seen the loss.
         for i, space in enumerate(spaces):
             assert Run.saved(tmp_path / str(i)).objective.score_space == space
+        forget()
 
 
 def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration():
@@ -239,13 +218,12 @@ def test_what_is_no_dataset_and_no_encoder_is_refused():
             open_splits(config)
 
 
-def objective_of(function):
-    config = small_runs.load("unused")
-    custom.choose_custom_objective(config, function)
-    return create_objective(config)
-
-
 def test_a_function_gets_what_it_names():
+    def objective_of(function):
+        config = small_runs.load("unused")
+        custom.choose_custom_objective(config, function)
+        return create_objective(config)
+
     def loss(labels, features, ids, embeddings, space, key, samples_per_class, power=2):
         return jnp.sum(embeddings**power), {"n": len(labels) + ids[0] + samples_per_class}
 
@@ -272,8 +250,11 @@ class HalfSphere(Sphere):
 
 
 def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
+    def scaled(embeddings, *, weight=0.5):
+        return weight * jnp.sum(embeddings)
+
     hypjax.register_space("half", HalfSphere)
-    hypjax.register_objective("mine", attraction)
+    hypjax.register_objective("mine", scaled)
     hypjax.register_encoder("net", Net())
     sizes = (f"model.{size}=0" for size in ("patch_size", "width", "depth", "num_heads"))
     named = ("objective.name=mine", "objective.weight=2", "model.architecture=net", *sizes)
@@ -282,6 +263,6 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
     assert objective.space == HalfSphere() and objective.function.keywords == {"weight": 2.0}
     assert create_embedder(config).encoder.dim == 6
     with pytest.raises(ValueError, match="supcon of its own"):
-        hypjax.register_objective("supcon", attraction)
+        hypjax.register_objective("supcon", scaled)
     with pytest.raises(ValueError, match="lacks .*embed"):
         hypjax.register_space("net", Net)

@@ -11,16 +11,15 @@ from hypjax.analysis import disk
 from hypjax.errors import UserError
 from tests.helpers import commands
 
-draw = functools.partial(commands.call, "plot")
-
 
 @pytest.mark.slow
 def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
     file = tmp_path / "disk.png"
+    draw = functools.partial(commands.call, "plot")
     draw("disk", f"--workdir={run}", f"--output={file}", "--parts=train,test", "--thumbnails")
-    told = capsys.readouterr()
-    assert "rank correlation of distances in the picture and in the ball" in told.out
-    assert "embedding 18 images" in told.err and f"wrote {file}" in told.err
+    printed = capsys.readouterr()
+    assert "rank correlation of distances in the picture and in the ball" in printed.out
+    assert "embedding 18 images" in printed.err and f"wrote {file}" in printed.err
     assert Image.open(file).width == 1600
     draw("hits", f"--workdir={run}", f"--output={file}", "--queries=5", "--k=3")
     printed = capsys.readouterr().out
@@ -32,16 +31,11 @@ def test_draws_the_parts_of_a_run(run, tmp_path, capsys):
 
 
 def test_ancestors_in_a_layout_by_umap_are_proxies_nearer_to_the_centre(monkeypatch):
-    places = np.array([0.5, 0.5j, 0.05, 0.3, 0.1, 0.4j])  # Three images, then three proxies.
-    monkeypatch.setattr(disk.layouts, "lay_out_by_umap", lambda *_, **__: places)
+    layout = np.array([0.5, 0.5j, 0.05, 0.3, 0.1, 0.4j])  # Three images, then three proxies.
+    monkeypatch.setattr(disk.layouts, "lay_out_by_umap", lambda *_, **__: layout)
     monkeypatch.setattr(disk.layouts, "faithfulness", lambda *_: None)
     points = np.zeros((3, 2), np.float32)
     panel = disk.Panel("", points, np.zeros(3, int), [], None)
     drawing = disk.Drawing([panel], ["a"], "class", disk.Proxies(points, np.zeros(3, int)))
     proxies = disk.place_in_disk(drawing, None, "umap", neighbours=80)[0].proxies
     assert (proxies.above.tolist(), proxies.parents.tolist()) == ([0, 2, -1], [1, -1, 1])
-
-
-def test_the_first_images_may_be_drawn_in_place_of_random_ones():
-    assert disk.choose("test", 9, 4, None)[1].tolist() == [0, 1, 2, 3]
-    assert disk.choose("test", 9, 4, 0)[1].tolist() != [0, 1, 2, 3]

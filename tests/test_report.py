@@ -50,15 +50,16 @@ def test_searches_and_classes_are_those_of_the_results(run):
     for search in found.searches:
         assert search.query not in search.hits
         assert search.right == [test.labels[i] == test.labels[search.query] for i in search.hits]
-    assert sum(each.recall * each.queries for each in found.classes) == pytest.approx(18 * recall)
+    hits = sum(of_class.recall * of_class.queries for of_class in found.classes)
+    assert hits == pytest.approx(18 * recall)
 
 
 @pytest.mark.slow
 def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monkeypatch, capsys):
     copy = shutil.copytree(run, tmp_path / "written")
     (copy / "results.json").unlink()
-    told = "hypjax.train.print_results"
-    monkeypatch.setattr(told, lambda *_: console.warn("<few> classes"))
+    printing = "hypjax.train.print_results"
+    monkeypatch.setattr(printing, lambda *_: console.warn("<few> classes"))
     train.train_and_evaluate(saved_config(copy), copy, report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
     page = (copy / "report.html").read_text()

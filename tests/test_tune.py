@@ -39,6 +39,8 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     ]
     with pytest.raises(UserError, match="unfinished runs: 2"):
         tune(*GRIDS)
+    with pytest.raises(UserError, match="as many settings"):
+        tune(GRIDS[0], "--variant=sph", "--pending")
     finish_default(f"{CONFIG}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{CONFIG}:sph", head=0.9, validation=0.6)
     second = tune(*GRIDS, "--pending", "--seeds=0,4")
@@ -48,30 +50,21 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     ]
 
 
-def test_an_unfair_comparison_is_refused(tune):
-    with pytest.raises(UserError, match="as many settings"):
-        tune(GRIDS[0], "--variant=sph", "--pending")
-
-
-@pytest.mark.parametrize(
-    ("grid", "fields", "sentence"),
-    [
-        ("0.1,0.2", ["data.validation_classes=0"], "data.validation_classes=2, or name one"),
+def test_runs_that_cannot_be_chosen_among_are_refused_before_the_first(folder, tmp_path):
+    path = write_pictures(tmp_path / "photos", [f"{c}/{i}.png" for c in "abcdefg" for i in "12345"])
+    none, images = "data.validation_classes=0", "data.split=images"
+    for grid, fields, sentence in (
+        ("0.1,0.2", [none], "data.validation_classes=2, or name one"),
         ("0.1,0.2", [], "data.validation_classes=2, or name one"),  # A share of five classes.
-        ("0.1,0.2", ["data.split=images", "data.validation_classes=0"], "validation_classes=0.1"),
-        ("0.1,0.2", ["data.split=images"], "add images, or name one"),
+        ("0.1,0.2", [images, none], "validation_classes=0.1"),
+        ("0.1,0.2", [images], "add images, or name one"),
         ("0.1 data.split_seed=0,1", [], "runs differ in data.split_seed"),
         ("0.1 eval.ks=1,2", [], "runs differ in eval.ks"),
-    ],
-)
-def test_runs_that_cannot_be_chosen_among_are_refused_before_the_first(
-    folder, tmp_path, grid, fields, sentence
-):
-    path = write_pictures(tmp_path / "photos", [f"{c}/{i}.png" for c in "abcdefg" for i in "12345"])
-    fields = [f"--config.{field}" for field in [f"data.path={path}", *fields]]
-    variant = f"--variant=hyp-scratch objective.temperature={grid}"
-    with pytest.raises(UserError, match=sentence):
-        commands.call("tune", "--config=configs/folder.py", variant, "--pending", *fields)
+    ):
+        fields = [f"--config.{field}" for field in (f"data.path={path}", *fields)]
+        variant = f"--variant=hyp-scratch objective.temperature={grid}"
+        with pytest.raises(UserError, match=sentence):
+            commands.call("tune", "--config=configs/folder.py", variant, "--pending", *fields)
 
 
 def test_one_setting_for_each_variant_needs_no_validation(tune):

@@ -38,8 +38,8 @@ _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
 
-# Of the interactive page.
-_LEAST = 340  # Least width of one disk, below which disks stand under each other.
+# Interactive page.
+_LEAST = 340  # Smallest width of one disk, below which disks stand under each other.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -68,7 +68,7 @@ class Colours(NamedTuple):
 
     of: np.ndarray  # Colour of each group.
     shown: Int[np.ndarray, " shown"]  # Groups that the legend names.
-    markers: Sequence[int]  # Marker of each of these.
+    markers: Sequence[int]  # Marker of each shown group.
     rest: str  # Name of the other groups in the legend.
 
 
@@ -77,7 +77,7 @@ class Proxies(NamedTuple):
 
     positions: Positions | Float[np.ndarray, "p d"]  # As in `Panel`.
     parents: Int[np.ndarray, " p"]  # −1 for proxies without a parent.
-    above: Int[np.ndarray, " n"] | None = None  # The same of each point of the only panel.
+    above: Int[np.ndarray, " n"] | None = None  # Parents of the points, if there is one panel.
 
 
 class Drawing(NamedTuple):
@@ -199,19 +199,16 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
     rows, columns = snap_to_grid(panel.positions, side)
     canvas = Image.new("RGB", (side * _CELL, side * _CELL), "white")
     for i, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
-        picture = ImageOps.contain(panel.read(i), (_CELL - 2, _CELL - 2))
-        margin = (_CELL - picture.width) // 2, (_CELL - picture.height) // 2
-        canvas.paste(picture, (column * _CELL + margin[0], row * _CELL + margin[1]))
+        image = ImageOps.pad(panel.read(i), (_CELL - 2, _CELL - 2), color="white")
+        canvas.paste(image, (column * _CELL + 1, row * _CELL + 1))
     inches = side * _CELL / DPI
     figure = Figure(figsize=(inches, inches), dpi=DPI)
     figure.figimage(np.asarray(canvas))
     save(figure, output)
 
 
-def snap_to_grid(
-    positions: Positions, side: int
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Rows, from the top, and columns: the cells of least total squared distance."""
+def snap_to_grid(positions: Positions, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [n], from the top, and columns [n]: the cells of least total squared distance."""
     from scipy.optimize import linear_sum_assignment
 
     # Ranks spread the positions evenly in each direction.
@@ -226,7 +223,7 @@ def snap_to_grid(
 def drawing_of_gallery(
     path: pathlib.Path, most: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Reads a gallery of `hypjax.embed` and its space; takes at most so many images."""
+    """Reads at most `most` images of a gallery, and its space."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), most, seed)
     paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
@@ -238,7 +235,7 @@ def drawing_of_gallery(
 def drawing_of_run(
     workdir: str, parts: Sequence[str], most: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most so many images of the parts train or test, and HIER's proxies."""
+    """Embeds at most `most` images of each part, train or test, and HIER's proxies."""
     (run,) = open_runs([workdir])
     name, chosen_images = run.config.data.name, {}
     for part in parts:
@@ -262,10 +259,7 @@ def drawing_of_run(
 def drawing_of_images(
     name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
 ) -> Drawing:
-    """Points [n, d] and images of a dataset of this name, a panel for each title.
-
-    Colours stand for a grouping, by default `default_grouping`.
-    """
+    """A panel for each title, from points [n, d] and their images, coloured by a grouping."""
     by_panel = [groupings(name, images) for _, images in shown.values()]
     legend = _legend(by_panel[0], colour)
     numbers: dict[str, int] = {}
@@ -280,7 +274,7 @@ def drawing_of_images(
 
 
 def _legend(groupings: Mapping[str, Grouping], colour: str | None) -> str:
-    """The grouping that colours stand for; raises a `UserError` if there is none of this name."""
+    """The grouping that colours stand for, by default the coarsest; rejects unknown names."""
     legend = colour or default_grouping(groupings)
     if legend not in groupings:
         raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(groupings)}")
@@ -292,10 +286,9 @@ def place_in_disk(
 ) -> tuple[Drawing, tuple[float, float] | None]:
     """Lays out all images and proxies together, points of a space, by 'mds' or 'umap'.
 
-    By 'umap', an ancestor is the nearest proxy in the disk that is closer to its centre (HIER).
-
-    Also returns the rank correlations of distances in the space with those in the layout and of two
-    principal components; None for fewer than three points.
+    With 'umap', an ancestor is the nearest proxy in the disk that is closer to its centre (HIER).
+    Also returns rank correlations of distances in the space with distances in the layout, and with
+    distances of two principal components; None for fewer than three points.
     """
     proxies = drawing.proxies
     points = [panel.positions for panel in drawing.panels]
@@ -327,22 +320,17 @@ def read_rgb(images: Dataset, i: int) -> Image.Image:
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
-    """Colours stand by default for the coarsest grouping of classes."""
+    """The coarsest grouping of classes."""
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def choose(
-    name: str, count: int, most: int, seed: int | None
-) -> tuple[str, Int[np.ndarray, " chosen"]]:
-    """Returns a title, and ascending indices of at most so many images: random ones, or the first.
-
-    Without a seed, they are the first.
-    """
+def choose(name: str, count: int, most: int, seed: int | None) -> tuple[str, np.ndarray]:
+    """Returns a title, and ascending indices of at most `most` images: the first without a seed."""
     if not count:
         raise UserError("there are no images to draw")
-    shown = f"{most:,} of {counted(count, 'image')}" if most < count else counted(count, "image")
+    title = f"{name}: {f'{most:,} of ' * (most < count)}{counted(count, 'image')}"
     order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    return f"{name}: {shown}", np.sort(order[:most])
+    return title, np.sort(order[:most])
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
@@ -354,26 +342,21 @@ def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
 
     disks = [_bokeh_figure(panel, drawing) for panel in drawing.panels]
     title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
-    heading = "<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>"
-    beside = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
-    content = [Div(text=heading), beside]
+    heading = Div(text="<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>")
+    panels = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
+    page = column(heading, panels, sizing_mode="stretch_both")
     with writing(output):
-        write_text(output, file_html(column(*content, sizing_mode="stretch_both"), INLINE, title))
+        write_text(output, file_html(page, INLINE, title))
 
 
 def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
-    plot = figure(
-        title=panel.title,
-        sizing_mode="stretch_both",
-        min_width=_LEAST,
-        min_height=_LEAST + 140,  # Title and legend.
-        match_aspect=True,
-        tools="pan,wheel_zoom,box_zoom,reset,save",
-        active_scroll="wheel_zoom",
-    )
+    size = {"sizing_mode": "stretch_both", "min_width": _LEAST, "match_aspect": True}
+    size["min_height"] = _LEAST + 140  # Title and legend.
+    tools = {"tools": "pan,wheel_zoom,box_zoom,reset,save", "active_scroll": "wheel_zoom"}
+    plot = figure(title=panel.title, **size, **tools)
     plot.x_range.range_padding = plot.y_range.range_padding = 0.02
     plot.axis.visible = plot.grid.visible = False
     lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))

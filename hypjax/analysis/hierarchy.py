@@ -1,7 +1,6 @@
 """The hierarchy in a run's embeddings of test images: trees, their scores, and files."""
 
 import functools
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Radii, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import Levels, Radii, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import Tree
+from hypjax.analysis.trees import Heights, Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space, spaces
@@ -25,9 +24,10 @@ from hypjax.system.files import write_json
 
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
-_TANGLED = 120  # Most classes of which tanglegrams are drawn.
+_TANGLED = 120  # Largest number of classes in a tanglegram.
 
 Affinity = Float[np.ndarray, "classes classes"]
+Rows = Sequence[Sequence[Picture]]
 
 
 class Hierarchy(NamedTuple):
@@ -38,9 +38,9 @@ class Hierarchy(NamedTuple):
     nodes: list[dict[str, Any]]  # Of the tree, as in tree.json.
     affinity: Affinity  # Similarity of classes, at the mean distance of their images.
     positions: disk.Positions | None  # Of the nodes; None without proxies, or in flat space.
-    leaf_images: Sequence[Sequence[Picture]]  # Nearest images of proxies that are leaves.
-    class_tree: Tree  # Of average linkage, by the mean distances of classes' images,
-    class_heights: Float[np.ndarray, " nodes"]  # at which they merge.
+    leaf_images: Rows  # Nearest images of proxies that are leaves.
+    class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
+    class_heights: Heights
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
@@ -52,7 +52,7 @@ def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
 def find_hierarchy(
     name: str, points: Points, space: Space, images: ChosenImages, proxies: Points | None = None
 ) -> Hierarchy:
-    """Scores the tree of average linkage and, before it, the tree of any hierarchical proxies."""
+    """Scores the tree of average linkage, and first the tree of proxies, if there are any."""
     distances = _distances(space, points, points)
     clusters, heights = trees.average_linkage(distances)
     of_classes = _class_means(distances, images.groupings[CLASS].labels)
@@ -81,7 +81,7 @@ def find_hierarchy(
 def _with_proxies(
     hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
-    """Puts the tree of the proxies, points of the space, before the tree of average linkage."""
+    """Adds the tree of the proxies, points of the space; its files replace average linkage's."""
     n, all_points = len(points), np.concatenate([points, proxies])
     measured = _distances(space, all_points, np.pad(proxies, ((0, 1), (0, 0))))
     distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
@@ -95,22 +95,19 @@ def _with_proxies(
         node["radius"] = radius
     positions, ball = None, space.ball()
     if ball is not None and ball.c:
-        # True distances from the origin, and angles from the tree.
+        # Layout: true distances from the origin, and angles from the tree, whose siblings stand in
+        # the order of their images' first principal component.
         shown = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
         lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
-        # Siblings stand in the order of the main principal component of their images.
         _, components = np.linalg.eigh(np.cov(points, rowvar=False))
         starts = tree.sorted_starts(points @ components[:, -1])
         angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
         positions = lengths * np.exp(1j * angles)
-    scores = {
-        **hierarchy.scores,
-        "trees": [_scores("proxies", tree, images), *hierarchy.scores["trees"]],
-        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n]),
-    }
+    of_both = [_scores("proxies", tree, images), *hierarchy.scores["trees"]]
+    of_radii = _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n])
+    scores = {**hierarchy.scores, "trees": of_both, "radii": of_radii}
     rows = _leaf_images(distances[:n], tree, used, images)
-    changed = {"scores": scores, "tree": tree, "nodes": nodes}
-    return hierarchy._replace(**changed, positions=positions, leaf_images=rows)
+    return Hierarchy(scores, tree, nodes, hierarchy.affinity, positions, rows, *hierarchy[-2:])
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -162,10 +159,8 @@ def _scores_of_radii(
     }
 
 
-def _leaf_images(
-    distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages
-) -> list[list[Picture]]:
-    """Nearest images of the leaf proxies with most images; a frame marks images beneath them."""
+def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
+    """Nearest images of the largest leaf proxies; frames mark the images beneath them."""
     n, above = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(above, minlength=len(tree.parents))
     childless = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
@@ -183,7 +178,7 @@ def _leaf_images(
 def _nodes(
     tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
-    """Describes the images, then the inner nodes with these names and facts."""
+    """Rows of tree.json: the images, then the inner nodes with their names and facts."""
     described = []
     for i, index in enumerate(images.indices.tolist()):
         of_image = {n: g.names[g.labels[i]] for n, g in images.groupings.items()}
@@ -196,17 +191,15 @@ def _nodes(
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns tables of runs' `scores`; the first has no title."""
+    """Formats tables of runs' `scores`; the first has no title."""
     texts = [_scores_table(runs)]
     if any("radii" in run for run in runs):
         texts.append(_radii_table(runs))
     if "known_hierarchy" in runs[0]:
         levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
-        texts += [
-            f"first hits, and distances in the known hierarchy of {levels}:\n"
-            + known_hierarchy.agreement_table(runs),
-            "median distance from the origin:\n" + known_hierarchy.radii_table(runs),
-        ]
+        title = f"first hits, and distances in the known hierarchy of {levels}:"
+        texts.append(f"{title}\n{known_hierarchy.agreement_table(runs)}")
+        texts.append(f"median distance from the origin:\n{known_hierarchy.radii_table(runs)}")
     return "\n\n".join(texts)
 
 
@@ -237,13 +230,8 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-def as_json(value: Any) -> Any:
-    """Replaces NaN by None."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
-
-
 def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
-    """Writes the tree and the figures of a run to a folder of its name, and returns their files."""
+    """Writes a run's tree and figures to a folder of its name; returns the files."""
     folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
     files = tree, affinity, tangled, in_disk, leaves = [folder / name for name in names]
@@ -272,9 +260,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
     return [file for file in files if file.exists()]
 
 
-def _draw_affinity(
-    hierarchy: Hierarchy, groups: Mapping[str, np.ndarray], output: pathlib.Path
-) -> None:
+def _draw_affinity(hierarchy: Hierarchy, groups: Levels, output: pathlib.Path) -> None:
     """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
     affinity = hierarchy.affinity
     alike = hierarchy.class_tree.starts()[: len(affinity)]
@@ -282,8 +268,8 @@ def _draw_affinity(
     apart = affinity[~np.eye(len(affinity), dtype=bool)]
     panels = [("affinity", affinity, np.quantile(apart, (0.01, 0.995)), {"extend": "both"})]
     if groups:
-        many = f"number of equal groups: {', '.join(groups)}"
-        title = many if len(groups) > 1 else f"same {next(iter(groups))}"
+        title = "number of equal groups: " if len(groups) > 1 else "same "
+        title += ", ".join(groups)
         equal = sum(group[:, None] == group for group in groups.values())
         panels.append((title, equal, (0, len(groups)), {"ticks": range(len(groups) + 1)}))
     figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=DPI, layout="constrained")

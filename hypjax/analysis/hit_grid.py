@@ -65,7 +65,7 @@ def draw(searches: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
 
 
 def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]]) -> list[Picture]:
-    """A query, and its hits: images with labels, distances and marks, as of `Hits`."""
+    """Pictures of a query and its hits, which are images, labels, distances and marks."""
     row = [Picture(image, f"query {on_one_line(label)}", "black")]
     for hit, name, distance, mark in hits:
         row.append(Picture(hit, f"{distance:.3f} {on_one_line(name)}", _FRAMES[mark]))
@@ -73,14 +73,9 @@ def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]])
 
 
 def draw_rows(
-    rows: Sequence[Sequence[Picture]],
-    output: pathlib.Path,
-    read: Callable[[Any], Image.Image],
+    rows: Sequence[Sequence[Picture]], output: pathlib.Path, read: Callable[[Any], Image.Image]
 ) -> list[pathlib.Path]:
-    """Draws rows of equally many pictures, on pages of at most 20 rows, and returns the files.
-
-    Names of further pages end in -2, -3, ...
-    """
+    """Draws rows of equally many pictures, 20 to a file; further files end in -2, -3, ..."""
     read, files = tolerant(read), []
     for start in range(0, len(rows), _ROWS):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
@@ -97,7 +92,7 @@ def save(figure: Figure, file: File) -> None:
 
 
 def thumbnail_url(image: Image.Image, side: int, quality: int) -> str:
-    """Returns a copy of an image, of so many pixels on its longer side, as a data URL."""
+    """Returns an image, scaled down to `side` pixels on its longer side, as a data URL."""
     small = image.copy()
     small.thumbnail((side, side))
     file = io.BytesIO()
@@ -111,23 +106,22 @@ def data_url(content: bytes, kind: str) -> str:
 
 
 def shortened(name: str, length: int) -> str:
-    """Returns a name, cut off after so many characters."""
+    """Returns a name, cut to `length` characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
-    def wrapped(title: str) -> str:
-        return "\n".join(textwrap.fill(line, _LINE) for line in title.strip().split("\n"))
+def _wrapped(picture: Picture) -> str:
+    return "\n".join(textwrap.fill(line, _LINE) for line in picture.title.strip().split("\n"))
 
-    titles = [[wrapped(picture.title) for picture in row] for row in rows]
-    lines = [max(title.count("\n") + 1 for title in row) for row in titles]
+
+def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
+    lines = [max(_wrapped(picture).count("\n") + 1 for picture in row) for row in rows]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
     figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
     axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
-    pictures, titles = itertools.chain(*rows), itertools.chain(*titles)
-    for axis, picture, title in zip(axes.ravel(), pictures, titles, strict=True):
+    for axis, picture in zip(axes.ravel(), itertools.chain(*rows), strict=True):
         axis.set(xticks=[], yticks=[])
-        axis.set_title(title, fontsize=7)
+        axis.set_title(_wrapped(picture), fontsize=7)
         for side in axis.spines.values():
             side.set(color=picture.colour, linewidth=3)
         thumbnail = read(picture.image)

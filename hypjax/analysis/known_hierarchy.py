@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import OTHER, colours, draw_lines
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
-from hypjax.analysis.trees import Tree
+from hypjax.analysis.trees import Distances, Heights, Tree
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Space, lorentz
 from hypjax.retrieval import nearest_neighbors
@@ -28,10 +28,12 @@ _NAME = 26  # Characters of a name.
 _SIZE = 7  # Points of its letters.
 
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
+Levels = Mapping[str, Groups]
+Groupings = Mapping[str, Grouping]
 Radii = Float[np.ndarray, " groups"]
 
 
-def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
+def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
     """Classes, then ever coarser groupings, each of which nests the one before."""
     levels = {CLASS: groupings[CLASS]}
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
@@ -54,14 +56,12 @@ def known_tree(levels: Sequence[Groups]) -> Tree:
     return Tree(np.concatenate([*parents, [-1]]), levels[0].max() + 1)
 
 
-def wrong_first_hits(
-    points: Points, space: Space, groupings: Mapping[str, Grouping]
-) -> dict[str, Any]:
-    """How often a wrong nearest image is at least of the query's group, by exact search.
+def wrong_first_hits(points: Points, space: Space, groupings: Groupings) -> dict[str, Any]:
+    """How often a wrong nearest image at least has the query's group, by exact search.
 
-    Queries have another image of their class. Returns their number, that of wrong hits, and for
-    each grouping the share of these in the query's group, and the share by chance: of random images
-    of other classes.
+    Queries have another image of their class. Returns the numbers of queries and of wrong hits, and
+    for each grouping the share of wrong hits in the query's group, and the share by chance, of
+    random images of other classes.
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
@@ -78,9 +78,7 @@ def wrong_first_hits(
     return scores
 
 
-def rank_correlations(
-    distances: Float[np.ndarray, "n n"], levels: Sequence[Groups]
-) -> dict[str, float]:
+def rank_correlations(distances: Distances, levels: Sequence[Groups]) -> dict[str, float]:
     """Spearman's correlation of distances with the number of levels at which groups differ.
 
     Over all pairs, and over pairs of different classes; NaN if all distances are equal.
@@ -97,35 +95,30 @@ def rank_correlations(
     return correlations
 
 
-def radii(
-    points: Points, space: Space, levels: Mapping[str, Groups]
-) -> dict[str, dict[str, float]]:
-    """Median distances from the origin of images, of their groups' centres, and of that of all.
+def radii(points: Points, space: Space, levels: Levels) -> dict[str, dict[str, float]]:
+    """Median distances from the origin of images, of groups' centres, and of the centre of all.
 
-    In the ball, the centre of images is their centroid on the hyperboloid, which is Einstein's
-    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In flat space it is the mean
-    of their features, at the distance 2‖x‖, the limit of the ball's for c → 0.
-
-    Returns:
-        For "ball", if the space is one or has one, and for "flat": the median of each level.
+    In "ball", if the space is or has one, a centre is the centroid on the hyperboloid, Einstein's
+    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In "flat", it is the mean of
+    the features, at the distance 2‖x‖, the ball's limit for c → 0. Returns medians by level.
     """
     nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
-    medians, (lifted, c) = {}, _on_hyperboloid(space, points)
+    lifted, c = _on_hyperboloid(space, points)
+    with jax.enable_x64(True):
+        features = np.asarray(space.features(np.asarray(points, np.float64)))
 
-    def in_ball(groups: Groups) -> Radii:
+    def ball(groups: Groups) -> Radii:
         sums = _sums(lifted, groups)
         time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
         return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
 
-    if c:
-        medians["ball"] = {level: float(np.median(in_ball(x))) for level, x in nodes.items()}
-    with jax.enable_x64(True):
-        features = np.asarray(space.features(np.asarray(points, np.float64)))
-
     def flat(groups: Groups) -> Radii:
         return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
 
-    return {**medians, "flat": {level: float(np.median(flat(x))) for level, x in nodes.items()}}
+    return {
+        name: {level: float(np.median(radii_in(x))) for level, x in nodes.items()}
+        for name, radii_in in {**({"ball": ball} if c else {}), "flat": flat}.items()
+    }
 
 
 def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
@@ -147,7 +140,7 @@ def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
 
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line per run: its wrong first hits, and rank correlations; of `scores`."""
+    """Formats a line per run: its wrong first hits, and rank correlations."""
     names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
     groups = ["", "", "of the right group (chance):", *[""] * (len(names) - 1)]
     rows = [[*groups, "rank correlation:", ""]]
@@ -161,7 +154,7 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a line per run and space: the median radii."""
+    """Formats a line per run and space: the median radii."""
     names = [*runs[0]["known_hierarchy"]["radii"]["flat"]]
     rows = [["run", "space", *names]]
     for run in runs:
@@ -172,15 +165,12 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def draw_tanglegram(
     tree: Tree,
-    heights: Float[np.ndarray, " nodes"],
-    levels: Mapping[str, Grouping],
+    heights: Heights,
+    levels: Groupings,
     groups: Groups,
     output: pathlib.Path,
 ) -> None:
-    """Draws a tree of classes and the known one, with the same leaves opposite where possible.
-
-    Groups colour the classes; inner nodes of the tree stand by their heights.
-    """
+    """Draws a tree of classes, by heights, opposite the known one; groups colour the classes."""
     known = known_tree([level.labels for level in levels.values()])
     known_starts = known.sorted_starts(tree.starts()[: tree.leaves])
     starts = tree.sorted_starts(known_starts[: tree.leaves])

@@ -26,12 +26,13 @@ from hypjax.training.setup import training_run
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED = 0.9  # Share of the weight for which the fewest negatives are counted.
 _HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
-_QUANTILES = (0.1, 0.5, 0.9)
 _POINTS = 200  # Ranks of a curve in a file.
 _NAME = 24  # Characters of a class in a table.
 _LEAST = 1e-8  # Smallest weight that is drawn, so that the axis shows larger ones in detail.
 
 Weighed = dict[str, Any]  # A run's weights of negatives, see `weigh`.
+Runs = Sequence[Weighed]
+Mask = Bool[np.ndarray, "anchors items"]
 
 
 class Choice(NamedTuple):
@@ -39,11 +40,10 @@ class Choice(NamedTuple):
 
     splits: Splits  # Of a batch, its images are the test images.
     anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
-    shown: int  # The hardest negatives of so many first anchors are listed,
-    k: int  # so many of each.
-    # In a batch, each anchor has one of the images of its class as its positive.
-    positives: Int[np.ndarray, " anchors"] | None = None
-    samples_per_class: int = 1  # Of a batch, whose adjacent images are of one class.
+    shown: int  # Number of anchors, the first, whose hardest negatives are listed.
+    k: int  # Number of negatives listed of each.
+    positives: Int[np.ndarray, " anchors"] | None = None  # In a batch, the positive of each anchor.
+    samples_per_class: int = 1  # In a batch, whose adjacent images have one class.
 
     def negatives(self) -> Int[np.ndarray, " anchors"]:
         """Number of negatives of each anchor."""
@@ -52,9 +52,7 @@ class Choice(NamedTuple):
             return np.full(len(self.anchors), 2 * (len(items) // self.samples_per_class - 1))
         return len(items) - _sizes_of_classes(self.splits)[self.anchors]
 
-    def pairs(
-        self, rows: slice
-    ) -> tuple[Bool[np.ndarray, "anchors items"], Bool[np.ndarray, "anchors items"]]:
+    def pairs(self, rows: slice) -> tuple[Mask, Mask]:
         """Marks the positives and the negatives of some anchors among the items.
 
         In a batch, negatives are those of the two subsets of the anchor and of its positive.
@@ -75,10 +73,7 @@ def _sizes_of_classes(splits: Splits) -> Int[np.ndarray, " images"]:
 
 
 def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int) -> Choice:
-    """Chooses evenly spaced test images as anchors, or those named by index.
-
-    An image whose class has no other one is no anchor.
-    """
+    """Chooses evenly spaced test images as anchors, or images by index; each has a positive."""
     anchors = np.flatnonzero(_sizes_of_classes(splits) > (splits.gallery is None))
     return _choose(Choice(splits, anchors, shown, k), named, number)
 
@@ -86,10 +81,10 @@ def choose(splits: Splits, named: Sequence[int], number: int, shown: int, k: int
 def choose_in_batch(
     images: Dataset, samples_per_class: int, named: Sequence[int], number: int, shown: int, k: int
 ) -> Choice:
-    """Chooses anchors of a batch, each of them with every positive, as `choose` does.
+    """Chooses anchors of a batch, each with every positive.
 
-    Adjacent images are of one class. Its subsets are, as in the pairwise cross-entropy, the first
-    images of all classes, the second ones, and so on.
+    Adjacent images have one class. As in the pairwise cross-entropy, the subsets are the first
+    images of all classes, the second images, and so on.
     """
     others = samples_per_class - 1
     anchors = np.repeat(np.arange(len(images)), others)
@@ -105,16 +100,13 @@ def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
     spec = (built := training_run(run)).spec
     samples, most = spec.samples_per_class, spec.batch_size
     if not 2 * samples <= size <= most:
-        raise UserError(
-            f"--batch is {size}; it must be {2 * samples} to {most}, from two classes with "
-            f"{samples} images each to all images of a batch of {run.name}"
-        )
+        raise UserError(f"--batch is {size}; it must be {2 * samples} (two classes) to {most}")
     images = built.plans.choose(0)[: size // samples * samples]
     return built.splits.train.take(images), samples
 
 
 def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
-    """Takes so many anchors, evenly spaced and those to show first, or the named ones."""
+    """Takes `number` evenly spaced anchors, those to show first; or the named anchors."""
     anchors, count = choice.anchors, len(choice.splits.test)
     for index in named:
         if not 0 <= index < count:
@@ -122,7 +114,7 @@ def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
         if index not in anchors:
             raise UserError(f"--index is {index}, an image without another one of its class")
     if not len(anchors):
-        raise UserError("there are no two images of one class, so that no anchor has a positive")
+        raise UserError("no class has two images, so no anchor has a positive")
     if named:
         rows = np.concatenate([np.flatnonzero(anchors == index) for index in named])
         shown = len(rows)
@@ -133,9 +125,7 @@ def _choose(choice: Choice, named: Sequence[int], number: int) -> Choice:
     positives = None if choice.positives is None else choice.positives[rows]
     choice = choice._replace(anchors=anchors[rows], shown=shown, positives=positives)
     if choice.k > (fewest := choice.negatives().min()):
-        raise UserError(
-            f"--k is {choice.k}, but an anchor has only {fewest} negatives; set --k={fewest}"
-        )
+        raise UserError(f"--k is {choice.k}, but an anchor has only {fewest} negatives")
     return choice
 
 
@@ -145,9 +135,8 @@ def _evenly(count: int, most: int) -> Int[np.ndarray, " chosen"]:
 
 def weigh_run(run: Run, choice: Choice) -> Weighed:
     """Embeds images in the space of the loss, without `eval.pca`, and weighs negatives."""
-    params = restore_trained(run)
+    params, splits = restore_trained(run), choice.splits
     space = run.trained_objective(params).space
-    splits = choice.splits
     items = head_points(run, params, space, searched(splits))
     if splits.gallery:
         anchors = head_points(run, params, space, splits.test.take(choice.anchors))
@@ -192,11 +181,10 @@ def weigh(
             for row, anchor in enumerate(choice.anchors[: choice.shown][block].tolist()):
                 hardest.append(_nearest(choice, anchor, distances[row], weights[row]))
     curve = curve[: max(choice.negatives())] / len(anchors)
-    cumulative = np.cumsum(curve)
-    weight, cumulative = cumulative[-1], cumulative / cumulative[-1]
+    weight, cumulative = curve.sum(), np.cumsum(curve) / curve.sum()
     ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
     drawn = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
-    quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in _QUANTILES}
+    quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in (0.1, 0.5, 0.9)}
     return {
         "run": name,
         "temperature": temperature,
@@ -209,9 +197,7 @@ def weigh(
     }
 
 
-def _nearest(
-    choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray
-) -> dict[str, Any]:
+def _nearest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray) -> Weighed:
     test, images = choice.splits.test, searched(choice.splits)
     nearest = np.argsort(distances, stable=True)[: choice.k]
     return {
@@ -225,19 +211,18 @@ def _nearest(
     }
 
 
-def only_here(runs: Sequence[Weighed], run: int, anchor: int) -> list[bool]:
+def only_here(runs: Runs, run: int, anchor: int) -> list[bool]:
     """Marks an anchor's hardest negatives in one run that no other run has among its hardest."""
     items = [weighed["hardest"][anchor]["items"] for weighed in runs]
     others = {item for other in (*items[:run], *items[run + 1 :]) for item in other}
     return [len(runs) > 1 and item not in others for item in items[run]]
 
 
-def summary_table(runs: Sequence[Weighed]) -> str:
-    """Returns one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
+def summary_table(runs: Runs) -> str:
+    """Formats one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
     heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
-    rows = [
-        ["run", "", "weight", *heads, *(f"share of the hardest {n}" for n in runs[0]["shares"])]
-    ]
+    heads += [f"share of the hardest {n}" for n in runs[0]["shares"]]
+    rows = [["run", "", "weight", *heads]]
     for run in runs:
         counts = [f"{value:.1f}" for value in run["carriers"].values()]
         shares = [f"{value:.4f}" for value in run["shares"].values()]
@@ -245,7 +230,7 @@ def summary_table(runs: Sequence[Weighed]) -> str:
     return aligned(rows)
 
 
-def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
+def anchor_table(runs: Runs, anchor: int) -> str:
     """Returns a shown anchor's hardest negatives in each run; * marks negatives of one run only."""
     shown = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
@@ -261,7 +246,7 @@ def anchor_table(runs: Sequence[Weighed], anchor: int) -> str:
     return f"{title}\n{aligned(rows)}"
 
 
-def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
+def draw_curves(runs: Runs, output: pathlib.Path) -> None:
     """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3)."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     weight, cumulative = figure.subplots(1, 2)
@@ -281,9 +266,7 @@ def draw_curves(runs: Sequence[Weighed], output: pathlib.Path) -> None:
     save(figure, output)
 
 
-def draw_hardest(
-    runs: Sequence[Weighed], splits: Splits, output: pathlib.Path
-) -> list[pathlib.Path]:
+def draw_hardest(runs: Runs, splits: Splits, output: pathlib.Path) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
     rows, items = [], searched(splits)
     for anchor in range(len(runs[0]["hardest"])):

@@ -52,7 +52,6 @@ _STATES = {
 }
 _METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 
-
 Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
 
@@ -76,7 +75,7 @@ def write_report(
     fields = _rows([identity(run.searches.run.config) for run in runs])
     differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
     classes = zip(*(run.searches.classes for run in runs), strict=True)
-    classes = sorted(classes, key=lambda row: sum(each.recall for each in row))
+    classes = sorted(classes, key=lambda row: sum(of_run.recall for of_run in row))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(source).render(
@@ -111,31 +110,29 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
 
 
 def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A table of what runs have by name; empty where a run lacks it."""
+    """A table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
-    """Facts of a run, in words: its model, and numbers of images."""
-    splits, learned = run.searches.run.splits, run.results.get("learned")
+    """A run's model, learned scalars and numbers of images, in words."""
+    splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
+    if learned := run.results.get("learned"):
+        facts["learned"] = format_learned(learned)
     parts = {"training": splits.train, "validation": splits.validation, "test": splits.test}
     parts["searched"] = splits.gallery
-    return {
-        "model": describe(run.searches.run.config),
-        **({"learned": format_learned(learned)} if learned else {}),
-        **{f"{name} images": part.describe() for name, part in parts.items() if part},
-    }
+    return facts | {f"{name} images": part.describe() for name, part in parts.items() if part}
 
 
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
-    """A row for each score, of which the best is marked, after Recall@1 with its interval."""
+    """A row for Recall@1 with its interval, then one for each score; the best is marked."""
     rows = []
     if any(run.searches.interval for run in runs):
         intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
         texts = ["{:.3f} ({:.3f} to {:.3f})".format(*bounds) for bounds in intervals]
         marked = _marked([bounds[0] for bounds in intervals], texts)
-        rows.append(("head: Recall@1 now, with its 95% interval", marked))
+        rows.append(("head: Recall@1 (95% interval)", marked))
     columns = [
         {
             (state, part, metric): value
@@ -146,15 +143,15 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         for run in runs
     ]
     for (state, part, metric), values in _rows(columns):
-        *place, name = metric.split("/")
-        label = f"{', '.join([state, part, *place])}: {_METRICS.get(name, name.capitalize())}"
+        *dataset, name = metric.split("/")
+        label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
         numbers = [math.nan if value == "" else value for value in values]
         rows.append((label, _marked(numbers, [f"{value:.4f}" for value in numbers])))
     return rows
 
 
 def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """Texts of numbers, of which the largest stand out unless all are equal."""
+    """Texts of numbers, the largest in bold unless all are equal."""
     finite = [value for value in values if math.isfinite(value)]
     best = max(finite) if len(set(finite)) > 1 else math.nan
     pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
@@ -219,44 +216,44 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
 
 
 def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
-    """Failures of each run in turn, then successes of all, half of the queries if there are any."""
+    """Queries to show: failures of each run in turn, then up to half successes."""
     failures, successes = [], []
     for i, run in enumerate(runs):
         wrong = in_turn(run.searches[: run.failures], lambda search: frozenset(search.classes))
         failures += [(i, search.query) for search in wrong]
         successes += [(i, search.query) for search in run.searches[run.failures :]]
     wrong, right = (
-        list(dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0))))
+        dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0)))
         for part in (failures, successes)
     )
-    right = [query for query in right if query not in set(wrong)]
-    wrong = wrong[: max(queries - len(right), queries - queries // 2)]
+    right = [query for query in right if query not in wrong]
+    wrong = [*wrong][: max(queries - len(right), queries - queries // 2)]
     return wrong + right[: queries - len(wrong)]
 
 
 def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
-    """An image with its pixels, as a data URL, its class, and how it is marked."""
+    """An image as a data URL, with its class and marks."""
     url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
     return {"image": url, "label": images.class_name(i), **marks}
 
 
 def _disk(searches: RunSearches) -> dict[str, str]:
-    """The disk of a run with what it says of it, relative δ and the c that suits it included."""
+    """A run's disk, its rank correlations, relative δ and the c that δ suggests."""
     run, images = searches.run, searches.run.splits.test
     title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
     shown = {title: (searches.points[chosen], images.take(chosen))}
     drawing = disk.drawing_of_images(run.config.data.name, shown)
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
-    rank, plain_rank = (f"{each:.3f}" for each in ranks) if ranks else ("", "")
+    rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
     delta = curvature = ""
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
         delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
-    image = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
-    return {**image, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
+    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    return {**facts, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
 
 
 def write_own_report(run: Run) -> bool:

@@ -41,16 +41,14 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
             runs.append(Run.saved(folder, name=name, workdir=workdir))
             if read_results(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
-        one, other = runs[0].splits, runs[-1].splits
-        pairs = (one.test, other.test), (searched(one), searched(other))
-        if one.fingerprint != other.fingerprint or not all(
+        first, last = runs[0].splits, runs[-1].splits
+        pairs = (first.test, last.test), (searched(first), searched(last))
+        if first.fingerprint != last.fingerprint or not all(
             np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
             for a, b in pairs
         ):
-            raise UserError(
-                f"the runs in {redacted(runs[0].workdir)} and {redacted(workdir)} have different "
-                "test images; name runs of the same dataset with the same test classes"
-            )
+            folders = f"{redacted(runs[0].workdir)} and {redacted(workdir)}"
+            raise UserError(f"the runs in {folders} have different test images or test classes")
     return runs
 
 
@@ -65,11 +63,11 @@ class ChosenImages(NamedTuple):
     dataset: Dataset
     indices: Int[np.ndarray, " images"]  # Among all test images.
     groupings: Mapping[str, Grouping]  # By name; the first are the classes.
-    summary: str  # How many they are, in words.
+    summary: str  # Numbers of images and classes.
 
     @classmethod
     def of(cls, run: Run, most: int, seed: int) -> Self:
-        """Chooses random classes with at most so many images; random images if no two fit."""
+        """Chooses random classes, at most `most` images; random images if no two classes fit."""
         name, test, rng = run.config.data.name, run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
         taken, room = [], most
@@ -82,24 +80,21 @@ class ChosenImages(NamedTuple):
             chosen = np.sort(rng.permutation(len(test))[:most])
         images = test.take(chosen)
         if images.num_classes in (1, len(images)):
-            raise UserError(
-                f"{len(images)} test images of {name}, of {test.describe()}, cannot be analysed by "
-                "class: two of one class and one of another are needed"
-            )
-        summary = f"{len(images)} of {len(test)} test images, "
-        summary += f"{images.num_classes} of {test.num_classes} classes"
+            raise UserError("too few images: two of one class and one of another are needed")
+        classes = f"{images.num_classes} of {test.num_classes} classes"
+        summary = f"{len(images)} of {len(test)} test images, {classes}"
         return cls(images, chosen, groupings(name, images), summary)
 
 
 def restore_trained(run: Run) -> PyTree:
-    """Restores the best model, or else the last, of a run whose images are the same as then."""
+    """Restores a run's best model, or else its last; refuses it if the images have changed."""
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
         return run.restore_best(folder).params
 
 
 class ScoredHead(NamedTuple):
-    """How a run's objective scores its head, without the projections of `eval.pca`."""
+    """How evaluation compares a run's head outputs, without `eval.pca`."""
 
     embed: Callable[[Dataset], Points]  # See `head_points`.
     space: Space  # The objective's `score_space`.
@@ -107,11 +102,10 @@ class ScoredHead(NamedTuple):
 
 
 def scored_head(run: Run) -> ScoredHead:
-    """Restores a run's best model, or else its last, with the proxies of the same state."""
+    """Restores a run's best model, or else its last, with the proxies of the same step."""
     params, proxies = restore_trained(run), None
     if run.config.objective.name.startswith("hier+"):
-        # One checksum protects the objective's parameters together with the optimiser's state, so
-        # that all of it has to be read.
+        # One checksum covers the objective's parameters and the optimiser's state: read both.
         built = setup.training_run(run)
         like = jax.eval_shape(
             lambda: states.trees(built.learner, create_state(built.learner, built.spec))

@@ -33,8 +33,8 @@ class ClassRecall(NamedTuple):
     name: str
     queries: int  # Number of its test images with others of their class.
     recall: float
-    confused: str  # The class that is found most often instead; '' if none is.
-    times: int  # How often it is.
+    confused: str  # The class that is most often first instead; '' if none is.
+    times: int  # Number of queries that find the confused class first.
 
 
 class RunSearches(NamedTuple):
@@ -43,8 +43,8 @@ class RunSearches(NamedTuple):
     run: Run
     points: Float[np.ndarray, "n d"]
     space: Space
-    # Of queries that have images of their class: the failures, nearest wrong image first, then the
-    # successes, farthest first.
+    # Queries with images of their class: failures, nearest wrong image first, then successes,
+    # farthest first.
     searches: list[Search]
     failures: int
     interval: tuple[float, float, float] | None  # Recall@1, and its 95% interval over queries.
@@ -79,8 +79,7 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     searches = []
     for i in order[answerable[order]].tolist():
         names = test.class_name(i), items.class_name(hits[i, 0])
-        columns = (column[i].tolist() for column in (hits, distances, right))
-        searches.append(Search(i, *columns, names))
+        searches.append(Search(i, *(x[i].tolist() for x in (hits, distances, right)), names))
     first = correct[answerable].astype(np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
     failures = int(np.sum(first == 0))
@@ -102,9 +101,9 @@ def _classes(searches: Sequence[Search]) -> list[ClassRecall]:
 
 
 def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Path) -> str:
-    """Draws random test images of a run with their k nearest images, and returns a caption.
+    """Draws random test images with their k nearest images, classes in turn; returns a caption.
 
-    Half of them, if there are so many, find an image of another class first. Classes take turns.
+    Half of the queries, if that many exist, find an image of another class first.
     """
     (run,) = open_runs([workdir])
     result = search_test_images(run, k)
@@ -117,9 +116,11 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     right = right[: queries - len(wrong)]
     rows = []
     for search in wrong + right:
-        names, marks = map(items.class_name, search.hits), ("wrong", "right")
-        columns = zip(search.hits, names, search.distances, search.right, strict=True)
-        hits = (((items, i), name, distance, marks[right]) for i, name, distance, right in columns)
+        columns = zip(search.hits, search.distances, search.right, strict=True)
+        hits = [
+            ((items, i), items.class_name(i), distance, "right" if is_right else "wrong")
+            for i, distance, is_right in columns
+        ]
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
     return (

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
 from hypjax.analysis.disk import COLOURS
@@ -31,23 +30,21 @@ _PAIRS = {
 
 
 def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
-    """The spread of images before training, and by a run's best model, or its last.
+    """Spread of the embeddings before training, and by a run's best model, or its last.
 
     Points are the head's in the objective's `score_space`, without `eval.pca`.
     """
-    found: dict[str, Any] = {"run": run.name}
+    spread: dict[str, Any] = {"run": run.name}
     models = untrained_parameters(run), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
         space = run.trained_objective(params).score_space
         points = head_points(run, params, space, images)
-        found[state] = find_spread(points, images.labels, space)
-    return found
+        spread[state] = find_spread(points, images.labels, space)
+    return spread
 
 
-def find_spread(
-    points: Float[np.ndarray, "images dim"], labels: Int[np.ndarray, " images"], space: Space
-) -> dict[str, Any]:
-    """Principal components of the points' features, and similarities of all pairs.
+def find_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[str, Any]:
+    """Principal components of features of points [images, dim], and similarities of all pairs.
 
     Similarity is 1 − distance / 2, the cosine on the sphere. Pairs are counted in equal intervals;
     the overlap is the common area of the two histograms. Some class must have two images, and there
@@ -99,8 +96,8 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
         for state in _STATES:
             trained, shares = state == "trained", run[state]["cumulative_energy"]
             style = {"linestyle": "solid" if trained else "dashed", "color": f"C{i}"}
-            label = run["run"] if trained else None
-            energy.plot(np.arange(1, len(shares) + 1), shares, label=label, **style)
+            style["label"] = run["run"] if trained else None
+            energy.plot(np.arange(1, len(shares) + 1), shares, **style)
             of_state = run[state]["similarity"]
             for kind, (name, colour) in _PAIRS.items():
                 counts = np.array(of_state[f"pairs_of_{kind}"])
@@ -111,13 +108,13 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
         axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
         axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
-    energy.set(xscale="log", ylim=(0, 1.02))
-    energy.set(xlabel="principal components", ylabel="cumulative share of the variance")
+    labels = {"xlabel": "principal components", "ylabel": "cumulative share of the variance"}
+    energy.set(xscale="log", ylim=(0, 1.02), **labels)
     energy.grid(alpha=0.3)
     for name in energy.legend(fontsize=8).get_texts():
         name.set_parse_math(False)  # Names of folders may hold dollar signs.
     for axes in others[len(runs) :]:
         axes.set_axis_off()
-    shown = others[0].get_legend_handles_labels()
-    figure.legend(*shown, loc="outside lower center", ncols=4, frameon=False)
+    style = {"loc": "outside lower center", "ncols": 4, "frameon": False}
+    figure.legend(*others[0].get_legend_handles_labels(), **style)
     save(figure, output)

@@ -29,6 +29,9 @@ _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic ax
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
 
+Folders = Mapping[str, pathlib.Path]  # Of runs, by name or value.
+
+
 class Run(NamedTuple):
     """A finished run, with the scores that all runs have of its best model, or else its last."""
 
@@ -48,10 +51,8 @@ class Run(NamedTuple):
 Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
 
 
-def default_folders(
-    file: str, overrides: Sequence[str], field: str, values: Sequence[str]
-) -> dict[str, pathlib.Path]:
-    """Returns, for each value of a field, the default folder of the run that has it."""
+def default_folders(file: str, overrides: Sequence[str], field: str, values: list[str]) -> Folders:
+    """The default folders of the runs with each value of a field."""
     folders = {}
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
@@ -60,20 +61,19 @@ def default_folders(
     return folders
 
 
-def require_finished(folders: Mapping[str, pathlib.Path]) -> None:
-    """Raises an error if a run is not finished, or was trained on other images than another."""
+def require_finished(folders: Folders) -> None:
+    """Raises an error if a run is not finished, or the runs were trained on different images."""
     for name, folder in folders.items():
         if read_results(folder / RESULTS) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
-    for (one, left), (other, right) in itertools.pairwise(folders.items()):
-        if saved_fingerprint(left) != saved_fingerprint(right):
-            raise UserError(f"{one} and {other} have different images; compare runs on one dataset")
+    for left, right in itertools.pairwise(folders):
+        if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
+            raise UserError(f"{left} and {right} have different images")
 
 
-def read_runs(folders: Mapping[str, pathlib.Path]) -> list[Run]:
+def read_runs(folders: Folders) -> list[Run]:
     """Reads the runs that are finished."""
-    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: scores for name, scores in results.items() if scores}
+    results = {n: x for n, folder in folders.items() if (x := read_results(folder / RESULTS))}
     held_out = {n: scores["validation"] for n, scores in results.items() if "validation" in scores}
     validation, test = _common(held_out), _common(results)
     return [
@@ -118,11 +118,11 @@ def _choice(validation: Mapping[str, Recalls]) -> str:
     """Names the best run, or all that tie with it."""
     metric = tables.selecting(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
-    equal = [name for name, score in scores.items() if score == max(scores.values())]
+    best = [name for name, score in scores.items() if score == max(scores.values())]
     by = f"by {metric} of the head on the validation images"
-    if len(equal) == 1:
-        return f"best: {equal[0]}, {by}"
-    return f"tie: {', '.join(equal)}, {by}; take the default or the simplest of them"
+    if len(best) == 1:
+        return f"best: {best[0]}, {by}"
+    return f"tie: {', '.join(best)}, {by}; take the default or the simplest of them"
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
@@ -147,9 +147,7 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
     texts = list(dict.fromkeys(map(_text, values)))
     if len(texts) < 2:
-        raise UserError(
-            f"a figure needs finished runs with several values of {field}, not {texts or 'none'}"
-        )
+        raise UserError(f"a figure needs several values of {field}, not {texts or 'none'}")
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
         save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)
@@ -160,9 +158,7 @@ def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
     fields = [run.fields() for run in runs]
     for run, of_run in zip(runs, fields, strict=True):
         if field not in of_run:
-            raise UserError(
-                f"the scores of {run.name} do not depend on a field {field}{nearest(field, of_run)}"
-            )
+            raise UserError(f"{field} does not affect {run.name}'s scores{nearest(field, of_run)}")
     names = dict.fromkeys(name for of_run in fields for name in of_run)
     values = {name: {of_run[name] for of_run in fields if name in of_run} for name in names}
     differing = [n for n in values if len(values[n]) > 1 and n not in (field, "seed")]
@@ -187,10 +183,10 @@ def _text(value: Any) -> str:
 
 
 def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
-    panels = {"validation images (to choose by)": "validation", "test images (to report)": "test"}
+    panels = {"test images (to report)": "test"}
     points = [of_value for curve in drawn.values() for of_value in curve.values()]
-    if not any(run.validation for of_value in points for run in of_value):
-        del panels["validation images (to choose by)"]
+    if any(run.validation for run in itertools.chain(*points)):
+        panels = {"validation images (to choose by)": "validation", **panels}
     height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
@@ -218,7 +214,7 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
-    """Sets up the horizontal axis, and returns the position of each value."""
+    """Sets up the horizontal axis; returns the position of each value."""
     numbers = _order(values[-1])[0] == 0  # Other values are last.
     positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
     if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:

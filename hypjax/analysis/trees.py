@@ -17,6 +17,8 @@ _TOLERANCE = 1e-5
 
 Labels = Int[ArrayLike, " leaves"]
 Radii = Float[ArrayLike, "*#b"]  # Distances from the origin.
+Distances = Float[np.ndarray, "n n"]
+Heights = Float[np.ndarray, " nodes"]  # Mean distances at which clusters merge; 0 for leaves.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,10 +161,7 @@ def farther_in(radii: Radii, others: Radii) -> Bool[np.ndarray, "*b"]:
 def ancestors(
     distances: Float[ArrayLike, "n p"], radii: Radii, proxy_radii: Radii
 ) -> Int[np.ndarray, " n"]:
-    """Index of each point's nearest proxy among those `farther_in`; −1 without any.
-
-    Radii are distances from the origin. Of equally near proxies, the first one counts.
-    """
+    """Index of each point's nearest proxy `farther_in`, the first of equals; −1 without any."""
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
     return np.where(closer.any(axis=1), nearest, -1)
@@ -171,10 +170,9 @@ def ancestors(
 def ancestor_tree(
     of_samples: Int[np.ndarray, " n"], of_proxies: Int[np.ndarray, " p"]
 ) -> tuple[Tree, Int[np.ndarray, " used"]]:
-    """The tree of samples, the proxies with a sample beneath them, and the origin as its root.
+    """The tree of samples, the proxies above any of them (also returned), and the origin as root.
 
-    Arguments are the proxy above each sample and each proxy, −1 for the origin. Also returns the
-    indices of the proxies in the tree.
+    Arguments are the proxy above each sample and above each proxy, −1 for the origin.
     """
     in_tree, above, n = np.zeros(len(of_proxies), bool), of_samples, len(of_samples)
     while not in_tree[above := np.unique(above[above >= 0])].all():
@@ -186,13 +184,8 @@ def ancestor_tree(
     return Tree(np.concatenate([nodes[of_samples], nodes[of_proxies[used]], [-1]]), n), used
 
 
-def average_linkage(
-    distances: Float[np.ndarray, "n n"],
-) -> tuple[Tree, Float[np.ndarray, " nodes"]]:
-    """The binary tree that repeatedly merges the two clusters of least mean distance.
-
-    Also returns each node's height: the mean distance at which its clusters merge, 0 for a leaf.
-    """
+def average_linkage(distances: Distances) -> tuple[Tree, Heights]:
+    """The binary tree that repeatedly merges the two clusters of least mean distance."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 

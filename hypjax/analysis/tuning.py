@@ -18,11 +18,12 @@ from hypjax.runs.tables import aligned, selecting
 from hypjax.runs.workdir import Workdir
 
 _RESAMPLES = 4_000
-# Fields of `data` that say which images a run is scored on, and so are those of all runs.
+# Fields of `data` that select the images of the scores, and must be equal in all runs.
 _IMAGES = ("name", "path", "labels", "split", "split_seed", "test_classes", "validation_classes")
 
-# Scores of some runs of one method, summed by class, and the numbers of queries of the classes.
+# Scores of one method's runs, summed by class, and the number of queries of each class.
 Sums = tuple[Float[np.ndarray, "runs classes"], Int[np.ndarray, " classes"]]
+Scores = Mapping["Candidate", tuple[str, float]]  # Name and value of the recall that chooses.
 
 
 class Candidate(NamedTuple):
@@ -37,23 +38,22 @@ class Candidate(NamedTuple):
         """The settings, as a table shows them."""
         return " ".join(self.settings) or "as in the file"
 
-    def all_overrides(self, seed: str) -> list[str]:
-        """The fields that differ from the file."""
-        return [*self.overrides, *self.settings, f"seed={seed}"]
-
-    def arguments(self, seed: str) -> str:
-        """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (f"--config.{field}" for field in self.all_overrides(seed))
-        return shlex.join([f"--config={self.file}:{self.variant}", *fields])
-
     @property
     def spec(self) -> str:
         """The configuration's file and variant."""
         return f"{self.file}:{self.variant}"
 
+    def _changes(self, seed: str) -> list[str]:
+        return [*self.overrides, *self.settings, f"seed={seed}"]
+
+    def arguments(self, seed: str) -> str:
+        """Arguments of `hypjax.main`, quoted for a shell."""
+        fields = (f"--config.{field}" for field in self._changes(seed))
+        return shlex.join([f"--config={self.spec}", *fields])
+
     def config(self, seed: str) -> ConfigDict:
         """The run's configuration."""
-        return load_config(self.spec, self.all_overrides(seed))
+        return load_config(self.spec, self._changes(seed))
 
     def folder(self, seed: str) -> str:
         """The run's default folder."""
@@ -78,9 +78,8 @@ def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate
             raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
         values.append([f"{name}={value}" for value in listed.split(",")])
     overrides = tuple(overrides)
-    return [
-        Candidate(file, variant, overrides, settings) for settings in itertools.product(*values)
-    ]
+    combinations = itertools.product(*values)
+    return [Candidate(file, variant, overrides, settings) for settings in combinations]
 
 
 def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: bool) -> None:
@@ -89,18 +88,15 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
     for field in ("eval.ks", *(f"data.{name}" for name in _IMAGES)):
         group, name = field.split(".")
         if any(config[group][name] != first[group][name] for config in others):
-            raise UserError(
-                f"the runs differ in {field}, so their scores cannot be compared; set it for all "
-                f"runs (--config.{field}=VALUE)"
-            )
+            raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
     amount = first.data.validation_classes
     # A number of classes is held out, or refused; a share may be too small.
     if choosing and amount < 1 and not Run(first).splits.validation:
         enough = 0.1 if first.data.split == "images" else 2
-        remedy = f"set --config.data.validation_classes={enough}"
+        field = f"--config.data.validation_classes={enough}"
         raise UserError(
             "the runs hold out no validation images to choose settings by; "
-            f"{remedy if amount < enough else 'add images'}, or name one setting for each variant"
+            f"{f'set {field}' if amount < enough else 'add images'}, or name one setting a variant"
         )
 
 
@@ -112,26 +108,20 @@ def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
     return name, scores[name]
 
 
-def tied(
-    grid: Sequence[Candidate], scores: Mapping[Candidate, tuple[str, float]]
-) -> list[Candidate]:
+def tied(grid: Sequence[Candidate], scores: Scores) -> list[Candidate]:
     """The candidates of the highest score, the one that changes the fewest fields first."""
     highest = max(scores[candidate][1] for candidate in grid)
     equal = [candidate for candidate in grid if scores[candidate][1] == highest]
     return sorted(equal, key=Candidate.num_changes)
 
 
-def print_choice(
-    scores: Mapping[Candidate, tuple[str, float]],
-    winners: Sequence[Sequence[Candidate]],
-    seed: str,
-) -> None:
+def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: str) -> None:
     """Prints the scores on validation images; of each variant's winners, the first is chosen."""
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation images, in percent, seed {seed}:")
     remarks = dict.fromkeys(itertools.chain(*winners), "tied")
-    for chosen, *others in winners:
-        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(others)
+    for chosen, *tied_with in winners:
+        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(tied_with)
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
@@ -141,18 +131,15 @@ def print_choice(
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test images, and their differences from the first, with intervals."""
-    names, labels, methods = [], [], []
-    for candidate in chosen:
-        scored = [score_queries(candidate.run(seed).path) for seed in seeds]
-        scores, labels_of_runs = zip(*scored, strict=True)
-        name, run_labels = selecting(scores[0]), labels_of_runs[0]
-        methods.append(sums_by_class(np.stack([of_run[name] for of_run in scores]), run_labels))
-        names.append(name)
-        labels.append(run_labels)
-    if len(set(names)) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
+    scored = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
+    metrics, labels = {selecting(runs[0][0]) for runs in scored}, [runs[0][1] for runs in scored]
+    if len(metrics) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
+    (metric,) = metrics
+    scores = [np.stack([of_run[metric] for of_run, _ in runs]) for runs in scored]
+    methods = [sums_by_class(of_method, labels[0]) for of_method in scores]
     print(
-        f"{names[0]} of the head on the test images, in percent: mean of seeds "
+        f"{metric} of the head on the test images, in percent: mean of seeds "
         f"{', '.join(seeds)}, 95% interval over seeds and classes, and difference from the first:"
     )
     means, differences = 100 * bootstrap(methods)
@@ -178,10 +165,10 @@ def sums_by_class(
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
     """Mean score of each method, and its difference from the first's, with 95% intervals.
 
-    Queries of one class are alike, and so are queries of one run. Therefore classes and runs are
-    drawn with replacement: the same classes for all methods, which are tested on the same images,
-    but runs separately. Percentiles of 4,000 such draws bound an interval (Efron and Tibshirani, An
-    Introduction to the Bootstrap, 1993, Section 13.3). Few runs give an interval that is too short.
+    Queries of one class are alike, and so are queries of one run. So classes and runs are drawn
+    with replacement: the same classes for all methods, but runs separately. Percentiles of 4,000
+    draws bound an interval (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Section
+    13.3). Few runs give an interval that is too short.
     """
     generator = np.random.default_rng(0)
     counts = methods[0][1]

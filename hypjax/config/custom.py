@@ -27,7 +27,7 @@ _FLAX = ("parent", "name")  # Fields of every Flax module.
 
 
 def custom_name(piece: Any) -> str:
-    """Names the user's loss or encoder by its code, with the fields that are not defaults."""
+    """Name of a user-defined loss or encoder: its code's, and the fields that are not defaults."""
     return CUSTOM + (piece if isinstance(piece, str) else _title(piece))
 
 
@@ -52,7 +52,7 @@ def _text(value: Any) -> str:
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Makes a module the encoder of a configuration, and registers it unless it is hypjax's."""
+    """Makes a module the configuration's encoder, and registers it unless it is hypjax's."""
     name, known = custom_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
@@ -73,10 +73,7 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
 
 
 def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
-    """Makes the user's loss the objective of a configuration, and registers it.
-
-    A function uses the configuration's space; an `Objective` replaces it by its own.
-    """
+    """Registers the user's loss as the configuration's objective; an `Objective` sets the space."""
     name = custom_name(objective)
     register_objective(name, objective)
     choose_objective(config, name)

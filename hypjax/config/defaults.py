@@ -1,8 +1,7 @@
 """Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
 Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` lists
-the values of each field. Where the recipe differs between datasets, a comment names the dataset
-whose value is the default.
+the values of each field. Comments name the dataset whose value is the default.
 """
 
 import dataclasses
@@ -120,8 +119,8 @@ _FIELDS = {
     "data.blur": Field(0.0, within(0, 1)),
     # Held out of your own images without splits; 'images': a quarter of each, for few classes.
     "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
-    # Held-out classes, of training and of data without a test split: number, or share below 1. Of
-    # data.split=images, the first is a share of the training images of each class.
+    # Number of held-out classes, or share below 1: of training, and of data without a test split.
+    # With data.split=images, the first is a share of the training images of each class.
     "data.validation_classes": Field(0.0, _CLASSES),
     "data.test_classes": Field(0.0, _CLASSES),
     "data.split_seed": Field(0, at_least(0)),  # Of held-out classes; independent of config.seed.
@@ -197,9 +196,8 @@ _FIELDS = {
     "train.lora_rank": Field(0, within(0, DIM)),
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
-    "train.head_warmup_steps": Field(
-        0, within(0, STEPS)
-    ),  # First steps, in which only the head learns.
+    # First steps, in which only the head learns.
+    "train.head_warmup_steps": Field(0, within(0, STEPS)),
     "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of the model; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # Whether to skip such updates.
     # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.

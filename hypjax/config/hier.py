@@ -1,10 +1,9 @@
 """The recipe of HIER (Kim et al., CVPR 2023), shared by its datasets.
 
-It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are the paper's or those of
-its released code; comments say where they are neither. That code scales gradients by the inverse
-metric of the ball also where it trains without HIER; here, Proxy-Anchor alone and `hyp-resnet50` do
-not. With all features clipped that is one constant factor, 0.094, which Adam cancels except beside
-its ε.
+It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are from the paper or its
+released code, unless comments say otherwise. That code scales gradients by the ball's inverse
+metric also without HIER; here, `pa` and `hyp-resnet50` do not. With all features clipped that is a
+constant factor, 0.094, which Adam cancels except beside its ε.
 """
 
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from hypjax.config.variants import HIER, Variant
 
 
 class Schedule(NamedTuple):
-    """Settings that differ between datasets, whose files in `configs/` set them."""
+    """Settings that files in `configs/` choose for their dataset."""
 
     epoch: int  # Steps in an epoch: training images // 180.
     epochs: int
@@ -48,9 +47,8 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     optim.eps = 1e-4  # As the authors trained, in half precision.
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
-    # The authors' two processes embed 90 images each. Each has the loss of all 180, but the
-    # gradient of its own half, and the model's gradient is the mean of both. Proxies, which are not
-    # averaged, have that of the whole batch.
+    # The authors' two processes embed 90 images each, and have the gradient of their own half of
+    # the loss of all 180; the mean of both is the model's gradient. Proxies are not averaged.
     optim.gradient_factor = 0.5
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
     convolutional = variant.encoder in ("resnet50", "lite")

@@ -40,17 +40,18 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     """
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
-    if changes := differences(old, new):
-        lasts, values = [field.rpartition(".")[2] for field in new], {}
-        for (field, value), last in zip(new.items(), lasts, strict=True):
-            if old.get(field) != value:
-                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-                values[last if lasts.count(last) == 1 else field] = text
-        named = "+".join(f"{name}={value}" for name, value in values.items())
-        if len(named) > _LONGEST or not all(map(_PLAIN.fullmatch, values.values())):
-            named = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
-        workdir += f"-{named}"
-    return workdir
+    changes = differences(old, new)
+    if not changes:
+        return workdir
+    last_parts, values = [field.rpartition(".")[2] for field in new], {}
+    for (field, value), last in zip(new.items(), last_parts, strict=True):
+        if old.get(field) != value:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            values[last if last_parts.count(last) == 1 else field] = text
+    listed = "+".join(f"{name}={value}" for name, value in values.items())
+    if len(listed) > _LONGEST or not all(map(_PLAIN.fullmatch, values.values())):
+        listed = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+    return f"{workdir}-{listed}"
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """The recipes of IRT (El-Nouby et al., 2021): categories, and the loss for particular objects.
 
 For categories, the paper gives encoders, batches, steps, views and the size of the memory. Margin,
-λ, optimiser, stochastic depth, the sampling of CUB and the test view follow unofficial code,
-and consistent with the paper's tables. That no parameter is frozen and no gradient clipped is our
-reading: neither mentions it.
+λ, optimiser, stochastic depth, the sampling of CUB and the test view follow unofficial code that
+agrees with the paper's tables. Neither mentions frozen parameters or clipping, so there are none.
 """
 
 from typing import NamedTuple
@@ -25,7 +24,7 @@ OBJECT_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
 
 
 class Schedule(NamedTuple):
-    """Settings that differ between datasets, whose files in `configs/` set them."""
+    """Settings that files in `configs/` choose for their dataset."""
 
     steps: int
     sampling: str

@@ -1,11 +1,11 @@
 """Optimisers that `config.optim.name` may name: one row each, built from optax."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import PyTree
 
 
 class Optimizer(NamedTuple):
@@ -21,19 +21,14 @@ def _adam(*, b1: float, b2: float, eps: float, **_: Any) -> optax.GradientTransf
 
 
 def _muon(*, momentum: float, **adam: float) -> optax.GradientTransformation:
-    """Muon for the model's matrices; Adam for vectors, convolutions, tokens and proxies.
+    """Muon for the model's matrices; Adam for vectors, convolutions, tokens and proxies."""
 
-    Steps have the root mean square that Adam's usually have (Liu et al., 2025, arXiv:2502.16982),
-    so that one learning rate and one weight decay suit both.
-    """
+    def kind(path: tuple[Any, ...], x: jax.Array) -> str:
+        return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
 
-    def kinds(tree: PyTree) -> PyTree:
-        def kind(path: tuple[Any, ...], x: jax.Array) -> str:
-            return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
-
-        return jax.tree_util.tree_map_with_path(kind, tree)
-
-    # optax turns the sign of the rate, as `create_optimizer` will again.
+    kinds = functools.partial(jax.tree_util.tree_map_with_path, kind)
+    # optax turns the sign of the rate, as `create_optimizer` will again. With this root mean square
+    # of steps (Liu et al., 2025, arXiv:2502.16982), Adam's rate and weight decay suit Muon.
     muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
     return optax.partition({"matrix": muon, "other": _adam(**adam)}, kinds)
 

@@ -22,9 +22,9 @@ PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as i
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Loads a configuration file, sets fields and validates the result.
 
-    `spec` is a path such as 'configs/glyphs.py', or the name of one of hypjax's files, 'glyphs',
-    perhaps with a variant, the argument of `get_config`, such as 'glyphs:sph'. Overrides are
-    strings such as 'train.total_steps=100'; lists are written '1,10' or '(1, 10)'.
+    `spec` is a path such as 'configs/glyphs.py', or a name such as 'glyphs', perhaps with a
+    variant, the argument of `get_config`: 'glyphs:sph'. Overrides are strings such as
+    'train.total_steps=100'; lists are written '1,10' or '(1, 10)'.
     """
     config = override(read_config(spec), overrides)
     validate(config)

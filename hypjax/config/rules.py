@@ -35,8 +35,7 @@ _WITH_IMAGES = ("folder", choices.IN_MEMORY)
 def validate(config: ConfigDict) -> None:
     """Validates a configuration before anything is compiled; an error names the field.
 
-    Searching with a saved run does not need the code of its loss: of an unknown loss, the fields
-    are not validated, and only `create_objective` refuses it.
+    Fields of an unknown loss are not validated: to search with a saved run, its code is not needed.
     """
     fields = flatten(config)
     name = fields.get("objective.name", HYP_VIT)
@@ -73,32 +72,30 @@ def _has_head(config: ConfigDict) -> bool:
     return config.model.head != "none"
 
 
-def _is_curved(config: ConfigDict) -> bool:
-    return any(has_curvature(SPACES[name]) for name in named_parts(config.objective))
-
-
 def _trains_encoder(config: ConfigDict) -> bool:
     return not choices.freezes_encoder(config.optim.frozen)
 
 
-def _pools_by_gem(config: ConfigDict) -> bool:
-    return config.model.pooling == config.model.eval_pooling == "gem"
-
-
-def _crops_images(config: ConfigDict) -> bool:
-    return not config.train.cached_features
-
-
+_OF_CLASSES = f"train.sampling is {' or '.join(GROUPED)}"
+# Conditions of several fields, each with its test.
+_CROPPED = "train.cached_features is unset", lambda c: not c.train.cached_features
+_GEM = (
+    "model.pooling and model.eval_pooling are gem",
+    lambda c: c.model.pooling == c.model.eval_pooling == "gem",
+)
+_CURVED = (
+    "objective.space has a curvature",
+    lambda c: any(has_curvature(SPACES[name]) for name in named_parts(c.objective)),
+)
+_PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
+_HEAD = "model.head is set", _has_head
+_TRAINED = "the encoder is trained", _trains_encoder
 # Fields that must have their default unless a condition holds.
-_CROPPED = "train.cached_features is unset"
-_GEM = "model.pooling and model.eval_pooling are gem"
-_CURVED = "objective.space has a curvature"
-_PARTS = "objective.space is product or fused"
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
-    ("data.blur", _CROPPED, _crops_images),
-    ("data.colour_jitter", _CROPPED, _crops_images),
+    ("data.blur", *_CROPPED),
+    ("data.colour_jitter", *_CROPPED),
     ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
-    ("data.grey", _CROPPED, _crops_images),
+    ("data.grey", *_CROPPED),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
     ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in _WITH_IMAGES),
@@ -109,28 +106,24 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("eval.scales", "data.name is not features", lambda c: c.data.name != FEATURES),
     ("eval.whiten", "eval.pca.head or eval.pca.encoder is set", lambda c: any(c.eval.pca.values())),
     ("model.drop_path", "it is a Transformer", lambda c: is_transformer(c.model.architecture)),
-    ("model.drop_path", _CROPPED, _crops_images),
-    ("model.gem_exponent", _GEM, _pools_by_gem),
-    ("model.learn_gem", _GEM, _pools_by_gem),
+    ("model.drop_path", *_CROPPED),
+    ("model.gem_exponent", *_GEM),
+    ("model.learn_gem", *_GEM),
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),
-    ("model.load_head", "model.head is set", _has_head),
-    ("objective.curvatures", _CURVED, _is_curved),
-    ("objective.learn_c", _CURVED, _is_curved),
-    ("objective.parts", _PARTS, lambda c: has_parts(c.objective.space)),
-    ("objective.weights", _PARTS, lambda c: has_parts(c.objective.space)),
+    ("model.load_head", *_HEAD),
+    ("objective.curvatures", *_CURVED),
+    ("objective.learn_c", *_CURVED),
+    ("objective.parts", *_PARTS),
+    ("objective.weights", *_PARTS),
     ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
-    ("train.lora_rank", "the encoder is trained", _trains_encoder),
-    ("train.head_warmup_steps", "the encoder is trained", _trains_encoder),
-    ("train.head_warmup_steps", "model.head is set", _has_head),
-    ("train.unlabelled", _CROPPED, _crops_images),
-    (
-        "train.unlabelled",
-        f"train.sampling is {' or '.join(GROUPED)}",
-        lambda c: c.train.sampling in GROUPED,
-    ),
+    ("train.lora_rank", *_TRAINED),
+    ("train.head_warmup_steps", *_TRAINED),
+    ("train.head_warmup_steps", *_HEAD),
+    ("train.unlabelled", *_CROPPED),
+    ("train.unlabelled", _OF_CLASSES, lambda c: c.train.sampling in GROUPED),
 )
 
 # Further rules yield whether a rule is broken, the field to change, and what it must be. Each may
@@ -193,7 +186,7 @@ def _of_parts(config: ConfigDict) -> Relations:
     if not has_parts(fields.space):
         return
     count, curved = len(fields.parts), sum(has_curvature(SPACES[name]) for name in fields.parts)
-    yield not count, "objective.parts", f"two or more spaces if {_PARTS}"
+    yield not count, "objective.parts", f"two or more spaces if {_PARTS[0]}"
     wrong = fields.weights and len(fields.weights) != count
     yield wrong, "objective.weights", f"() or {count} numbers, one for each part"
     shared = is_product(fields.space) and model.head != "none" and model.head_dim

@@ -17,13 +17,7 @@ KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
 _COMPARED = (PROXY_LOSSES | PAIR_LOSSES).items()
 LOSSES = {loss.variant or name: name for name, loss in _COMPARED if not loss.by_tuple}
-_PUBLISHED = (
-    *HYP_VIT_SPACES,
-    "mix",
-    "moco",
-    *HIER,
-    *LOSSES,
-)  # Also with the encoders of the papers.
+_PUBLISHED = (*HYP_VIT_SPACES, "mix", "moco", *HIER, *LOSSES)  # For encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
 UNLABELLED = (*HYP_VIT_SPACES, "moco")  # Losses that Hyp-ViT's supplement trains without labels.
 OBJECTIVE_OF_LOSS = {
@@ -61,9 +55,8 @@ ENCODERS = {
         "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER)
     ),
 }
-# Encoders of today. **Untried**: nobody has trained these variants on a whole dataset yet. The
-# rates are our choice: DINO's for encoders trained without labels or by texts, with the
-# layer decay by which CLIP is fine-tuned (Dong et al., 2022: 0.6 to 0.75).
+# Encoders of today, **untried** on full datasets. Rates are our choice: DINO's for encoders trained
+# without labels or by texts, with CLIP's layer decay (Dong et al., 2022: 0.6 to 0.75).
 _TODAY = functools.partial(PretrainedEncoder, learning_rate=1e-5, layer_decay=0.75)
 RECENT = {
     "dinov2": _TODAY("vit_small_patch14_dinov2.lvd142m"),
@@ -91,9 +84,9 @@ class Variant(NamedTuple):
     name: str  # Such as 'hyp-dino'.
     loss: str  # A key of `OBJECTIVE_OF_LOSS`.
     encoder: str  # A key of `ENCODERS`; for IRT's recipe, of `hypjax.config.irt`.
-    # 'released' trains for as many steps as the released commands, 'hyp-vit' ResNet-50 by the
-    # recipe of Hyp-ViT, 'unlabelled' without classes, see `recipes.train_without_labels`, 'frozen'
-    # only a head, see `recipes.train_head`, and 'last' the encoder's last blocks, too.
+    # 'released': the steps of the released commands; 'hyp-vit': ResNet-50 by Hyp-ViT's recipe;
+    # 'unlabelled': `recipes.train_without_labels`; 'frozen': `recipes.train_head`; 'last': also the
+    # encoder's last blocks.
     suffix: str = ""
 
 
@@ -107,8 +100,8 @@ def parse_variant(
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
-    `short` maps short names to variants, and `further` ones are the caller's. A dataset for which
-    Hyp-ViT's authors released commands is `released`, and one `with_irt` has `IRT_VARIANTS`.
+    `short` maps short names to variants; messages also list the caller's `further` ones. `released`
+    allows that suffix, and `with_irt` the `IRT_VARIANTS`.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:

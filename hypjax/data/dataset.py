@@ -30,9 +30,9 @@ _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 class Decoding:
     """How images are decoded, and where decoded pixels are cached."""
 
-    channels: int  # 1 for greyscale, 3 for RGB.
-    fast: bool  # Whether JPEGs are decoded no larger than needed; pixels then differ slightly.
-    cache_dir: pathlib.Path | None  # Folder of the host cache, if it is used.
+    channels: int = 3  # 1 for greyscale, 3 for RGB.
+    fast: bool = False  # Whether JPEGs are decoded no larger than needed; pixels differ slightly.
+    cache_dir: pathlib.Path | None = None  # Folder of the host cache, if it is used.
 
 
 # Columns of a `Dataset`.
@@ -57,21 +57,17 @@ class Dataset:
     splits: Shaped[np.ndarray, " images"] | None = None  # Strings; '' for an image in none.
     # Strings that differ if the images' files do; '' for an image in memory.
     file_versions: Shaped[np.ndarray, " images"] | None = None
-    # Numbers that are equal if the images' files are; None if that is not known.
-    checksums: Int[np.ndarray, " images"] | None = None
+    checksums: Int[np.ndarray, " images"] | None = None  # Of the images' files; None if unknown.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Host cache, if used: pixels of all records, whole and exact, in a memory-mapped file.
-    # The operating system keeps in memory what fits; all processes of a machine share it.
+    # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.
     decoded: ArrayCache | None = None
-    source: str | None = None  # Hash that differs if any record differs, if that is known.
+    source: str | None = None  # Hash of the records, if known.
     # Part of each image that crops and views see: left, top, right and bottom, in pixels.
     boxes: Int[np.ndarray, "images 4"] | None = None
-    # Positions among the records of two images that show one object, if the dataset lists such
-    # pairs. They may name images that this part of the records lacks.
+    # Listed pairs of images that show one object, as positions among the records.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
-    # Embeddings by another model, float32, which stand for the images.
-    vectors: Float[np.ndarray, "images dim"] | None = None
+    vectors: Float[np.ndarray, "images dim"] | None = None  # Another model's embeddings, float32.
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -108,9 +104,9 @@ class Dataset:
         return str(self.names[i])
 
     def path(self, i: int) -> str:
-        """Returns what names the i-th image for good; '' if it is in memory, or features."""
-        named = self.vectors is None and self.file_versions is not None and self.file_versions[i]
-        return self.name(i) if named else ""
+        """Returns the i-th image's path or URL; '' for images in memory and for features."""
+        on_disk = self.vectors is None and self.file_versions is not None and self.file_versions[i]
+        return self.name(i) if on_disk else ""
 
     def class_name(self, i: int) -> str:
         """Returns the name of the i-th image's class."""
@@ -254,11 +250,7 @@ def table_of_names(
     file_versions: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Makes a table of images, not yet read, of unknown sizes.
-
-    Without versions of files, the images are in memory. The table has splits and coarse labels if
-    any image has.
-    """
+    """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
     named = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
     columns = {name: np.array(column, object) for name, column in named.items()}
     columns = {name: column if any(column) else None for name, column in columns.items()}
@@ -307,23 +299,18 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         coarse_labels=column("coarse_labels"),
         vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
+    whole = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
+    boxes = [w if x.boxes is None else x.boxes for x, w in zip(tables, whole, strict=True)]
     boxed = any(table.boxes is not None for table in tables)
     return dataclasses.replace(
         stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
         file_versions=np.array(column("file_versions"), object),
-        boxes=np.concatenate([_boxes(table) for table in tables]) if boxed else None,
+        boxes=np.concatenate(boxes) if boxed else None,
         upright=tables[0].upright,
         fast=tables[0].fast,
     )
-
-
-def _boxes(dataset: Dataset) -> Int[np.ndarray, "images 4"]:
-    """The boxes of a dataset's images; whole images where it has none."""
-    if dataset.boxes is not None:
-        return dataset.boxes
-    return np.concatenate([np.zeros_like(dataset.sizes), dataset.sizes[:, ::-1]], axis=1)
 
 
 def hash_facts(facts: Iterable[Any]) -> str:
@@ -335,10 +322,7 @@ def hash_facts(facts: Iterable[Any]) -> str:
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
-    """Sets how a dataset's images are decoded, and opens their host cache, if it is used.
-
-    Call `fill_cache` before reading images from the cache.
-    """
+    """Sets how images are decoded, and opens their host cache; `fill_cache` must fill it."""
     decoded = None
     if decoding.cache_dir is not None:
         name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
@@ -367,5 +351,5 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     except OSError as error:
         raise UserError(
             f"cannot keep decoded images in {cache.folder.parent} ({error.strerror}); choose "
-            "another folder with --config.run.cache_dir, or set --config.run.cache=none"
+            "another --config.run.cache_dir, or set --config.run.cache=none"
         ) from error

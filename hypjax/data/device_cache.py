@@ -1,7 +1,4 @@
-"""The device cache: training images decoded once into the memory of every device.
-
-A batch of input is then a few numbers, the boxes to crop, see `hypjax.data.device_crops`.
-"""
+"""The device cache: training images decoded once into the memory of every device."""
 
 import concurrent.futures
 import dataclasses
@@ -26,10 +23,9 @@ from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Crops
 
-_PART = 2**27  # Bytes copied to the devices at once: the host needs memory for a part alone.
+_PART = 2**27  # Bytes copied to the devices at once, which is what the host needs in memory.
 _MIN_PARTS = 16
 _SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
-_PADDING_BOX = (0, 0, 1, 1)  # One pixel.
 _in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1.25MB'.
 
 
@@ -42,14 +38,12 @@ class CacheLayout:
     channels: int  # 1 or 3.
 
     @functools.cached_property
-    def _stored_sizes(self) -> Int[np.ndarray, "images 2"]:
-        """Rows and columns of each image as stored."""
+    def _stored_sizes(self) -> Int[np.ndarray, "images 2"]:  # Rows and columns as stored.
         sizes = np.asarray(self.sizes, np.int64)
         return np.where(self.transposed[:, None], sizes[:, ::-1], sizes)
 
     @functools.cached_property
-    def _ends(self) -> Int[np.ndarray, " images"]:
-        """First row after each image."""
+    def _ends(self) -> Int[np.ndarray, " images"]:  # First row after each image.
         return np.cumsum(self._stored_sizes[:, 0])
 
     @functools.cached_property
@@ -59,17 +53,16 @@ class CacheLayout:
 
     @functools.cached_property
     def largest(self) -> tuple[int, int]:
-        """Largest numbers of rows, and of columns, to which all images are padded."""
+        """Largest numbers of rows and columns; all images are padded to these columns."""
         return tuple(self._stored_sizes.max(axis=0).tolist())
 
     @functools.cached_property
     def part_rows(self) -> int:
-        """Rows that are copied to the devices at once; as many are free after the last image."""
-        # All parts have this size, so that one program writes them; the last one extends beyond the
-        # images.
+        """Rows that are copied to the devices at once."""
+        # One compiled program writes all parts, so all have this size; as many rows are free after
+        # the last image, because the last part extends beyond it.
         rows, columns = self.largest
-        most = min(_PART // (self.channels * columns), int(self._ends[-1]) // _MIN_PARTS)
-        return max(rows, most)
+        return max(rows, min(_PART // (self.channels * columns), int(self._ends[-1]) // _MIN_PARTS))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -107,17 +100,17 @@ class CacheLayout:
         return Crops(
             row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
             transposed=padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=padded_rows(plan.images.box, rows, _PADDING_BOX),
+            boxes=padded_rows(plan.images.box, rows, (0, 0, 1, 1)),  # One pixel.
         )
 
 
 def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
     """Lays images out in the smaller of two ways: all in portrait or all in landscape format."""
     height, width = sizes[:, 0], sizes[:, 1]
-    choices = (
-        CacheLayout(sizes, transposed, channels) for transposed in (height < width, height > width)
+    layouts = (
+        CacheLayout(sizes, swapped, channels) for swapped in (height < width, height > width)
     )
-    return min(choices, key=lambda layout: layout.bytes)
+    return min(layouts, key=lambda layout: layout.bytes)
 
 
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
@@ -127,10 +120,9 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         raise UserError(
-            f"config.run.cache is device, but the training images take {_in_bytes(layout.bytes)}, "
-            f"more than {_SHARE:.0%} of the {_in_bytes(free)} free on each device ({kind}); lower "
-            "config.data.stored_side (with config.data.train_view=area_crop), or set "
-            "--config.run.cache=host"
+            f"the training images take {_in_bytes(layout.bytes)}, more than {_SHARE:.0%} of the "
+            f"{_in_bytes(free)} free on each device ({kind}); set --config.run.cache=host, or "
+            "lower config.data.stored_side (with config.data.train_view=area_crop)"
         )
     return layout
 
@@ -168,8 +160,7 @@ def crop_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, to be cropped on the device.
 
-    Images and flips belong to the given rows of a batch, padded beyond its end; labels and ids
-    to the whole batch.
+    Images and flips cover the given rows, padded beyond a batch's end; labels and ids all rows.
     """
     for plan in map(plans, steps):
         flips = padded_rows(plan.flips, rows, False)

@@ -1,9 +1,9 @@
-"""Crops of the device cache, in the train step, which needs no packages that read datasets.
+"""Crops of the device cache, in the train step.
 
 Pillow resizes along one axis, then along the other, and rounds to whole levels after each pass.
-`cut` does the same with two matrix products per image, whose weights depend on the box. Only the
-precision of the sums differs, so that a level is occasionally off by one.
-`jax.image.scale_and_translate` rounds once, and mixes pixels beyond the edge of a box into it.
+`cut` does the same with two matrix products per image, whose weights depend on the box; sums differ
+only in precision, so that a level is occasionally off by one. `jax.image.scale_and_translate`
+rounds once, and mixes pixels from beyond the edge into a box.
 """
 
 import dataclasses
@@ -19,8 +19,7 @@ from hypjax.types import Crops
 
 _MAX_IMAGES = 32  # Images resized at the same time,
 _MAX_BYTES = 2**27  # and the memory of their pixels as float32.
-# Since this version Pillow starts with the vertical axis if it shrinks by far more pixels.
-_PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13
+_PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13  # Which axis to resize first.
 
 
 @functools.partial(
@@ -30,8 +29,7 @@ _PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13
 class Store:
     """Images on the device, one below the other, some of them transposed.
 
-    A row holds the channels one after the other, each padded to the same width; a separate axis for
-    channels would be padded by the device.
+    Each row holds its channels one after the other: devices would pad a separate axis.
     """
 
     pixels: UInt8[Array, "rows channels*width"]
@@ -55,7 +53,8 @@ def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side 
 def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
     """Crops and resizes one box, first along the last axis, then along the first."""
     down, across = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
-    tall = _vertical_first(down[1], across[1], side)
+    # Pillow resizes the vertical axis first if it shrinks by far more pixels.
+    tall = (down[1] > side) & (down[1] - side > 2 * (across[1] - side)) & _PILLOW_CHECKS_AXES
     planes = _planes(store, crop.row)
     planes = _transpose_where(crop.transposed ^ tall, planes).astype(jnp.float32)
     extent = planes.shape[-1]
@@ -67,7 +66,7 @@ def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channe
 
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
-    """Returns the image that begins in a row, padded to a square that fits any image."""
+    """Reads the image that begins in a row, padded to a square that fits any image."""
     width = store.pixels.shape[1]
     rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
     planes = rows.reshape(store.length, store.channels, -1)
@@ -77,11 +76,6 @@ def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels 
 
 def _transpose_where(condition: Array, planes: Shaped[Array, "n channels n"]) -> Array:
     return jnp.where(condition, planes.transpose(2, 1, 0), planes)
-
-
-def _vertical_first(height: Int[Array, ""], width: Int[Array, ""], side: int) -> Array:
-    """Whether Pillow resizes the vertical axis first."""
-    return (height > side) & (height - side > 2 * (width - side)) & _PILLOW_CHECKS_AXES
 
 
 def weights(

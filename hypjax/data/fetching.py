@@ -35,10 +35,7 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def local_path(where: str) -> pathlib.Path:
-    """Path of a location; for an archive, the folder in the cache to which it is unpacked once.
-
-    A folder around the class folders or splits of an archive stands for it.
-    """
+    """Path of a location; for an archive, the cached folder with its unpacked contents."""
     path = pathlib.Path(where).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path

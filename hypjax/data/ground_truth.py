@@ -16,17 +16,15 @@ class Benchmark(NamedTuple):
     """Queries, the gallery that they search, and what each should find."""
 
     queries: tuple[str, ...]  # Names of images, without a suffix.
-    gallery: tuple[str, ...]  # Names of the images to search.
-    # Part of each query image that shows the object: left, top, right and bottom, in pixels.
-    boxes: Float[np.ndarray, "queries 4"]
+    gallery: tuple[str, ...]
+    boxes: Float[np.ndarray, "queries 4"]  # Around the object: left, top, right, bottom; pixels.
     ground_truth: GroundTruth  # Indices into the gallery.
 
 
 def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     """Reads a file such as `gnd_roxford5k.pkl`, without running any code that it may hold.
 
-    Raises:
-        UserError: The file cannot be read, could run code, is damaged, or is of another kind.
+    Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
     """
     path = pathlib.Path(path).expanduser()
     try:
@@ -35,16 +33,14 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
-        judged = list(loaded["gnd"])
-        boxes = np.array([query["bbx"] for query in judged], np.float64).reshape(len(queries), 4)
-        lists = {
-            key: [safe_pickle.as_indices(query[key]) for query in judged]
-            for key in GroundTruth._fields
-        }
-    except safe_pickle.UNEXPECTED as error:
+        rows = list(loaded["gnd"])
+        boxes = np.array([row["bbx"] for row in rows], np.float64).reshape(len(queries), 4)
+        levels = GroundTruth._fields
+        lists = {key: [safe_pickle.as_indices(row[key]) for row in rows] for key in levels}
+    except Exception as error:  # A pickle of another structure may raise almost anything.
+        needed = "imlist, qimlist, and gnd with bbx, easy, hard and junk for each query"
         raise UserError(
-            f"{path} is not a ground truth of Revisited Oxford or Paris: it needs imlist, "
-            "qimlist, and gnd with bbx, easy, hard and junk for each query"
+            f"{path} is not a ground truth of Revisited Oxford or Paris, which has {needed}"
         ) from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):

@@ -1,4 +1,4 @@
-"""Groups of images by which a hierarchy can be judged: classes, their groups, and more."""
+"""Groupings of images that a hierarchy should reproduce: classes, coarse classes, and more."""
 
 import unicodedata
 from collections.abc import Callable
@@ -11,28 +11,26 @@ from hypjax.catalogue import PREPARED, Prepared
 from hypjax.data.dataset import Dataset
 
 CLASS = "class"
-_SUPER = Prepared("")  # Of datasets that hypjax does not prepare.
 
 
 class Grouping(NamedTuple):
     """A partition of images."""
 
-    labels: Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
+    labels: Int[np.ndarray, " images"]  # Each image's group, from 0 without gaps.
     names: list[str]  # Of the groups.
 
 
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
-    """The groupings of a dataset's images: into classes, then into what classes are grouped by.
+    """Groups a dataset's images by class, and by coarse classes from the finest level on.
 
-    Letters are grouped by script and by base letter, birds by genus, groceries by coarse class and
-    by department, other datasets by their super-classes, if they have any.
+    Letters are also grouped by base letter, and birds by genus.
     """
     _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     names = images.class_names[first].tolist()
     partitions = {CLASS: Grouping(labels, names)}
     if images.coarse_labels is not None:
         groups, numbers = np.unique(images.coarse_labels, return_inverse=True)
-        levels = PREPARED.get(name, _SUPER).levels
+        levels = PREPARED.get(name, Prepared("")).levels
         for depth in range(len(levels), 0, -1):
             paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in groups]
             paths, of_group = np.unique(paths, return_inverse=True)
@@ -49,12 +47,8 @@ def base_letter(class_name: str) -> str:
     return unicodedata.normalize("NFD", class_name[0])[0].casefold()
 
 
-def genus(class_name: str) -> str:
-    """The last word of a species of CUB: 'Albatross' for '001.Black_footed_Albatross'."""
-    return class_name.rpartition(".")[2].rpartition("_")[2]
-
-
 _BY_NAME: dict[str, dict[str, Callable[[str], str]]] = {
     "glyphs": {"base letter": base_letter},
-    "cub200": {"genus": genus},
+    # 'Albatross' for '001.Black_footed_Albatross'.
+    "cub200": {"genus": lambda species: species.rpartition(".")[2].rpartition("_")[2]},
 }

@@ -11,10 +11,10 @@ from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-_FEW_CLASSES = 8  # Of fewer training classes, a share for validation holds out none.
-_TOO_FEW_CLASSES = 5  # Of fewer training classes, what is learned rarely transfers to others.
-_LEAST = 4  # Images of a class that are split: two to train on, and two that can find each other.
-_LEAST_VALIDATED = 8  # Training images of a class, without which none are held out to validate.
+_FEW_CLASSES = 8  # With fewer training classes, a share for validation holds out none.
+_TOO_FEW_CLASSES = 5  # With fewer, what the head learns rarely transfers to new classes.
+_LEAST = 4  # Images of a class that is split: two to train on, and two that can find each other.
+_LEAST_VALIDATED = 8  # Training images of a class from which some are held out to validate.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
@@ -38,7 +38,7 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_rows: OwnRows = ()  # Rows of the gallery that queries do not find: those of their files.
+    own_rows: OwnRows = ()  # Gallery rows with each query's own file, which it does not find.
 
     @property
     def num_items(self) -> int:
@@ -59,24 +59,21 @@ class Splits(NamedTuple):
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
     ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
     name: str = ""  # Under which scores by ground truth are listed.
-    benchmarks: Sequence["Splits"] = ()  # Further judged datasets.
+    benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
-    repeats: tuple[str, ...] = ()  # What is said of images that occur more than once.
+    repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
 
     def training_images(self) -> Dataset:
         """The images to learn from; raises UserError if there are none."""
         if self.train is None:
             raise UserError(
-                f"{self.name} has no training images; evaluate on it with --mode=evaluate, or name "
-                "another dataset in data.name and this one in eval.benchmarks"
+                f"{self.name} has no training images; use --mode=evaluate, or name another dataset "
+                "in data.name and this one in eval.benchmarks"
             )
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """All images as one table, or only those of the test (`scored`).
-
-        With ground truth, images of the test have no class.
-        """
+        """All images, or only the test's (`scored`), without classes if they have ground truth."""
         parts = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
@@ -115,8 +112,7 @@ def divide(
 ) -> tuple[Dataset | None, Dataset | None, Dataset, Dataset | None]:
     """Returns training, validation and test images and the gallery, as `Splits` holds them.
 
-    If `parts` has no test or validation part, classes are held out of `train`, or images of all
-    classes.
+    Without a test or validation part, classes or images are held out of `train`.
     """
     train, validation = parts.get("train"), parts.get("validation")
     test, gallery = parts.get("test"), None
@@ -131,10 +127,9 @@ def divide(
     if train is not None:
         train, amount = train.renumbered(), held_out.validation
         if validation is None and 0 < amount < 1 and train.num_classes < _FEW_CLASSES:
-            few = f"there are only {train.num_classes} to train on"
             console.say(
-                f"no class is held out for validation: {few}; to find further images of these "
-                "classes, and choose the model by such, set --config.data.split=images"
+                f"no class is held out for validation: there are only {train.num_classes} to train "
+                "on; to validate on other images of them, set --config.data.split=images"
             )
         elif validation is None and amount:
             train, validation = _hold_out(train, amount, held_out.seed, "validation")
@@ -146,17 +141,15 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
     if images.num_classes < 4 or not held_out.test:
         only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
         raise UserError(
-            f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; four or "
-            "more are needed to train on two and to test on two others "
-            "(--config.data.test_classes=0.25); or set --config.data.split=images, which tests on "
-            "other images of the same classes"
+            f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; with "
+            "four or more, some can be held out (--config.data.test_classes=0.25); with fewer, "
+            "test on other images of the same classes (--config.data.split=images)"
         )
     train, test = _hold_out(images, held_out.test, held_out.seed, "test")
     if train.num_classes < _TOO_FEW_CLASSES:
         console.warn(
-            f"{train.num_classes} classes are too few to learn what tells apart the "
-            f"{test.num_classes} others of the test, so the model may end below the untrained one; "
-            "add classes, or set --config.data.split=images"
+            f"{train.num_classes} training classes are too few: the model may end below the "
+            "untrained one; add classes, or set --config.data.split=images"
         )
     return train, test
 
@@ -169,7 +162,7 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
     if count > len(classes) - 2:
         raise UserError(
             f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            f"must remain to train on, and two are needed to search; lower it, or add classes"
+            "must remain to train on; lower it, or add classes"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
@@ -181,19 +174,21 @@ def _split_images(images: Dataset, held_out: HeldOutClasses) -> tuple[Dataset, .
     train, test = _hold_out_images(images, _HELD_OUT, _LEAST, draw)
     if test.num_classes < 2:
         raise UserError(
-            f"config.data.split is images, which holds out images of classes with {_LEAST} or "
-            f"more, but classes with so many: {test.num_classes}; add images"
+            f"config.data.split is images, which needs two classes with {_LEAST} or more images, "
+            f"but classes with so many: {test.num_classes}; add images"
         )
-    if small := images.num_classes - test.num_classes:
-        console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
+    if num_small := images.num_classes - test.num_classes:
+        console.say(f"classes with fewer than {_LEAST} images: {num_small}, only trained on")
     validation = None
     if held_out.validation:
         rest, chosen = _hold_out_images(train, held_out.validation, _LEAST_VALIDATED, draw)
         if chosen.num_classes > 1:
             train, validation = rest, chosen
         else:
-            few = f"fewer than two classes have {_LEAST_VALIDATED} to train on"
-            console.say(f"no image is held out for validation: {few}")
+            console.say(
+                "no image is held out for validation: fewer than two classes have "
+                f"{_LEAST_VALIDATED} training images"
+            )
     return train.renumbered(), validation, test
 
 
@@ -213,24 +208,20 @@ def _hold_out_images(
 
 def check_classes(name: str, splits: Splits) -> None:
     """Rejects parts that cannot be trained on or searched."""
-    train, judged = splits.train, splits.ground_truth is not None
-    for part, images, gallery in (
-        ("train", train, None),
-        ("validation", splits.validation, None),
-        ("test", None if judged else splits.test, splits.gallery),
-    ):
+    parts = {"train": splits.train, "validation": splits.validation}
+    if splits.ground_truth is None:
+        parts["test"] = splits.test
+    elif not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
+        raise UserError(f"no query of {name} has an image to find in this copy")
+    for part, images in parts.items():
         if images is None:
             continue
         if images.num_classes < 2:
-            raise UserError(
-                f"the {part} part of {name} has {counted(images.num_classes, 'class')}; it needs "
-                "two or more"
-            )
-        if gallery is None:
-            match = np.bincount(images.labels).max() > 1
+            classes = counted(images.num_classes, "class")
+            raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
+        if part == "test" and splits.gallery is not None:
+            can_match = np.isin(images.labels, splits.gallery.labels).any()
         else:
-            match = np.isin(images.labels, gallery.labels).any()
-        if part != "train" and not match:
+            can_match = part == "train" or np.bincount(images.labels).max() > 1
+        if not can_match:
             raise UserError(f"no image in the {part} part of {name} has an image to find")
-    if judged and not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
-        raise UserError(f"no query of {name} has an image to find in this copy")

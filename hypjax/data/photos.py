@@ -1,13 +1,9 @@
-"""Users' own images as tables: found in folders, tables and lists, or given from Python.
-
-Features of another model are rows of a table like images.
-"""
+"""Users' own images, or features, as tables: from folders, tables, lists and Python."""
 
 import collections
 import csv
 import functools
 import glob
-import hashlib
 import io
 import itertools
 import mimetypes
@@ -23,7 +19,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, stacked, table_of_names
+from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
@@ -32,11 +28,10 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
 from hypjax.types import SPLITS, class_name, split_name, split_names
 
-# Formats of Pillow without a decoder of its own, or without pixels.
+# Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 _HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
-_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Of Python, not of the machine.
-TABLES = (".csv", ".tsv", ".parquet")  # Suffixes of tables.
+_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all machines.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
@@ -46,12 +41,12 @@ ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.nda
 
 
 def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
-    """Finds the images that a caller gives; those in memory are named 'image 0', 'image 1', ...
+    """Makes a table of images from Python; those in memory are named 'image 0', 'image 1', ...
 
-    They are one of, or a sequence of: a path, for which see `find_images`; the bytes of an image
-    file; an image of Pillow's; pixels, uint8, uint16 or bool of [height, width] or [height, width,
-    channels] with 1 to 4 channels. An array of four axes holds several images. Floating-point
-    numbers, [dim] or [images, dim], are features. A `datasets.Dataset` stands for its images.
+    Pass one, or a sequence, of: paths, see `find_images`; bytes of image files; images of Pillow's;
+    pixels, uint8, uint16 or bool of [height, width] or [height, width, channels] with 1 to 4
+    channels. An array of four axes holds several images. Floating-point numbers, [dim] or
+    [images, dim], are features. A `datasets.Dataset` stands for its images.
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
@@ -66,27 +61,19 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
     tables = []
-    parts = itertools.groupby(enumerate(images), lambda row: isinstance(row[1], str | os.PathLike))
-    for are_paths, part in parts:
-        if are_paths:
-            tables += [find_images(os.fspath(path)) for _, path in part]
-        else:
-            names, contents = zip(*((f"image {i}", _in_memory(x, i)) for i, x in part), strict=True)
-            tables.append(table_of_names(contents, names, [""] * len(names)))
+    for i, image in enumerate(images):
+        if isinstance(image, str | os.PathLike):
+            tables.append(find_images(os.fspath(image)))
+            continue
+        if hasattr(image, "__array__") and not isinstance(image, Image.Image):
+            image = pixels.from_pixels(np.asarray(image), f"image {i}")
+        elif not isinstance(image, bytes | Image.Image):
+            kind = type(image).__name__
+            raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
+        tables.append(table_of_names([image], [f"image {i}"], [""]))
     if not tables:
         raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
     return stacked(tables)
-
-
-def _in_memory(image: Any, i: int) -> bytes | Image.Image:
-    if isinstance(image, bytes | Image.Image):
-        return image
-    if hasattr(image, "__array__"):
-        return pixels.from_pixels(np.asarray(image), f"image {i}")
-    kind = type(image).__name__
-    raise UserError(
-        f"{kind} is no image; give a path, the bytes of a file, an image of Pillow's, or an array"
-    )
 
 
 def find_images(where: str) -> Dataset:
@@ -102,10 +89,9 @@ def list_images(where: str) -> Dataset:
     """Lists the images at a location; the class is '' if it is unknown.
 
     A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
-    file with one path per line, relative to the file's folder; a pattern such as 'photos/*.jpg';
-    one image, also at a URL; an archive of what a folder may hold; or a dataset, see
-    `find_dataset`. A file of features, see `hypjax.retrieval.feature_files`, stands for its rows.
-    Raises UserError if there are none.
+    file with paths, relative to its folder; a pattern such as 'photos/*.jpg'; an image, also at a
+    URL; an archive; a dataset, see `find_dataset`; or a file of features, see
+    `hypjax.retrieval.feature_files`. Raises UserError if there are no images.
     """
     from hypjax.retrieval.feature_files import has_features
 
@@ -118,7 +104,7 @@ def list_images(where: str) -> Dataset:
         return images
     if path.suffix.lower() not in image_suffixes() and (stored := find_dataset(where)) is not None:
         return stored
-    if path.suffix.lower() in TABLES:
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
@@ -138,13 +124,13 @@ def _matching(pattern: str) -> set[str]:
     if not rest:
         return {*glob.glob(pattern)}
     roots = map(pathlib.Path, glob.glob(start) if start else ["."])
-    folders = (str(folder) for root in roots for folder, _ in folders_below(root))
-    return {x for folder in folders for x in _matching(f"{glob.escape(folder)}/{rest[0] or '*'}")}
+    folders = (glob.escape(str(folder)) for root in roots for folder, _ in folders_below(root))
+    return {name for folder in folders for name in _matching(f"{folder}/{rest[0] or '*'}")}
 
 
 @functools.cache
 def image_suffixes() -> frozenset[str]:
-    """Suffixes of images that are listed in folders: those of all formats that Pillow reads."""
+    """Suffixes of all image formats that Pillow reads, which are listed in folders."""
     known = Image.registered_extensions().items()
     formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Which JPEG's reader opens.
     return frozenset(suffix for suffix, name in known if name in formats)
@@ -156,7 +142,6 @@ def _files(
     splits: Sequence[str | None] = (),
     coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
-    """The table of image files, whose classes are unknown if none are given."""
     names = [str(absolute(path)) for path in paths]
     return table_of_names(
         *(names, names, classes or [""] * len(paths)),
@@ -178,7 +163,7 @@ def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dat
     return _read_vectors(*map(_file_version, files))
 
 
-@functools.lru_cache(maxsize=1)  # Their dimension is needed before a run is built.
+@functools.lru_cache(maxsize=1)  # A run needs their dimension before it is built.
 def _read_vectors(*files: tuple[str, Any]) -> Dataset:
     from hypjax.retrieval.embeddings import read_features
 
@@ -186,7 +171,6 @@ def _read_vectors(*files: tuple[str, Any]) -> Dataset:
 
 
 def _table_of_features(table: Any) -> Dataset:
-    """The table of a `FeatureTable`."""
     return table_of_names(
         table.ids,
         table.ids,
@@ -203,8 +187,8 @@ def check_columns(where: object, images: Dataset) -> None:
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
             raise UserError(
-                f"{where}, row {row} has the split '{split}'; either all rows have a split or none "
-                f"has, and splits are named {', '.join(SPLITS)} ({images.name(row - 1)})"
+                f"{where}, row {row} has the split '{split}' ({images.name(row - 1)}); give one to "
+                f"all rows or none; splits are named {', '.join(SPLITS)}"
             )
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
@@ -212,18 +196,15 @@ def check_columns(where: object, images: Dataset) -> None:
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            raise UserError(
-                f"{where}, row {row}: label {label} has the coarse label {coarse} here, but "
-                f"{first} before"
-            )
+            labels = f"the coarse labels {first} and {coarse}"
+            raise UserError(f"{where}, row {row}: label {label} has {labels}; it needs one")
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
     """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
 
-    They are splits if all have names of splits, see `split_name`, or one with sub-folders has.
-    Files at any depth below a class belong to it; outside classes the label is ''. Hidden files are
-    ignored. A warning counts files that may be images and cannot be read.
+    They are splits if all have names of splits, see `split_name`, or one with sub-folders has. A
+    class's files lie at any depth below it; outside classes the label is ''.
     """
     files = sorted(map(pathlib.PurePath, files_below(root)))
     names = [name for name in files if name.suffix.lower() in image_suffixes()]
@@ -250,14 +231,11 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
         if suffix not in known and (kind is None or kind.startswith("image/")):
             suffixes[suffix or "without a suffix"] += 1
     if suffixes:
-        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common(_MAX_NAMED)]
-        more = ", ..." if len(suffixes) > _MAX_NAMED else ""
+        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common()]
+        counts[_MAX_NAMED:] = ["..."] if len(counts) > _MAX_NAMED else []
         heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
-        console.warn(
-            f"{sum(suffixes.values())} of {len(files)} files in {root} left out, because "
-            f"their suffixes are not those of images that can be read: {', '.join(counts)}{more}"
-            f"{heif}"
-        )
+        left_out = f"{sum(suffixes.values())} of {len(files)} files in {root} are left out"
+        console.warn(f"{left_out}, of kinds that cannot be read: {', '.join(counts)}{heif}")
 
 
 def read_table(table: pathlib.Path) -> Dataset:
@@ -266,20 +244,20 @@ def read_table(table: pathlib.Path) -> Dataset:
     Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
     `coarse_label` and `split`, or `is_query` and `is_gallery`, as open-metric-learning has them.
     """
-    first, images, rows = {}, [], _read_rows(table)
+    first_row, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
-        place, path = f"{table}, row {number}", row.get("path")
+        where, path = f"{table}, row {number}", row.get("path")
         label, coarse_label = (
-            class_name(row.get(name), place) for name in ("label", "coarse_label")
+            class_name(row.get(name), where) for name in ("label", "coarse_label")
         )
         if not (isinstance(path, str) and path and label) or "\0" in path:
-            raise UserError(f"{place} needs a path, without null characters, and a label")
+            raise UserError(f"{where} needs a path, without null characters, and a label")
         if "\n" in path + label:
-            raise UserError(f"{place} has a line break in its path or label; mend its quotes")
+            raise UserError(f"{where} has a line break in its path or label; mend its quotes")
         for split in splits:
             image = absolute(table.parent / path), label, split
-            if first.setdefault(image, number) != number:
-                raise UserError(f"{place}: {path} is already in row {first[image]}")
+            if first_row.setdefault(image, number) != number:
+                raise UserError(f"{where}: {path} is already in row {first_row[image]}")
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
@@ -289,7 +267,7 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Splits of each row; if all queries are in the gallery, and the reverse, they are the test.
+    """Splits of each row; `test` where queries and gallery are the same images.
 
     Without a column of splits, rows that are neither are training images.
     """
@@ -297,17 +275,14 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
     try:
         roles = [[_FLAGS[class_name(row.get(x), where).lower()] for x in names] for row in rows]
     except KeyError as error:
-        raise UserError(
-            f"{table}: is_query and is_gallery are True or False, not {error}"
-        ) from None
+        raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
     parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
     named, splits = split_names(row.get("split") for row in rows), []
     for number, (split, role) in enumerate(zip(named, roles, strict=True), start=1):
         if any(role) and split == "train":
             raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
-        chosen = [part for part, chosen in zip(parts, role, strict=False) if chosen]
         training = any(map(any, roles)) and "split" not in rows[0]
-        splits.append(chosen or ["train" if training else split])
+        splits.append([*itertools.compress(parts, role)] or ["train" if training else split])
     return splits
 
 
@@ -328,22 +303,17 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {table}: {reason(error)}") from error
     if missing := {"path", "label"} - set(columns):
-        raise UserError(
-            f"{table} has no column {max(missing)}; its columns are {', '.join(columns) or 'none'}"
-        )
+        names = ", ".join(columns) or "none"
+        raise UserError(f"{table} has no column {max(missing)}; its columns are {names}")
     return rows
 
 
 def labelled_images(dataset: Any) -> Dataset:
     """Lists the images of a dataset that Python gives, without reading them.
 
-    A dataset is one of
-
-    - (images, labels): two sequences, of arrays or images of Pillow's, and of numbers or names;
-    - pairs (image, label) or (path, label), in any iterable;
-    - a `datasets.Dataset` of Hugging Face with a column of images and one of labels, and perhaps
-      columns of splits and coarse classes;
-    - {split: any of these}, with splits named as the sub-folders of a folder.
+    A dataset is (images, labels), two sequences, of arrays or images of Pillow's, and of numbers or
+    names; pairs (image, label) or (path, label); a `datasets.Dataset` with a column of images, one
+    of labels, and perhaps of splits and coarse classes; or {split: any of these}.
     """
     if isinstance(dataset, Mapping) and dataset:
         parts = zip(split_names(dataset), map(_labelled, dataset.values()), strict=True)
@@ -354,8 +324,7 @@ def labelled_images(dataset: Any) -> Dataset:
         raise UserError("the dataset has no images")
     if images.path(0):
         return images
-    names = [f"image {i}" for i in range(len(images))]
-    return replace(images, names=np.array(names, object))
+    return replace(images, names=np.array([f"image {i}" for i in range(len(images))], object))
 
 
 def _labelled(dataset: Any) -> Dataset:
@@ -371,17 +340,14 @@ def _labelled(dataset: Any) -> Dataset:
             pairs = [(image, label) for image, label in dataset]
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs of an image "
-                "or a path and its label, a dataset of Hugging Face, or a dictionary of these by "
-                "split"
+                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs (image or "
+                "path, label), a dataset of Hugging Face, or a dictionary of these by split"
             ) from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
-        raise UserError(
-            f"{classes.count('')} of the {len(classes)} images have no label, such as image "
-            f"{classes.index('')}; give the name or the number of its class, or leave it out"
-        )
+        missing = f"{classes.count('')} of the {len(classes)} images have no label"
+        raise UserError(f"{missing}, such as image {classes.index('')}; give one, or leave it out")
     if len(images) and isinstance(images[0], str | os.PathLike):
         return _files([pathlib.Path(x).expanduser() for x in images], classes)
     return table_of_names(images, [""] * len(images), classes)
@@ -393,8 +359,7 @@ def write_table(images: Dataset) -> pathlib.Path:
     text = io.StringIO()
     rows = zip(images.names, images.class_names, splits, strict=True)
     csv.writer(text).writerows([("path", "label", "split"), *rows])
-    digest = hashlib.sha256(text.getvalue().encode()).hexdigest()[:32]
-    file = cache_folder() / "tables" / f"{digest}.csv"
+    file = cache_folder() / "tables" / f"{hash_facts([text.getvalue()])}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text.getvalue())
     return file

@@ -111,14 +111,14 @@ def _start_worker(index: int, count: int) -> None:
     """Prepares a worker process: it ignores signals, and ends when its parent does."""
     del index, count
     exits.end_with_parent()
-    # Terminals send signals to all processes; the parent alone decides what to do.
+    # Terminals send signals to all processes; only the parent decides what to do.
     for number in exits.ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 @functools.lru_cache(maxsize=16)
 def _planned(plans: Callable[[int], Batch], step: int) -> Batch:
-    return plans(step)  # Which serves several pieces of a batch.
+    return plans(step)  # Cached: several pieces of a batch need it.
 
 
 def _crop(
@@ -148,11 +148,11 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, prepared ahead of their use.
 
-    Images and flips belong to the given rows of a batch, black beyond its end, or to all rows;
-    labels and ids to the whole batch. Close the generator to end the workers.
+    Images and flips cover the given rows of a batch (default: all), black beyond its end; labels
+    and ids the full batch. Close the generator to end the workers.
     """
-    # A step's plan is made from (seed, step) alone, here and in each worker, so pixels depend
-    # neither on who prepares them nor on where a run was resumed.
+    # A plan depends on (seed, step) only, here and in each worker, so pixels depend neither on the
+    # process that prepares them nor on where a run was resumed.
     if not steps:
         return
     rows = range(len(_planned(plans, steps.start).ids)) if rows is None else rows
@@ -175,9 +175,9 @@ def readable_batches(
 ) -> Generator[ReadableBatch, None, None]:
     """Yields the test views of all images in order, or the features that stand for them.
 
-    All batches have the same size, so that one compiled program serves them: the last one is padded
-    with zeros. Of each, the given rows are delivered, or all. Unreadable images are black and
-    reported, if `tolerant`. Close the generator to end the workers.
+    The last batch is padded with zeros, so that one compiled program serves all. Only the given
+    rows of each batch are delivered (default: all). If `tolerant`, unreadable images are black and
+    reported. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
     batches = range(-(-len(dataset) // batch_size))

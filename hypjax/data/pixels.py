@@ -35,8 +35,7 @@ _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)
 LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
 
 
-# Decoding takes up to 10 bytes per pixel, and Pillow refuses images of more than 179 million: the
-# threads of a process decode larger images one at a time.
+# Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
 _LARGE = 50_000_000  # Pixels.
 _DECODING_LARGE = threading.Lock()
 
@@ -48,13 +47,13 @@ def decode(
     upright: bool = False,
     least: int | None = None,
 ) -> Image.Image:
-    """Decodes an image file, whole and exactly, to greyscale (1 channel) or RGB (3).
+    """Decodes an image file exactly, or converts an image, to greyscale (1 channel) or RGB (3).
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
     read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
     and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
-    is decoded at a fraction of its size. Images in memory are converted in the same way. Raises
-    ValueError for pixels of 32 bits, which have no common scale, and almost anything for damage.
+    is decoded at a fraction of its size. Raises ValueError for pixels of 32 bits, which have no
+    common scale, and almost anything for damage.
     """
     if isinstance(encoded, Image.Image):
         with contextlib.suppress(Exception):  # Of damaged EXIF data, as below.
@@ -79,8 +78,8 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
     """Decodes an opened image, see `decode`."""
     if upright:
         image.load()
-        # Of damaged EXIF data Pillow raises almost anything: before it rotates, if it cannot read
-        # them, or afterwards, when it writes them without the orientation. Both may be ignored.
+        # Pillow raises almost anything on damaged EXIF data: before it rotates, when it reads them,
+        # or afterwards, when it writes them without the orientation. Both may be ignored.
         with contextlib.suppress(Exception):
             ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16"):
@@ -99,10 +98,7 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
 
 
 def from_pixels(values: np.ndarray, name: object) -> Image.Image:
-    """The image of pixels in memory, as a file would hold them; the UserError for others names it.
-
-    The channels are grey or colours, and perhaps opacity.
-    """
+    """Makes an image of pixels as a file would hold them; raises UserError, with its name."""
     kind = values.dtype.newbyteorder("=")
     known = kind in (np.bool_, np.uint8, np.uint16) and values.size
     if not known or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
@@ -151,7 +147,7 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Returns what a view shows of an image: the image resized, a box of that, and its square."""
+    """Shows a view: resizes the image to the frame's size, and its box to a square."""
     top, left, height, width = frame.box
     region = scaled(image, frame.size).crop((left, top, left + width, top + height))
     return resize(region, side)
@@ -162,11 +158,10 @@ def show_fast(
 ) -> UInt8[np.ndarray, "side side channels"] | None:
     """Decodes a box (top, left, height, width) of a JPEG no larger than needed; resizes it.
 
-    An image with many more pixels than the square is decoded at a half, a quarter or an eighth of
-    its size, which JPEG's cosine transform does at a fraction of the cost. The box is then still at
-    least twice as large as the square. Pixels differ from the exact ones by a few levels, so the
-    option is part of a run's identity (`data.decoder`). Returns None if only the exact decoder can
-    read the file, or report what is wrong.
+    JPEG's cosine transform decodes cheaply at a half, a quarter or an eighth of the size; the box
+    stays at least twice as large as the square. Pixels differ by a few levels, so the option is
+    part of a run's identity (`data.decoder`). Returns None for files that only the exact decoder
+    reads.
     """
     if not isinstance(encoded, bytes) or not encoded.startswith(_JPEG):
         return None

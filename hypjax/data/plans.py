@@ -1,9 +1,7 @@
 """Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
 
-Tuples also depend on the table of the step's epoch, which is mined with the model as it is then.
-
-A plan is a batch without pixels, a few small arrays on the host. Worker processes, or the device,
-only carry it out, so pixels do not depend on the number of workers or on where a run was resumed.
+Worker processes, or the device, only carry a plan out, so pixels do not depend on the number of
+workers or on resuming. Plans of tuples also depend on their epoch's mined table.
 """
 
 import abc
@@ -68,7 +66,7 @@ class Plans(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledPlans(Plans):
-    """Plain shuffling: each image occurs once in an epoch, except those left over at its end."""
+    """Plain shuffling: no image occurs twice in an epoch; some are left over at its end."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the step's part of its epoch's permutation of all images."""
@@ -81,8 +79,7 @@ class ShuffledPlans(Plans):
 class ClassPlans(Plans):
     """Batches of some classes with d images each; images of one class are adjacent.
 
-    A class's images are drawn with replacement if `repeats` (HIER). Otherwise they are distinct if
-    the class has at least d images.
+    Images of a class are distinct if it has d or more, unless `repeats` (HIER).
     """
 
     samples_per_class: int  # d
@@ -125,10 +122,7 @@ class ClassPlans(Plans):
 
 
 class EpochClassPlans(ClassPlans):
-    """Hyp-ViT's sampling: a permutation of all classes, cut into batches.
-
-    No class occurs twice in an epoch; classes left over at its end are skipped.
-    """
+    """Hyp-ViT's sampling: a permutation of all classes, cut into batches; the rest is skipped."""
 
     @property
     def batches_per_epoch(self) -> int:

@@ -1,12 +1,8 @@
-"""Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and an index in Parquet.
+"""Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and tables in Parquet.
 
-The index of a split, `index-SPLIT.parquet`, holds what plans, messages and scores need to know of
-every record, so that opening a dataset reads none.
-
-Relations between images are further tables. `pairs.parquet` lists pairs of training images that
-show one object, from which tuples are drawn. `judgements.parquet` lists, for each query, its box
-and what it should find in the gallery. They refer to images by name; names that a partial copy
-lacks are skipped. Pages of all tables have checksums.
+`index-SPLIT.parquet` holds what plans and scores need of every record, so that opening a dataset
+reads none. `pairs.parquet` lists pairs of training images that show one object, and
+`judgements.parquet` each query's box and ground truth. Names that a partial copy lacks are skipped.
 """
 
 import contextlib
@@ -23,7 +19,7 @@ import tqdm
 from jaxtyping import Int, Shaped
 
 from hypjax.data.dataset import Dataset, hash_facts
-from hypjax.errors import UserError, reason
+from hypjax.errors import explained, reason
 from hypjax.system.files import checksum, write_json
 from hypjax.types import GroundTruth
 
@@ -52,10 +48,10 @@ Names = Shaped[np.ndarray, " images"]
 
 
 class Count(NamedTuple):
-    """Size of a split; a number of classes that is not known (None) is not compared."""
+    """Size of a split."""
 
     images: int
-    classes: int | None
+    classes: int | None  # None if unknown.
 
 
 class Example(NamedTuple):
@@ -91,11 +87,8 @@ class RecordFolder:
 
 
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
-    """Writes a dataset into a new folder, without splits that have no images.
-
-    Classes are numbered in the order in which they first appear. TFDS's own builders keep up to
-    1 GB of a split in memory, and need TensorFlow beyond that.
-    """
+    """Writes a dataset into a new folder; numbers classes in the order of their first image."""
+    # TFDS's own builders keep up to 1 GB of a split in memory, and need TensorFlow beyond that.
     import tensorflow_datasets as tfds
 
     folder.mkdir()
@@ -167,11 +160,9 @@ def _write_split(
 
 
 class _Images(Sequence):
-    """The image files in a split's records.
+    """The image files in a split's records."""
 
-    Parsing records with TFDS takes longer than reading them, and blocks other threads: input by
-    threads was a tenth slower.
-    """
+    # Parsing records with TFDS blocks other threads: input by threads was a tenth slower.
 
     def __init__(self, records: Sequence[bytes], index: pyarrow.Table) -> None:
         self._records = records
@@ -211,14 +202,14 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         class_names=index["class_name"].to_numpy(),
         coarse_labels=coarse_labels if coarse_labels.any() else None,
         checksums=index["checksum"].to_numpy(),
-        # Of facts on images alone, so that datasets with equal images share caches.
+        # Depends only on the images, so that datasets with equal images share caches.
         source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
     )
 
 
-def _read_table(folder: RecordFolder, table_name: str) -> pyarrow.Table:
+def _read_table(folder: RecordFolder, name: str) -> pyarrow.Table:
     with reading(folder.name, folder.path):
-        path = folder.path / f"{table_name}.parquet"
+        path = folder.path / f"{name}.parquet"
         return pyarrow.parquet.read_table(path, page_checksum_verification=True)
 
 
@@ -229,14 +220,10 @@ def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
 @contextlib.contextmanager
 def reading(name: str, path: pathlib.Path) -> Iterator[None]:
     """Turns any error of reading a prepared dataset into one sentence."""
-    try:
+    command = f"python -m hypjax.prepare --dataset={name}"
+    advice = f"; remove that folder, and prepare it again ({command}) or have it copied again"
+    with explained(f"{name} in {path} is damaged", advice):
         yield
-    except Exception as error:  # ArrayRecord and pyarrow raise almost anything.
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{name} in {path} is damaged ({reason}); remove that folder, and prepare it again "
-            f"(python -m hypjax.prepare --dataset={name}); a copy from the cloud is made again"
-        ) from error
 
 
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:
@@ -250,21 +237,20 @@ def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]
 def read_judgements(
     folder: RecordFolder, queries: Names, gallery: Names
 ) -> tuple[Int[np.ndarray, "queries 4"], GroundTruth]:
-    """Reads the box of each named query, in pixels, and positions of judged gallery images."""
+    """Reads the named queries' boxes, in pixels, and the positions of judged gallery images."""
     table = _read_table(folder, JUDGEMENTS)
-    rows = _positions(queries, table["query"].to_numpy())
+    table = table.take(_positions(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
-    known = {name: i for i, name in enumerate(gallery)}
+    rows = {name: i for i, name in enumerate(gallery)}
 
-    def items(column: str) -> Sequence[Int[np.ndarray, " items"]]:
-        listed = table[column].to_pylist()
-        present = ([known[name] for name in listed[row] if name in known] for row in rows)
-        return [np.array(positions, np.int64) for positions in present]
+    def items(level: str) -> Sequence[Int[np.ndarray, " items"]]:
+        present = ([rows[x] for x in names if x in rows] for names in table[level].to_pylist())
+        return [np.array(x, np.int64) for x in present]
 
-    return boxes[rows], GroundTruth(*map(items, GroundTruth._fields))
+    return boxes, GroundTruth(*map(items, GroundTruth._fields))
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:
-    """Positions of wanted names among given ones; -1 for those that are missing."""
+    """Positions of the wanted names; -1 for missing names."""
     known = {name: i for i, name in enumerate(names)}
     return np.array([known.get(name, -1) for name in wanted], np.int64)

@@ -14,7 +14,7 @@ _APART.append(("query", "gallery"))
 
 
 def own_rows(queries: Sequence[str], gallery: Sequence[str]) -> OwnRows:
-    """Rows of each query's file in a gallery, by names or, where these are links, their targets."""
+    """Gallery rows with each query's file, by path; links are resolved."""
     return equal_rows(real_paths(queries), real_paths(gallery))
 
 
@@ -27,31 +27,31 @@ def equal_rows(queries: Sequence[Hashable], gallery: Sequence[Hashable]) -> OwnR
 
 
 def queries_in_gallery(rows: OwnRows) -> str:
-    """Says how many queries are in the gallery, '' if none is."""
-    count = sum(map(bool, rows))
-    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
-    return note if count else ""
+    """Says how many queries are in the gallery; '' if none is."""
+    note = "{} of {} queries are in the gallery, and do not find themselves"
+    return note.format(sum(map(bool, rows)), len(rows)) if any(rows) else ""
 
 
 def with_repeats(splits: Splits) -> Splits:
     """Finds the queries that are in the gallery, and counts images that are identical to others."""
-    tested, own = "test" if splits.gallery is None else "query", ()
+    tested, query_rows = "test" if splits.gallery is None else "query", ()
     if splits.gallery is not None and splits.ground_truth is None:
-        own = own_rows(splits.test.names.tolist(), splits.gallery.names.tolist())
+        query_rows = own_rows(splits.test.names.tolist(), splits.gallery.names.tolist())
     parts = {"training": splits.train, "validation": splits.validation}
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [queries_in_gallery(own)]
+    notes = [queries_in_gallery(query_rows)]
     if all(column is not None for column in checksums.values()):
-        if splits.ground_truth is None:  # Classes of judged images say little.
+        if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
-        notes += [
-            _identical(parts, name, other, equal_rows(checksums[name], checksums[other]), own)
-            for name, other in _APART
-            if {name, other} <= parts.keys()
-        ]
-    return splits._replace(own_rows=own, repeats=tuple(filter(None, notes)))
+        for name, other in _APART:
+            if {name, other} <= parts.keys():
+                rows = equal_rows(checksums[name], checksums[other])
+                if other == "gallery" and query_rows:  # Counted already.
+                    rows = [[] if known else x for x, known in zip(rows, query_rows, strict=True)]
+                notes.append(_identical(parts, name, other, rows))
+    return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
 def _checksums(images: Dataset) -> list[int] | None:
@@ -60,28 +60,23 @@ def _checksums(images: Dataset) -> list[int] | None:
     return None if images.checksums is None else images.checksums.tolist()
 
 
-def _identical(
-    parts: Mapping[str, Dataset], name: str, other: str, rows: OwnRows, own: OwnRows
-) -> str:
-    """Says how many images of a part equal some of another, beside queries that are in both."""
-    known = own if other == "gallery" and own else [[]] * len(rows)
-    repeated = [i for i in range(len(rows)) if rows[i] and not known[i]]
+def _identical(parts: Mapping[str, Dataset], name: str, other: str, rows: OwnRows) -> str:
+    """Says how many images of a part equal some of another, at the given rows."""
+    repeated = [i for i, equal in enumerate(rows) if equal]
     if not repeated:
         return ""
-    images = parts[name].name(repeated[0]), parts[other].name(rows[repeated[0]][0])
-    return (
-        f"{len(repeated)} of {len(rows)} {name} images are identical to {other} images, such as "
-        f"{' and '.join(images)}"
-    )
+    example, copy = parts[name].name(repeated[0]), parts[other].name(rows[repeated[0]][0])
+    count = f"{len(repeated)} of {len(rows)} {name} images"
+    return f"{count} are identical to {other} images, such as {example} and {copy}"
 
 
 def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     """Says how many images occur in more than one class."""
-    classes = collections.defaultdict(dict)
-    names = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
-    for checksum, (label, name) in zip(checksums, names, strict=True):
-        classes[checksum].setdefault(label, name)
-    repeated = [names for names in classes.values() if len(names) > 1]
+    names_by_class = collections.defaultdict(dict)
+    rows = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
+    for checksum, (label, name) in zip(checksums, rows, strict=True):
+        names_by_class[checksum].setdefault(label, name)
+    repeated = [names for names in names_by_class.values() if len(names) > 1]
     if not repeated:
         return ""
     examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]

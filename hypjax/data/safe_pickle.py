@@ -20,8 +20,6 @@ _ALLOWED = {
     ("__builtin__", "bytes"),
     ("builtins", "bytes"),
 }
-# What reading a pickle of another structure than expected may raise.
-UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, OverflowError)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -35,8 +33,7 @@ class _Unpickler(pickle.Unpickler):
 def loads(data: bytes, place: str) -> Any:
     """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
 
-    Raises UserError, which names the place, if it holds anything else or is damaged. A pickle that
-    was crafted for it can exhaust the memory.
+    Raises UserError, which names the place, for others. A malicious one can exhaust the memory.
     """
     try:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()

@@ -1,24 +1,20 @@
-"""Datasets of the Hugging Face hub, and in Parquet, Arrow and tar files, read by `datasets`.
-
-`datasets` copies files once to its own cache, as Arrow, and maps them into memory.
-"""
+"""Datasets of the Hugging Face hub, and in Parquet, Arrow and tar files, read by `datasets`."""
 
 import dataclasses
-import functools
 import glob
 import os
 import pathlib
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 
 from hypjax.data.dataset import Dataset, stacked, table_of_names
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, explained, require_package
 from hypjax.system import console, hub
 from hypjax.types import class_name, class_names, split_names
 
@@ -31,30 +27,25 @@ _OPTIONS = ("image", "label", "coarse_label", "split", "subset")
 def find_dataset(where: str) -> Dataset | None:
     """Lists the images of a dataset; None if the location is something else, such as a folder.
 
-    A location is hf://OWNER/NAME, or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a
-    pattern of such, as photos-*.tar; a folder of such files without images, or one that
-    `save_to_disk` wrote. Options may follow, as in hf://OWNER/NAME?label=species&split=train: the
-    columns `image`, `label` and `coarse_label`; the `split`, or several, as in train+test, which
-    count as one; and the `subset` of a repository. If there are several splits and none was named,
-    they are the splits of the images. Images are named as hf://OWNER/NAME/train/17.
+    A location is hf://OWNER/NAME or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a pattern
+    such as photos-*.tar; a folder of such files without images, or one that `save_to_disk` wrote.
+    Options may follow, as in hf://OWNER/NAME?label=species&split=train: the columns `image`,
+    `label` and `coarse_label`; the `split`, or several (train+test) that count as one; and the
+    `subset` of a repository. If there are several splits and none was named, they are the splits of
+    the images. Images are named hf://OWNER/NAME/train/17.
     """
     location, options = _options(where)
-    load = _loader(location, options.get("subset"))
-    if load is None:
+    loaded = _load(location, options.get("subset"))
+    if loaded is None:
         if options:
             raise UserError(f"{location} is no dataset of Parquet, Arrow or tar files; leave out ?")
         return None
-    try:
-        loaded = load()
-    except Exception as error:  # `datasets` raises almost anything.
-        raise UserError(f"`datasets` cannot read {location}: {reason(error)}") from error
     parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
         if unknown := sorted(set(wanted) - set(parts)):
-            raise UserError(
-                f"{where}: there is no split {unknown[0]}; the splits are {', '.join(parts)}"
-            )
+            names = ", ".join(parts)
+            raise UserError(f"{where}: there is no split {unknown[0]}; the splits are {names}")
         parts = {split: parts[split] for split in wanted}
     tables = []
     names = parts if "split" in options else split_names(parts)
@@ -71,7 +62,7 @@ def find_dataset(where: str) -> Dataset | None:
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
-    """Separates a location and the options that follow it; names of files may have a '?', too."""
+    """Splits a location from the options that follow '?', which may also be part of file names."""
     location, _, text = where.rpartition("?")
     options = dict(re.findall(r"([a-z_]+)=([^&]*)", text))
     if not location or not options or os.path.exists(os.path.expanduser(where)):
@@ -82,22 +73,23 @@ def _options(where: str) -> tuple[str, dict[str, str]]:
     return location, options
 
 
-def _loader(location: str, subset: str | None) -> Callable[[], Any] | None:
-    """Returns the call of `datasets` that reads a location, if it is a dataset."""
+def _load(location: str, subset: str | None) -> Any:
+    """Loads a location with `datasets`; None if it is no dataset."""
     path = pathlib.Path(location).expanduser()
-    if hub.is_repository(location):
-        name, revision = hub.split(location)
-        return functools.partial(_library().load_dataset, name, subset, revision=revision)
-    if path.is_dir():
-        if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
-            return functools.partial(_library().load_from_disk, str(path))
-        if not any(pathlib.PurePath(name).suffix.lower() in SHARDS for name in files_below(path)):
+    with explained(f"`datasets` cannot read {location}"):
+        if hub.is_repository(location):
+            name, revision = hub.split(location)
+            return _library().load_dataset(name, subset, revision=revision)
+        if path.is_dir():
+            if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
+                return _library().load_from_disk(str(path))
+            if all(pathlib.PurePath(x).suffix.lower() not in SHARDS for x in files_below(path)):
+                return None
+            return _library().load_dataset(str(path.absolute()), subset)
+        if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
             return None
-        return functools.partial(_library().load_dataset, str(path.absolute()), subset)
-    if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
-        return None
-    files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
-    return functools.partial(_library().load_dataset, SHARDS[path.suffix], data_files=files)
+        files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
+        return _library().load_dataset(SHARDS[path.suffix], data_files=files)
 
 
 def _library() -> types.ModuleType:
@@ -115,9 +107,9 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
 
 def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """A folder and the visible folders at any depth of it, with the names of their visible files.
+    """Visible folders at any depth, itself included, with the names of their visible files.
 
-    Links are followed, unless they lead to a folder on the way to them, which would have no end.
+    Links are followed, unless they lead back to a folder that contains them, which would not end.
     """
 
     def refuse(error: OSError) -> None:
@@ -131,12 +123,12 @@ def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]
 
 
 def _leads_back(folder: pathlib.Path) -> bool:
-    """Whether a folder is a link to one that contains it, or that was passed on the way to it."""
+    """Whether a folder is a link to one that contains it, directly or through other links."""
     if not folder.is_symlink():
         return False
     target = os.path.realpath(folder)
-    passed = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
-    if cycle := any(path.is_relative_to(target) for path in passed):
+    parents = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
+    if cycle := any(path.is_relative_to(target) for path in parents):
         console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
     return cycle
 
@@ -153,18 +145,18 @@ def _is_table(path: pathlib.Path) -> bool:
 def table_of(
     dataset: Any, where: str, options: Mapping[str, str] | None = None, place: str | None = None
 ) -> Dataset:
-    """The images of a `datasets.Dataset` whose columns the options name, or their types and names.
+    """The images of a `datasets.Dataset`; options name its columns, or else their types and names.
 
-    Images are the column of that type, or of bytes; classes are named `label`, for example, or are
-    the first `ClassLabel`. Without a place, to which names of images refer, images are in memory.
+    Images are of that type, or bytes; classes are `label` or the like, or the first `ClassLabel`.
+    Names begin with the place; without one, images are in memory.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
+        columns = ", ".join(features) or "none"
         raise UserError(
-            f"{where} has the columns {', '.join(features) or 'none'}, of which {len(images)} hold "
-            "images; name one by ?image="
+            f"{where} has the columns {columns}; {len(images)} hold images; name one by ?image="
         )
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
@@ -200,9 +192,8 @@ def _column(
     wanted = [options[option]] if option in options else usual
     columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
     if option in options and not columns:
-        raise UserError(
-            f"{where} has the columns {', '.join(names)}, and no {wanted[0]} (?{option}=)"
-        )
+        names = ", ".join(names)
+        raise UserError(f"{where} has the columns {names}, and no {wanted[0]} (?{option}=)")
     return columns[0] if columns else None
 
 

@@ -1,5 +1,6 @@
 """Opens datasets as training, validation and test images: prepared ones, and users' own."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
@@ -27,8 +28,7 @@ from hypjax.system.machine import usable_cores
 # A gallery without queries.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 _MAX_NAMED = 5  # Files that a message names.
-_EXACT = Decoding(channels=3, fast=False, cache_dir=None)
-_NOTHING_HELD_OUT = HeldOutClasses()
+_EXACT, _NOTHING_HELD_OUT = Decoding(), HeldOutClasses()
 
 
 def open_prepared(
@@ -37,23 +37,17 @@ def open_prepared(
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
-    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
-
-    `data_dir` is the folder or URL of prepared datasets.
-    """
+    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
-        raise UserError(f"this copy of {name} has no training images, nor judged queries")
+        raise UserError(f"this copy of {name} has no training images, nor ground truth")
     splits = Splits(*divide(f"this copy of {name}", parts, held_out), **fields)
     if "test" not in parts and splits.gallery is None:  # Of a partial copy.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.by_image else note
         splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
-        raise UserError(
-            f"config.data.test_classes is {held_out.test!r}; it must be 0: {name} has its own test "
-            "classes"
-        )
+        raise UserError(f"config.data.test_classes must be 0: {name} has its own test classes")
     check_classes(name, splits)
     for part in parts.values():
         fill_cache(part, decoding.channels)
@@ -68,14 +62,11 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds judged datasets to score, and distractors to all judged galleries."""
-    judged = splits.ground_truth is not None
+    """Adds datasets with ground truth to score, and distractors to all such galleries."""
+    has_ground_truth = splits.ground_truth is not None
     if distractors:
-        if not names and not judged:
-            raise UserError(
-                "config.eval.distractors is True; it must be False unless eval.benchmarks names a "
-                "judged dataset"
-            )
+        if not names and not has_ground_truth:
+            raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
     benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
@@ -89,7 +80,7 @@ def with_benchmarks(
             return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
 
         benchmarks = [enlarged(dataset) for dataset in benchmarks]
-        splits = enlarged(splits) if judged else splits
+        splits = enlarged(splits) if has_ground_truth else splits
     return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
@@ -123,19 +114,15 @@ def _open(
 def open_photos(
     where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
 ) -> Splits:
-    """Opens the images of a location, see `list_images`; holds out classes without splits.
-
-    Every image is decoded once to check that it is readable, unless that was done before and no
-    file has changed; see `measured` for those that are not.
-    """
+    """Opens the images of a location, see `list_images`; holds out classes without splits."""
     path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
         raise UserError(
-            f"no image of {where} has a class; put the images of each class into a sub-folder, or "
-            "list them in a table with the columns path and label"
+            f"no image of {where} has a class; put each class into a sub-folder, or list the "
+            "images in a table with the columns path and label"
         )
     if path.is_dir() and len(labelled) < len(images):
         console.say(f"images without a class are left out: {len(images) - len(labelled)}")
@@ -154,21 +141,14 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 def measured(
     images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
 ) -> Dataset:
-    """Reads listed images, and fills in their sizes and a hash that names files below the root.
-
-    Raises UserError if some cannot be read, unless `skip_corrupt`, which leaves them out.
-    """
+    """Fills in sizes and checksums; rejects images that cannot be read, unless `skip_corrupt`."""
     sizes_and_checksums, reasons = _measure(images)
     if reasons:
         named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
-        more = f" (and {len(named) - _MAX_NAMED} more)" if len(named) > _MAX_NAMED else ""
-        broken = f"cannot read {len(named)} of {len(images)} images: "
-        broken += "; ".join(named[:_MAX_NAMED]) + more
+        named[_MAX_NAMED:] = ["..."] if len(named) > _MAX_NAMED else []
+        broken = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
-            raise UserError(
-                f"{broken}; fix or remove them, or leave them out with "
-                "--config.data.skip_corrupt=True"
-            )
+            raise UserError(f"{broken}; fix them, or set --config.data.skip_corrupt=True")
         console.warn(f"{broken}; left out")
         readable = np.setdiff1d(np.arange(len(images)), [*reasons])
         images, sizes_and_checksums = images.take(readable), sizes_and_checksums[readable]
@@ -194,13 +174,10 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
-        remedy = "leave them out, or give them a class"
-        if len(unlabelled) == len(images):
-            remedy = "name the column of classes (?label=NAME), or give features the array labels, "
-            remedy += "or --config.data.labels"
         raise UserError(
             f"{where} has {len(unlabelled)} of {len(images)} rows without a class, such as row "
-            f"{unlabelled[0]} ({images.name(unlabelled[0])}); {remedy}"
+            f"{unlabelled[0]} ({images.name(unlabelled[0])}); leave them out, or name the classes: "
+            "?label=COLUMN, or for features the array labels or --config.data.labels"
         )
     photos.check_columns(where, images)
     parts = {"train": images}
@@ -208,10 +185,8 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
         present = np.unique(images.splits).tolist()
         tests = {*present} - {"train", "validation"}
         if "train" not in present or tests not in ({"test"}, {"query", "gallery"}):
-            raise UserError(
-                f"{where} has the splits {', '.join(present)}; it needs train, and either test or "
-                "both query and gallery"
-            )
+            needed = "train, and either test or both query and gallery"
+            raise UserError(f"{where} has the splits {', '.join(present)}; it needs {needed}")
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
         _check_overlap(where, parts)
     notes = (SAME_CLASSES,) if held_out.by_image else ()
@@ -222,33 +197,26 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 
 def _check_overlap(where: str, parts: dict[str, Dataset]) -> None:
     """Rejects classes shared by validation and test, and warns of classes shared with train."""
-    classes = {name: set(part.class_names) for name, part in parts.items()}
-    validation = classes.get("validation", set())
-    test = set().union(*(classes.get(name, ()) for name in ("test", "query", "gallery")))
-    if shared := validation & test:
-        raise UserError(
-            f"{where} has {counted(len(shared), 'class')} in both validation and test, such as "
-            f"{min(shared)}; the best model would be chosen on what it is tested on"
-        )
-    for name, others in (("validation", validation), ("test", test)):
-        if shared := classes["train"] & others:
-            console.warn(
-                f"{where} has {counted(len(shared), 'class')} in both train and {name}, such as "
-                f"{min(shared)}"
-            )
+    classes = collections.defaultdict(set)
+    for name, part in parts.items():
+        classes[name if name in ("train", "validation") else "test"].update(part.class_names)
+    for name, other in (("validation", "test"), ("train", "validation"), ("train", "test")):
+        if shared := classes[name] & classes[other]:
+            examples = f"{counted(len(shared), 'class')} in both {name} and {other}"
+            message = f"{where} has {examples}, such as {min(shared)}"
+            if name == "validation":
+                raise UserError(f"{message}; the model would be chosen on its test classes")
+            console.warn(message)
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Height, width and checksum of each image, and the reasons why some cannot be read.
-
-    Of files that have not changed since they were read, the cache has them.
-    """
+    """Height, width and checksum of each image, cached, and why some cannot be read."""
     cached = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
     measured, reasons = np.zeros((len(images), 3), np.int64), {}
     if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
         measured = np.load(cached)
-    rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Broken ones may be read by now.
+    rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Also retries images that were broken.
     if not rows:
         return measured, reasons
     console.say(f"checking {counted(len(rows), 'image')}")

@@ -1,8 +1,7 @@
 """Views: what the model sees of an image, in training and in evaluation.
 
-Every view resizes an image, cuts a box out of it, and resizes the box to the model's square. A view
-only says to which size and which box; workers, decoders, caches and the device do the rest. The
-registries at the end of the module hold the views that `data.train_view` and `data.test_view` name.
+A view resizes an image, and cuts out a box, which is resized to the model's square. Registries at
+the end hold the views that `data.train_view` and `data.test_view` name.
 """
 
 import dataclasses
@@ -26,10 +25,10 @@ class TrainView(Protocol):
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the sizes to which images are resized (and stored) before they are cropped."""
+        """Returns the sizes to which images are resized, and stored, before they are cropped."""
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws one box (top, left, height, width) for each image of these heights and widths."""
+        """Draws a box (top, left, height, width) for each image of these heights and widths."""
 
 
 @dataclasses.dataclass(frozen=True)

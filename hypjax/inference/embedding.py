@@ -41,11 +41,10 @@ ONE_SCALE = (1.0,)
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
     """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
 
-    The first space of a part is named "head" or "encoder", a further one as in "head:sphere". By
-    default, heads are compared in the objective's space and encoders by their cosine (Hyp-ViT,
-    Section 4.2). Prefixes of the head's output, from `eval.prefixes` and the objective, are
-    "head@16", "head@16:sphere". The objective has the model's learned scalars, and the parameters
-    give them to the other spaces.
+    A part's first space is named "head" or "encoder", a further one "head:sphere"; prefixes of the
+    head's output, from `eval.prefixes` and the objective, "head@16", "head@16:sphere". By default,
+    heads are compared in the objective's space and encoders by cosine (Hyp-ViT, Section 4.2). The
+    objective has the model's learned scalars; other spaces take them from the parameters.
     """
     spaces, fields = {}, config.objective
     scalars = learned_scalars(fields, params)
@@ -73,7 +72,6 @@ def prefix_of(name: str) -> int | None:
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
-    """The features that the space of a name in `scored_spaces` embeds."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
@@ -81,8 +79,8 @@ def _features(
     # Without a head, the configuration does not know the dimension.
     if dim is not None and dim >= features.shape[-1]:
         raise UserError(
-            f"a prefix of {dim} dimensions is not shorter than the head's output, which has "
-            f"{features.shape[-1]}; lower config.eval.prefixes"
+            f"a prefix of {dim} dimensions is not shorter than the head's output; lower "
+            f"config.eval.prefixes below {features.shape[-1]}"
         )
     return features[:, :dim]
 
@@ -94,9 +92,9 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """Embeds pixels with the encoder at each scale; features of another model stay as they are.
+    """Embeds pixels with the encoder at each scale of their side (`scaled_side`).
 
-    A scale is the side of resized images divided by the side before (`scaled_side`).
+    Features of another model stay as they are.
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
@@ -114,8 +112,8 @@ def encode(
             if scaled is model:
                 raise
             raise UserError(
-                f"the encoder cannot embed images of {side} × {side} pixels, for which "
-                f"config.eval.scales asks ({reason(error)}); set --config.eval.scales=1"
+                f"the encoder cannot embed images of {side} × {side} pixels ({reason(error)}); set "
+                "--config.eval.scales=1"
             ) from error
         embeddings.append(pooled.astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
@@ -168,9 +166,9 @@ Features = Float[np.ndarray, "images scales dim"]
 class DatasetEmbedder:
     """Embeds datasets with a run's model; one compiled program serves all sizes and spaces.
 
-    With a frozen encoder, its embeddings of the `cached` datasets are computed once and stay in
-    memory. A single process also stores them in the folder for other runs. All calls must then pass
-    the same encoder's parameters.
+    A frozen encoder embeds the `cached` datasets once. These embeddings stay in memory, and a
+    single process stores them in the folder for other runs. All calls must then pass the same
+    encoder's parameters.
     """
 
     model: Embedder
@@ -188,10 +186,7 @@ class DatasetEmbedder:
         spaces: Mapping[str, Space],
         scales: Sequence[float] | None = None,
     ) -> dict[str, Float[np.ndarray, "images d"]]:
-        """Embeds all images of a dataset in the space of each name, see `scored_spaces`.
-
-        Without scales, `eval.scales` are used.
-        """
+        """Points of a dataset's images in each of the `scored_spaces`, by default `eval.scales`."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
         points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
@@ -202,7 +197,7 @@ class DatasetEmbedder:
     def features(
         self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
     ) -> Features:
-        """The encoder's embeddings of all images of a dataset, at each scale."""
+        """The encoder's embeddings of images at each scale, by default `eval.scales`."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
         features = self._features_in_memory(params, dataset, scales)
@@ -216,7 +211,6 @@ class DatasetEmbedder:
     def _mapped(
         self, function: Callable[[Array], PyTree], images: Dataset | Features
     ) -> Iterator[PyTree]:
-        """Yields what a function returns for each batch, on the host."""
         config, mesh, total = self.config, self.mesh, len(images)
         size = parallel.slices(config.run.eval_batch_size, mesh).rows
         rows, starts = parallel.local_rows(mesh, size), range(0, total, size)
@@ -255,20 +249,17 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _unions(self) -> dict[int, Dataset]:
-        """The cached images, by the identity of their records."""
         cached = [(id(images.records), images) for images in self.cached if images.boxes is None]
         return {key: union([x for other, x in cached if other == key]) for key, _ in cached}
 
     def _computed_once(self, params: PyTree, images: Dataset) -> Features:
-        """The embeddings of images from the folder, or else computed, and stored there."""
         scales, data = tuple(self.config.eval.scales), self.config.data
 
         def compute(done: int) -> Iterator[Features]:
             rest = images.take(np.arange(done, len(images)))
             if len(rest):
-                console.say(
-                    f"embedding {counted(len(rest), 'image')} with the frozen encoder, once"
-                )
+                images_left = counted(len(rest), "image")
+                console.say(f"embedding {images_left} with the frozen encoder, once")
             return self._mapped(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.source is None or jax.process_count() > 1:
@@ -304,10 +295,10 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 def cached_features(
     folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
 ) -> Features:
-    """Reads the features of `count` images from a folder, after computing those it lacks.
+    """Reads the features of `count` images from a folder, after computing the missing ones.
 
-    One process at a time fills the folder, and others wait. `compute` takes the number of images
-    whose features are stored, and yields batches of features for the rest.
+    One process at a time fills the folder. `compute` takes the number of stored images, and yields
+    batches of features for the rest.
     """
     try:
         table = None

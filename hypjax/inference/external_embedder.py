@@ -1,7 +1,7 @@
 """Encoders of other libraries that embed images: timm's, Transformers', and ONNX files.
 
-Features are what the library returns for an image that it has prepared itself, in float32. They are
-saved as they are, and compared by cosine unless another space is named.
+The library prepares the images. Its features are saved as float32, and compared by cosine unless
+another space is named.
 """
 
 import concurrent.futures
@@ -30,13 +30,13 @@ class ExternalEncoder(Protocol):
     """An encoder of another library."""
 
     output: str  # What its features are, in words.
-    facts: Any  # What they depend on: the output, how images are prepared, the weights' hash.
+    facts: Any  # Its output, preparation and weights, to be hashed.
 
     def prepare(self, image: Image.Image) -> Any:
         """Prepares an RGB image, in any thread."""
 
     def features(self, prepared: Sequence[Any]) -> np.ndarray:
-        """Returns features of prepared images; of [images, dim], if it is an encoder of images."""
+        """Returns the features [images, dim] of prepared images."""
 
 
 class ExternalEmbedder(ImageEmbedder):
@@ -57,10 +57,8 @@ class ExternalEmbedder(ImageEmbedder):
         prepared = encoder.prepare(Image.fromarray(noise))
         first, second = (encoder.features([prepared]) for _ in range(2))
         if first.ndim != 2 or len(first) != 1:
-            raise UserError(
-                f"the {encoder.output} of {spec} has the shape {list(first.shape)} for one image; "
-                "it must be [1, dim]"
-            )
+            shape = f"the shape {list(first.shape)} for one image, not [1, dim]"
+            raise UserError(f"the {encoder.output} of {spec} has {shape}")
         # On a GPU roundings may differ; random masks or dropout change the first digit.
         tolerance = 1e-2 * np.ptp(first)
         if not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
@@ -91,7 +89,6 @@ class ExternalEmbedder(ImageEmbedder):
                 pool.shutdown(cancel_futures=True)
 
     def _prepare(self, dataset: Dataset, i: int) -> Any | str:
-        """Prepares an image, or returns the reason why it cannot be read."""
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
@@ -110,10 +107,9 @@ def open_encoder(
 ) -> ExternalEmbedder:
     """Opens an encoder of another library, whose features are mapped into a space.
 
-    `spec` is 'timm:NAME', a model of timm with its published weights, or 'timm:NAME@FILE' with
-    the weights of a checkpoint; 'hf:NAME', a model of Transformers on the Hugging Face hub or in a
-    folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several outputs. `mean` and `std` of each
-    channel and `resize` prepare the pixels of an ONNX model.
+    `spec` is 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
+    of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several
+    outputs. `mean`, `std` and `resize` prepare the pixels of an ONNX model.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

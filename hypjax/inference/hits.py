@@ -21,16 +21,16 @@ from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
 
-_SHARE = 0.95  # Of the queries, whose matches are within the distance.
-_MAX_IMAGES = 2_000  # That are compared with each other: all of some classes.
-_MIN_QUERIES = 10  # With a match; fewer say too little.
+_SHARE = 0.95  # Share of the queries whose match is within the distance.
+_MAX_IMAGES = 2_000  # To compare with each other: all of some classes.
+_MIN_QUERIES = 10  # With a match.
 
 
 class Match(NamedTuple):
     """How far a query is from its nearest match."""
 
-    distance: float  # Within it, 95% of the queries that have a match found their nearest one.
-    images: str  # The part of the dataset on which that was measured: validation or test.
+    distance: float  # Within it, 95% of the queries with a match find the nearest one.
+    images: str  # The split on which it was measured: validation or test.
 
     def remark(self, nearest: float) -> str:
         """Warns that the nearest hit, at this distance, is probably no match; '' if it may be."""
@@ -43,9 +43,9 @@ class Match(NamedTuple):
 
 
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset] | None:
-    """Chooses images to measure a `Match` on: the name of their split, queries and gallery.
+    """Chooses a split to measure a `Match` on: its name, queries and gallery.
 
-    None are chosen where queries are judged: their matches are not the images of a class.
+    There is none with ground truth, where a query's matches are not the images of its class.
     """
     if splits.validation is not None:
         images = _of_some_classes(splits.validation)
@@ -75,7 +75,7 @@ def match_distance(
 ) -> float | None:
     """The distance of a `Match`; None if fewer than 10 queries have one.
 
-    Queries that are the gallery itself search among each other. No query matches its own file.
+    No query matches its own file. If the queries are the gallery, they search among each other.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
@@ -91,20 +91,20 @@ def match_distance(
 
 
 def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
-    """Writes match distances by fingerprint of the embeddings; a failure is a warning."""
+    """Writes match distances by fingerprint of the embeddings."""
     with console.tolerating(str(folder / MATCHES)):
         fields = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
         write_json(folder / MATCHES, fields)
 
 
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
-    """Reads the match distances of a run, by fingerprint; empty if they were not measured."""
+    """Reads a run's match distances by fingerprint, if they were measured."""
     matches = read_object(folder / MATCHES) or {}
     return {fingerprint: Match(**fields) for fingerprint, fields in matches.items()}
 
 
 class Hits(NamedTuple):
-    """The hits of a query, nearest first, and a remark on the nearest; '' is an unknown class."""
+    """A query's hits, nearest first, and a remark on the nearest; '' is an unknown class."""
 
     query: str
     label: str
@@ -115,17 +115,14 @@ class Hits(NamedTuple):
 
     def mark(self, i: int) -> str:
         """Returns 'right' or 'wrong' for a hit, or '' if a class is unknown."""
-        if not (self.label and self.labels[i]):
-            return ""
-        return "right" if self.label == self.labels[i] else "wrong"
+        known = self.label and self.labels[i]
+        return ("right" if self.label == self.labels[i] else "wrong") if known else ""
 
     def __str__(self) -> str:
         """A table with one line per hit: rank, distance, whether it is right, and path."""
         known = f" ({on_one_line(self.label)})" if self.label else ""
-        lines = [
-            f"{_shown(self.query)}{known}",
-            "rank   distance  " + ("       " if known else "") + "path",
-        ]
+        header = "rank   distance  " + "       " * bool(known) + "path"
+        lines = [f"{_shown(self.query)}{known}", header]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):<7}" if known else ""
             lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")
@@ -133,20 +130,14 @@ class Hits(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    """Returns a path on one line, relative to the working directory if it is below it."""
     shorter = os.path.relpath(path)
     return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
 
 
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
-    """Raises a `UserError` if a gallery cannot be searched so; call it before queries are embedded.
-
-    Of a query in the gallery, which does not find itself, only `find_hits` knows.
-    """
+    """Raises a `UserError` if a gallery cannot be searched so; call it before embedding queries."""
     if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
-        raise UserError(
-            "expansion, re-ranking and prefixes search all vectors; give the .npz gallery"
-        )
+        raise UserError("expansion, re-ranking and prefixes need the .npz gallery")
     if postprocessing.prefix:
         require_prefix(postprocessing.prefix, gallery.vectors.shape[1], gallery.space)
     for name, count in (("k", k), ("expansion", postprocessing.expansion)):
@@ -166,9 +157,8 @@ def find_hits(
 ) -> list[Hits]:
     """Finds the nearest images of a gallery to each query, in the order of their distances.
 
-    An image is not found as its own neighbour, unless `keep_self`. A query's class is known if it
-    is given, if the gallery holds the image, or if the image's folder is named like one of its
-    classes.
+    An image does not find itself, unless `keep_self`. A query without a class has its class in the
+    gallery, or else its folder's name if that is a class of the gallery.
     """
     postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)
@@ -192,7 +182,7 @@ def find_hits(
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
-    # Distances of an expanded query, or of a hit re-ranked by its neighbours, are others.
+    # Expansion and re-ranking change the distances.
     if postprocessing.expansion or postprocessing.reranking:
         match = None
     return [
@@ -209,6 +199,5 @@ def find_hits(
 
 
 def _folder_label(path: str, has_class: Callable[[str], bool]) -> str:
-    """The name of a query's folder, if it names one of the classes, or else ''."""
     folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
     return folder if path and has_class(folder) else ""

@@ -32,8 +32,7 @@ class ImageEmbedder(abc.ABC):
 
     name: str  # For messages.
     space: Space  # Of the embeddings.
-    # Hash of everything but the images that embeddings depend on: equal hashes can be compared.
-    fingerprint: str
+    fingerprint: str  # Hash of all that embeddings depend on, except images; equal ones compare.
     batch_size: int
     match: Match | None = None  # How far matches are, if that is known.
 
@@ -41,9 +40,9 @@ class ImageEmbedder(abc.ABC):
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields the rows of a dataset's images in order, one batch at a time.
 
-        Rows, by default points of the space, are what is saved of unfinished work. Those of images
-        that could not be read are meaningless. If `few`, a batch that is not full may take less
-        time, and round differently.
+        Rows, by default points of the space, are saved with unfinished work, and meaningless for
+        images that could not be read. If `few`, a batch that is not full may take less time, and
+        round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
@@ -69,8 +68,7 @@ class ImageEmbedder(abc.ABC):
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
                     raise UserError(
                         f"the embedding of {images.name(done + i)} is not finite: the weights are "
-                        "damaged, or training diverged; train again, with a lower "
-                        "optim.learning_rate if it diverged"
+                        "damaged, or training diverged; train again with a lower learning rate"
                     )
                 yield rows, broken
                 done += len(rows)
@@ -79,16 +77,16 @@ class ImageEmbedder(abc.ABC):
                     lines.advance(len(rows))
 
     def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
-        """Embeds images into a file; a folder beside it keeps what is done, to resume from."""
+        """Embeds images into a file; a folder beside it stores finished rows, to resume."""
         if path.exists():
             done = Embeddings.load(path)
             stored = done.fingerprint, done.images_fingerprint
             if stored != (self.fingerprint, images.fingerprint):
-                remedy = "name another file, or remove it"
-                other = f"was embedded by {done.model or 'another model'}, not by {self.name}"
+                difference = f"was embedded by {done.model or 'another model'}, not by {self.name}"
                 if done.fingerprint == self.fingerprint:
-                    other = "holds other images"
-                raise UserError(f"{path} exists already and {other}; {remedy}")
+                    difference = "holds other images"
+                remedy = "name another file, or remove it"
+                raise UserError(f"{path} exists already and {difference}; {remedy}")
             return done
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
@@ -105,13 +103,11 @@ class ImageEmbedder(abc.ABC):
             embeddings = self._embeddings(images, *unfinished.table(np.float32))
             if len(embeddings):
                 embeddings.save(path)
-            for done_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
-                remove(done_or_stale)
+            for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
+                remove(finished_or_stale)
         if not len(embeddings):
-            raise UserError(
-                f"none of the {len(images)} images can be read; of the first: "
-                f"{next(iter(embeddings.unreadable.values()))}"
-            )
+            first_reason = next(iter(embeddings.unreadable.values()))
+            raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
         return embeddings
 
     def _embeddings(
@@ -150,13 +146,11 @@ class Shard(NamedTuple):
 
     def of(self, images: Dataset, batch_size: int) -> Dataset:
         """The part's images, which begin with a whole batch."""
-        # So each image is embedded in the batch, and with the roundings, that it has without parts.
+        # So that each image is in the same batch, with the same roundings, as without parts.
         batches = -(-len(images) // batch_size)
         if self.count > batches:
-            raise UserError(
-                f"{len(images)} images in batches of {batch_size} are too few for {self.count} "
-                f"parts; name at most {batches}"
-            )
+            total = f"{len(images)} images in batches of {batch_size}"
+            raise UserError(f"{total} are too few for {self.count} parts; name at most {batches}")
         first, last = (batches * i // self.count * batch_size for i in (self.index - 1, self.index))
         return images[first:last]
 
@@ -185,9 +179,7 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
         if part.images_fingerprint != images[first:last].fingerprint:
             raise UserError(f"{path} holds other images than --images lists now; embed it again")
         if parts and part.fingerprint != parts[0].fingerprint:
-            models = part.model or "another model", parts[0].model or "this one"
-            message = "{} was embedded by {}, and the first part by {}; embed it again"
-            raise UserError(message.format(path, *models))
+            raise UserError(f"{path} and the first part are of different models; embed it again")
         parts.append(part)
         first = last
     if first != len(images):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from hypjax import parallel
 from hypjax.config.choices import CUSTOM
@@ -43,12 +43,11 @@ class Model(ImageEmbedder):
 
     Attributes:
         source: Where it was loaded from.
-        part: Which embedding is computed: "head", "encoder", or another name of `scored_spaces`,
-            such as "head@16".
+        part: The embedding: "head", "encoder", or another of the `scored_spaces`, like "head@16".
         run: Its run, whose images are opened on first use.
         config: The configuration of its run.
         module: The encoder and the head, a Flax module, with the parameters `params`.
-        projection: What follows them, if `eval.pca` is set.
+        projection: The projection of `eval.pca`, if any.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Model(ImageEmbedder):
         *,
         encoder: nn.Module | None = None,
     ) -> None:
-        """Restores a run's model, see `load`."""
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
@@ -73,7 +71,7 @@ class Model(ImageEmbedder):
                 raise UserError(f"{part!r} is no embedding of this run; it must be {known}")
             self.projection, self.fingerprint = trained.projection(folder, part)
             self.match = read_matches(folder).get(self.fingerprint)
-            if not is_published(folder) and not (folder / RESULTS).exists():
+            if not (is_published(folder) or (folder / RESULTS).exists()):
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
         self.config, self.module, self.params, _ = trained
         self.space = trained.spaces[part]
@@ -84,8 +82,8 @@ class Model(ImageEmbedder):
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
-        `images` is a path, a folder, a pattern, an image of Pillow's, an array of pixels, or a
-        sequence of these; see `hypjax.data.photos.given_images`.
+        `images` is a path, a folder, a pattern, a Pillow image, an array of pixels, or a sequence
+        of these; see `hypjax.data.photos.given_images`.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -94,10 +92,10 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def gallery(self, images: AnyImages) -> Embeddings:
-        """Embeds images, given as for `embed`, to search among, with their paths and classes.
+        """Embeds images, passed as to `embed`, to search among, with their paths and classes.
 
-        Sub-folders of a folder are classes. `hypjax.search` reads the embeddings if they are saved.
-        Images that cannot be read are listed as such.
+        Sub-folders are classes. Unreadable images are listed. `hypjax.search` reads the embeddings
+        once they are saved.
         """
         return self.embed_images(given_images(images), few=True)
 
@@ -111,9 +109,9 @@ class Model(ImageEmbedder):
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
-        `print(hits[0])` shows the first query's hits. The gallery is what `gallery` returned,
-        what `hypjax.search` accepts as --gallery, or images; the query is given as for `embed`. A
-        file is not found as its own neighbour.
+        `print(hits[0])` shows the first query's hits. The gallery is a result of `gallery`, a path
+        or URL as for --gallery of `hypjax.search`, or images; the query is passed as to `embed`. A
+        file does not find itself.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
@@ -129,8 +127,8 @@ class Model(ImageEmbedder):
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
         """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
 
-        The precision is 'float32', or 'float16' or 'int8' for smaller files. Returns how far the
-        points and their neighbours agree with hypjax's, in words; if they do not, raises UserError.
+        The precision is 'float32', or 'float16' or 'int8' for smaller files. Returns how far points
+        and neighbours agree with hypjax's; raises UserError if they do not.
         """
         for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
@@ -141,14 +139,14 @@ class Model(ImageEmbedder):
         """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
-            raise UserError("this run embeds images, but was given features; pixels are uint8")
+            raise UserError("this run embeds images, not features; pixels are uint8")
         if not encoder.takes_pixels and (vectors is None or vectors.shape[1] != encoder.dim):
             raise UserError(
                 "this run was trained on features of another model, so it cannot embed "
-                f"{dataset.name(0)}; give a file of such features, of dimension {encoder.dim}"
+                f"{dataset.name(0)}; pass a file of such features, of dimension {encoder.dim}"
             )
-        size, total = self.batch_size, len(dataset)
-        size = min(size, 1 << (total - 1).bit_length()) if few else size
+        total = len(dataset)
+        size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
         devices = min(jax.local_device_count(), -(-total // size))
         embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
         batches = readable_batches(dataset, view, rows, self.config.run.workers)
@@ -164,21 +162,19 @@ class Model(ImageEmbedder):
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether it embeds images, and not features of another model."""
+        """Whether it embeds images, not features of another model."""
         return self.module.encoder.takes_pixels
 
-    def _embed_batch(self, params: PyTree, images: Array) -> dict[str, Array]:
-        scaling, spaces = (self.config.data.mean, self.config.data.std), {self.part: self.space}
-        return embed_function(self.module, scaling, spaces, self.config.eval.scales)(params, images)
-
     def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
-        """The embedding of a batch on each of some devices."""
-        # Each device has a whole batch: a program of fewer rows would round differently, and a
+        """The embedding of one batch on each of `count` devices."""
+        # Each device has a full batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where it was resumed.
         if count not in self._programs:
-            mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
+            mesh, config = parallel.create_mesh(devices=jax.local_devices()[:count]), self.config
             params = parallel.place(self.params, parallel.replicated(mesh))
-            embed = parallel.map_local_images(self._embed_batch, mesh)
+            scaling, spaces = (config.data.mean, config.data.std), {self.part: self.space}
+            embed = embed_function(self.module, scaling, spaces, config.eval.scales)
+            embed = parallel.map_local_images(embed, mesh)
             program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
         return self._programs[count]
@@ -188,7 +184,7 @@ class Model(ImageEmbedder):
 
 
 def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
-    """The URL or the path of a source; a repository of the hub may be named without hf://."""
+    """The URL or path of a source; a repository on the hub may be named without hf://."""
     if not isinstance(source, str):
         return pathlib.Path(source)
     path = pathlib.Path(source).expanduser()
@@ -227,9 +223,7 @@ def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     name = saved_fields(folder).get("model.architecture")
     other = str(name).startswith(CUSTOM) and custom_name(encoder) != name
     if other or name in ("vit", *ARCHITECTURES):
-        raise UserError(
-            f"the encoder of this model is {name.removeprefix(CUSTOM)}; pass the module that was "
-            "trained as encoder=, and none if it is hypjax's own"
-        )
-    if name is not None:  # Otherwise what is wrong is reported when the model is read.
+        actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
+        raise UserError(f"{actual}; pass its module as encoder=, and none if it is hypjax's")
+    if name is not None:  # Reading the model reports what else is wrong.
         register_encoder(name, encoder)

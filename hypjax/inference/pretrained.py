@@ -33,7 +33,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         published = published_weights(timm_weights(weights))
         scaling = tuple(config.data.mean), tuple(config.data.std)
         if published and scaling != (published.mean, published.std):
-            mean, std = (",".join(map(str, each)) for each in (published.mean, published.std))
+            mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
             console.warn(
                 f"in pretraining of {weights}, pixels were scaled otherwise; set "
                 f"--config.data.mean={mean} --config.data.std={std}"
@@ -53,10 +53,7 @@ def only_encoder(run: Run) -> PyTree:
 
 
 def released_model(run: Run) -> PyTree:
-    """Reads `released_parameters` in all processes, but the proxies, and scores their parts alone.
-
-    Opens no images.
-    """
+    """Reads `released_parameters`, without proxies, in all processes; scores only these parts."""
     params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
     released: dict[str, PyTree] = {}
 
@@ -66,17 +63,15 @@ def released_model(run: Run) -> PyTree:
 
     if run.model.encoder.takes_pixels:
         run.parts = processes.from_first(read)
-        shapes = {part: run.shapes[part] for part in run.parts}
-        params |= processes.arrays_from_first(
-            lambda: {part: released[part] for part in run.parts}, shapes
-        )
+        parts = lambda tree: {part: tree[part] for part in run.parts}  # noqa: E731
+        params |= processes.arrays_from_first(lambda: parts(released), parts(run.shapes))
     return params
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts; `load_head` adds the rest of the model.
+    """Reads the "encoder" with which training starts.
 
-    Of a run, these are the "head" and "scalars", otherwise see `released_parameters`.
+    `load_head` adds a run's "head" and "scalars", or else the other `released_parameters`.
     """
     weights = config.model.weights
     if not config.model.load_head:
@@ -84,17 +79,15 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     if not _is_run(weights):
         params = released_parameters(config, model)
         if "head" not in params:
-            raise UserError(
-                f"config.model.load_head is set, but there is no head in {weights}; name the "
-                "folder or URL of a run, or a file that the papers' code wrote"
-            )
+            problem = f"config.model.load_head is set, but {weights} holds no head"
+            raise UserError(f"{problem}; name a run, or a file of the papers' code")
         return params
     run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
         if run.config.model[field] != config.model[field]:
             raise UserError(
-                f"config.model.{field} is {config.model[field]}, but in the run in {weights} it is "
-                f"{run.config.model[field]}, so its head does not fit"
+                f"config.model.{field} is {config.model[field]}, but the head of the run in "
+                f"{weights} needs {run.config.model[field]}"
             )
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
@@ -103,7 +96,7 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the "encoder" that `model.weights` names.
 
-    A file that the code of Hyp-ViT, HypMix or HIER wrote also has the "head", and perhaps HIER's
+    A file written by the code of Hyp-ViT, HypMix or HIER also has the "head", and perhaps HIER's
     proxies, "hierarchy".
     """
     weights, params = config.model.weights, {"encoder": pretrained_encoder(config, model.encoder)}
@@ -120,7 +113,7 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
         if proxies.shape != expected:
             raise UserError(
                 f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
-                "--config.objective.hier_proxies and --config.model.head_dim to these numbers"
+                "--config.objective.hier_proxies and --config.model.head_dim accordingly"
             )
         if config.objective.hier_optimizer == "riemannian":  # Then they are points of the ball.
             proxies = np.asarray(create_objective(config).score_space.embed(proxies))
@@ -129,10 +122,7 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
 
 
 def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """The "scalars" with the values that the run in `model.weights` learned.
-
-    Scalars that it did not learn, or of another number of values, start from the configuration.
-    """
+    """The "scalars" that the run in `model.weights` learned; others start as configured."""
     fields, weights = config.objective, config.model.weights
     c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
     if not fields.learn_c and curved and c not in (None, fields.c):
@@ -152,14 +142,12 @@ def warn_of_known_classes(config: ConfigDict, images: str) -> None:
         return
     with reading(weights) as folder:
         fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
-    same_name, *same_split = (
-        fields[f"data.{name}"] == config.data[name]
-        for name in ("name", "split", "split_seed", "test_classes")
-    )
+    names = ("name", "split", "split_seed", "test_classes")
+    same_name, *same_split = (fields[f"data.{name}"] == config.data[name] for name in names)
     if same_name and not (all(same_split) and fingerprint == images):
         console.warn(
-            f"the run in {redacted(weights)} had other images or another split; if it was trained "
-            "on images or classes of this test, the recall here is too high"
+            f"the run in {redacted(weights)} had other images or another split; if it saw images "
+            "or classes of this test, the recall here is too high"
         )
 
 
@@ -168,14 +156,12 @@ def _is_run(weights: str) -> bool:
 
 
 def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, and converts its parameters for the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         run = Run.saved(folder).restore_best(folder)
     if not same_architecture(run.model.encoder, encoder):
         raise UserError(
-            f"the encoder of the run in {weights} has a different architecture or size; set "
-            "model.architecture and its sizes as in that run's config.json"
+            f"the run in {weights} has a different architecture or size; copy its config.model"
         )
     data = run.config.data
     if (data.mean, data.std) != (config.data.mean, config.data.std):

@@ -44,7 +44,7 @@ class Run:
     Each part is made once: on first use, unless it is passed.
 
     Attributes:
-        config: The validated configuration, with the model's sizes for given features.
+        config: The validated configuration, with the model's sizes fitted to features.
         name: Name in reports.
         workdir: Folder or URL of a trained run.
         parts: Scored parts of the model.
@@ -63,10 +63,7 @@ class Run:
         workdir: str = "",
         parts: Sequence[str] = PARTS,
     ) -> None:
-        """Takes a validated configuration; opens nothing.
-
-        A custom loss, whose code may be unknown, is replaced by the `saved_space`.
-        """
+        """Takes a validated configuration; the `saved_space` replaces a custom loss."""
         self.config = fit_to_features(config)
         self.name, self.workdir, self.parts = name, workdir, parts
         self._saved_space = saved_space
@@ -74,8 +71,7 @@ class Run:
         passed = {"model": model, "objective": objective, "splits": splits, "mesh": mesh}
         # Values of the properties below.
         vars(self).update({name: part for name, part in passed.items() if part is not None})
-        # The parameters of the model that was scored last, and its projections.
-        self._projected_model: list[Any] = []
+        self._projected_model: list[Any] = []  # Parameters of the last one, and its projections.
 
     @classmethod
     def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
@@ -161,10 +157,9 @@ class Run:
             return {}
         if self.splits.train is None:
             raise UserError(
-                "config.eval.pca is fitted on training images, and this dataset has none; name "
-                "another dataset in data.name and this one in eval.benchmarks"
+                "config.eval.pca needs training images, and this dataset has none; name it in "
+                "eval.benchmarks, and another one in data.name"
             )
-        # A model is scored on several datasets.
         if not self._projected_model or self._projected_model[0] is not params:
             points, projections = self.embedder.points(params, self.splits.train, spaces), {}
             for name, dim in dims.items():
@@ -182,7 +177,7 @@ class Run:
             part: {name: mean_score(values) for name, values in scores.items()}
             for part, scores in self.query_scores(params, task).items()
         }
-        # All processes take the same decisions by them: they must not differ in a last bit.
+        # Processes decide by them, so they must not differ in a last bit.
         return processes.from_first(lambda: means)
 
     def query_scores(
@@ -193,7 +188,7 @@ class Run:
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
-        if task.ground_truth is not None:  # Without another metric than recall, by mAP.
+        if task.ground_truth is not None:  # Recall does not apply; the default is mAP.
             metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
         reranking = Reranking() if fields.rerank else None
         postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
@@ -223,19 +218,19 @@ class Run:
             return {}
         split, queries, gallery = chosen
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
-        matches, alone = {}, gallery is queries
-        items = points if alone else self._points(params, gallery)
-        own = () if alone else own_rows(queries.names.tolist(), gallery.names.tolist())
+        matches, items, rows = {}, points, ()
+        if gallery is not queries:
+            items = self._points(params, gallery)
+            rows = own_rows(queries.names.tolist(), gallery.names.tolist())
         for part in PARTS:
             compared = points[part], queries.labels, items[part], gallery.labels
-            distance = match_distance(*compared, self.spaces(params)[part], own)
+            distance = match_distance(*compared, self.spaces(params)[part], rows)
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)
         return matches
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
-        """Embeds a dataset, and applies the projections of `eval.pca`."""
         points = self.embedder.points(params, dataset, self.spaces(params))
         for name, projection in self.projections(params).items():
             points[name] = projection.apply(points[name])

@@ -49,27 +49,25 @@ def save(
 ) -> None:
     """Saves a trained model, which `hypjax.load`, `hypjax.embed` and `hypjax.search` then read.
 
-    Where the encoder is not one of hypjax's, they need its code: pass the module to `hypjax.load`
-    as `encoder=`. Its weights are named by their paths in Flax.
+    A custom encoder's code is not saved: pass it to `hypjax.load` as `encoder=`. Weights are
+    named by their paths in Flax.
 
     Args:
-        params: The model's parameters: what `encoder.init(...)["params"]` has the shapes of.
+        params: The model's parameters, shaped as `encoder.init(...)["params"]`.
         space: The space whose `embed` maps the model's output to points.
-        workdir: Folder to write. An earlier model of hypjax's in it is replaced; a folder that
-            holds anything else is refused.
+        workdir: Folder to write. An earlier model in it is replaced; a folder that holds anything
+            else is refused.
         encoder: The model: a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim], or an `Embedder`, which is an encoder with a head.
-        image_size: Side of the images that it takes, in pixels.
+        image_size: Side of its images in pixels.
         channels: 3 for RGB, 1 for greyscale.
-        mean: Mean of each channel, for pixels from 0 to 1, with which images are normalised;
-            by default 0.5.
+        mean: Mean of each channel of pixels from 0 to 1, to normalise images; by default 0.5.
         std: Deviation of each channel; by default 0.5.
         resize: Shorter side of images before they are cropped; by default `image_size`.
         test_view: 'centre_crop', or 'squash', which resizes images to squares.
 
     Raises:
-        UserError: The parameters are not the model's, the space has no name, or the folder cannot
-            be written.
+        UserError: Parameters do not fit, the space has no name, or the folder cannot be written.
     """
     head = encoder if isinstance(encoder, Embedder) else None
     config = default_config(_ELSEWHERE)
@@ -85,7 +83,7 @@ def save(
     validate(config)
     run = Run(config, saved_space=space)
     params = jax.tree.map(np.asarray, params if head else {"encoder": params})
-    params = {part: tree for part, tree in params.items() if part != "scalars"}  # It is given.
+    params = {part: tree for part, tree in params.items() if part != "scalars"}  # `space` has them.
     _require_shapes(params, run.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
         write_model(staged, run.trained(params), provenance={})
@@ -100,17 +98,16 @@ def _require_shapes(params: PyTree, shapes: PyTree) -> None:
         if actual.get(name) != expected.get(name):
             raise UserError(
                 f"the parameter {name} has the shape {actual.get(name)}, but the model's "
-                f'{expected.get(name)}; give what encoder.init(...)["params"] has the shapes of'
+                f'{expected.get(name)}; shapes must be those of encoder.init(...)["params"]'
             )
 
 
 def describe(config: ConfigDict) -> str:
-    """Says in one line what a run's model is: encoder, head, dataset and loss."""
+    """Describes a run's model in one line: encoder, head, dataset and loss."""
     model, data = config.model, config.data
-    names = model.architecture, config.objective.name
-    encoder, loss = (name.removeprefix(CUSTOM) for name in names)
+    encoder, loss = (x.removeprefix(CUSTOM) for x in (model.architecture, config.objective.name))
     head = f"a head of {model.head_dim} coordinates"
-    images = "images given from Python" if data.name == IN_MEMORY else data.name
+    images = "images from Python" if data.name == IN_MEMORY else data.name
     if encoder == FEATURES:
         return f"features of {model.width} coordinates with {head}, trained by {loss}"
     if encoder == "vit":
@@ -130,10 +127,8 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     with writing(folder):
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         if others := names - _FILES if files.PUBLISHED in names else names:
-            raise UserError(
-                f"{folder} holds {min(others)}, which is no part of a model of hypjax; name "
-                "another folder"
-            )
+            problem = f"{folder} holds {min(others)}, which is no part of a model of hypjax"
+            raise UserError(f"{problem}; name another folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder.resolve()) as staged:
             staged.mkdir()
@@ -141,9 +136,9 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
-    """Writes the weights, timm's config.json if it has such a model, and hypjax.json, last.
+    """Writes the weights, timm's config.json if it has such a model, and hypjax.json.
 
-    This holds the configuration, the head's space, and the hashes of the other files.
+    The last file holds the configuration, the head's space, and hashes of the other files.
     """
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)

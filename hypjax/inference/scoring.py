@@ -37,63 +37,55 @@ def task_of(
     *,
     keep_self: bool = False,
 ) -> Task[Embeddings]:
-    """The search that embeddings are made for.
+    """The search by which embeddings are scored.
 
-    Without queries, a file with splits uses its `query` images, which search the `gallery`,
-    or else its `test` images; of a file without splits, all images search each other.
-    `ground_truth` describes the `query` and `gallery` images, in their order. A query that is in
-    the gallery does not find itself, unless `keep_self`.
+    Without queries, the split `query` searches `gallery`, or else the split `test`, or else all
+    embeddings search each other. `ground_truth` describes the images of `query` and `gallery`, in
+    order. A query in the gallery does not find itself, unless `keep_self`.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
-        raise UserError(
-            f"the queries are in {queries.space}, and the others in {embeddings.space}; name one "
-            "space for both with --space"
-        )
+        problem = f"the queries are in {queries.space}, but the gallery in {embeddings.space}"
+        raise UserError(f"{problem}; name one --space")
     if queries is not None and len({queries.fingerprint, embeddings.fingerprint} - {""}) > 1:
-        raise UserError(
-            "the queries and the others were embedded by different models; embed them with one"
-        )
+        raise UserError("queries and gallery were embedded by different models; use one")
     if benchmark is not None:
         if queries is None:
-            raise UserError("a ground truth needs queries of their own; give --queries")
-        asked = queries.take(_places(queries, benchmark.queries, "queries"))
-        items = embeddings.take(_places(embeddings, benchmark.gallery, "images to search"))
+            raise UserError("a ground truth needs --queries")
+        queries = queries.take(_rows_of(queries, benchmark.queries, "queries"))
+        items = embeddings.take(_rows_of(embeddings, benchmark.gallery, "images to search"))
         if left := len(embeddings) - len(items):
             console.say(f"{left} images that the ground truth does not name are left out")
-        return Task(asked, items, benchmark.ground_truth)
+        return Task(queries, items, benchmark.ground_truth)
     task = Task(queries, embeddings) if queries else _by_splits(embeddings)
     if ground_truth is not None:
         if embeddings.unreadable:
-            raise UserError(
-                f"{len(embeddings.unreadable)} of the images that the queries are judged by could "
-                "not be read; prepare the dataset again"
-            )
+            missing = f"{len(embeddings.unreadable)} of the images with ground truth"
+            raise UserError(f"{missing} could not be read; prepare the dataset again")
         return task._replace(ground_truth=ground_truth)
     for part in filter(None, task[:2]):
         if len(unknown := np.flatnonzero(part.labels == "")):
             raise UserError(
-                f"the classes of {len(unknown)} of {len(part)} rows are unknown, such as that of "
-                f"row {unknown[0]}; leave these rows out, or give their classes as the "
-                "array labels, in a file (--labels or --query_labels) or by sub-folders of "
-                "--images, or name the judged dataset (--dataset)"
+                f"the classes of {len(unknown)} of {len(part)} rows are unknown, such as row "
+                f"{unknown[0]}; leave them out, or give classes as the array labels, by --labels, "
+                "--query_labels or sub-folders of --images, or name a --dataset with ground truth"
             )
     return task if task.gallery is None or keep_self else _without_own_files(task)
 
 
 def _without_own_files(task: Task[Embeddings]) -> Task[Embeddings]:
-    """The search in which no query finds its own file; says how many queries are in the gallery."""
+    """The search in which no query finds its own file; reports the queries in the gallery."""
     queries, gallery = task[:2]
-    own = _own_rows(queries, gallery)
-    if note := queries_in_gallery(own):
+    rows = _own_rows(queries, gallery)
+    if note := queries_in_gallery(rows):
         console.say(f"{note} (with --keep_self they do)")
     columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
-    if all(np.array_equal(*column) for column in columns) and own == [[i] for i in range(len(own))]:
+    if all(np.array_equal(*x) for x in columns) and rows == [[i] for i in range(len(rows))]:
         return Task(gallery)  # Which takes a tenth of the time.
-    return task._replace(own_rows=own)
+    return task._replace(own_rows=rows)
 
 
 def _own_rows(queries: Embeddings, gallery: Embeddings) -> OwnRows:
-    """Rows of each query in the gallery: by ids or, where these only count, one of equal points."""
+    """Rows of each query in the gallery, by ids or, if these are numbers, by equal points."""
     names = [x.ids.tolist() for x in (queries, gallery)]
     if not any(all(map(_COUNTED.fullmatch, ids)) for ids in names):
         return own_rows(*names)
@@ -106,9 +98,8 @@ def require_images(embeddings: Embeddings, splits: Splits) -> None:
     known = {splits.images(scored=scored).fingerprint for scored in (False, True)}
     if embeddings.images_fingerprint not in known:
         raise UserError(
-            f"the embeddings are of other images than this copy of {splits.name} has, or their "
-            "origin is not known; embed them with python -m hypjax.embed --dataset, or give the "
-            "ground truth of the queries as --ground_truth"
+            f"the embeddings are not known to be of this copy of {splits.name}; embed it with "
+            "python -m hypjax.embed --dataset, or give a --ground_truth"
         )
 
 
@@ -124,22 +115,20 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
         return Task(parts["test"])
     if parts.keys() == {"query", "gallery"}:
         return Task(parts["query"], parts["gallery"])
-    raise UserError(
-        f"the rows have the splits {', '.join(np.unique(embeddings.splits))}; to be scored they "
-        "need test, or query and gallery"
-    )
+    splits = ", ".join(np.unique(embeddings.splits))
+    raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 
-def _places(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
-    """Rows of the images that a ground truth names, or all in their order if names are unknown."""
+def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
+    """Rows of the images that a ground truth names, or all in order if ids are row numbers."""
     rows = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
     missing = [name for name in names if name not in rows]
-    if missing and list(rows) == list(map(str, range(len(names)))):  # The numbers of rows.
+    if missing and list(rows) == list(map(str, range(len(names)))):
         return np.arange(len(names))
     if missing:
         raise UserError(
             f"the ground truth has {len(names)} {what}, such as {missing[0]}, which is not among "
-            f"the {len(embeddings)} embeddings; give their names as the array ids, or all in order"
+            f"the {len(embeddings)} embeddings; give names as the array ids, or all in order"
         )
     return np.array([rows[name] for name in names])
 
@@ -150,9 +139,9 @@ def task_scores(
     gallery: Float[np.ndarray, "m d"] | None,
     **options: Any,
 ) -> dict[str, Float[np.ndarray, " queries"]]:
-    """Scores the points of a task's queries; options as for `query_scores`.
+    """Scores of a task's queries, with the options of `query_scores`.
 
-    Judged queries have scores at each level of difficulty, such as "medium/map".
+    With ground truth, there are scores at each level of difficulty, such as "medium/map".
     """
     if task.ground_truth is None and not any(task.own_rows):
         labels = task.gallery.labels if task.gallery else None
@@ -165,7 +154,7 @@ def task_scores(
         if not any(map(len, relevance.positives)):  # Possible in a partial copy.
             continue
         with warnings.catch_warnings():
-            # By the protocol, queries without a positive at a level have no part in it.
+            # The protocol leaves out queries without a positive at a level.
             warnings.filterwarnings("ignore", message=".* queries have no match")
             scores = relevance_scores(queries, gallery, relevance, **options)
         by_level |= {f"{level}/{name}": values for name, values in scores.items()}
@@ -173,17 +162,17 @@ def task_scores(
 
 
 def _others_of_class(task: Task) -> Relevance:
-    """The gallery's images of each query's class, without those of its file."""
+    """The gallery's images of each query's class, without the query's file."""
     classes = task.gallery.labels
     order = np.argsort(classes, kind="stable")
     names, starts = np.unique(classes[order], return_index=True)
     of_class = dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
     items = [of_class.get(label, order[:0]) for label in task.queries.labels.tolist()]
-    own = [np.array(rows, int) for rows in task.own_rows]
-    positives = [x[~np.isin(x, y)] for x, y in zip(items, own, strict=True)]
+    ignored = [np.array(rows, int) for rows in task.own_rows]
+    positives = [x[~np.isin(x, y)] for x, y in zip(items, ignored, strict=True)]
     if not any(map(len, positives)):
         raise UserError("no query has another image of its class in the gallery; check the labels")
-    return Relevance(positives, own)
+    return Relevance(positives, ignored)
 
 
 def score(

@@ -24,8 +24,7 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.workdir import has_checkpoint, saved_fields
 from hypjax.types import View
 
-# By the names of `scored_spaces`; parts without PCA (`eval.pca`) have no projection.
-Projections = Mapping[str, Projection]
+Projections = Mapping[str, Projection]  # By name of `scored_spaces`, where `eval.pca` is set.
 
 
 class TrainedModel(NamedTuple):
@@ -42,14 +41,14 @@ class TrainedModel(NamedTuple):
         return scored_spaces(self.config, self.objective, self.params)
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of everything but the images that the embeddings of a name depend on."""
+        """Hash of all that the embeddings of a name depend on, except the images."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
         scales = [float(scale) for scale in self.config.eval.scales]
         space = describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
         facts += [model.gem_exponent] if model.eval_pooling == "gem" else []
-        # What parameters do not show of a module of the user's: an activation, or a stride.
+        # Parameters do not show a custom module's activation or stride.
         module = CUSTOM_ENCODERS.get(model.architecture)
         facts += [] if module is None else [custom_name(module)]
         digest = fingerprint(facts, self.params)
@@ -69,10 +68,8 @@ class TrainedModel(NamedTuple):
             return None, embeddings
         path = folder / self._projection_file(name, embeddings)
         if not path.is_file():
-            raise UserError(
-                f"{folder} holds no projection of its {name}'s embeddings, which training fits "
-                "after its last step; finish the run, or copy its projections, too"
-            )
+            problem = f"{folder} holds no projection of its {name}'s embeddings"
+            raise UserError(f"{problem}; finish the run, or copy its projections, too")
         projection = Projection.load(path, self.spaces[name])
         return projection, projection.fingerprint(embeddings)
 

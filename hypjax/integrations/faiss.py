@@ -25,8 +25,8 @@ def export_flat(embeddings: Embeddings, path: pathlib.Path) -> str:
 def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes the points as an IndexHNSWFlat of Euclidean distances, to be searched twice.
 
-    `hypjax.retrieval.euclidean` says how. efSearch is raised until 98% of the 10 nearest of a
-    sample are found, which is added last. Returns where the file is, and how many are found.
+    `hypjax.retrieval.euclidean` says how. efSearch is raised until searches find 98% of the 10
+    nearest neighbours of a sample, which is added last. Returns the path and the share found.
     """
     points, space = embeddings.vectors, embeddings.space
     euclidean.curvature(space)  # Checks the space.

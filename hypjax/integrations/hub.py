@@ -95,11 +95,10 @@ def push(
 ) -> pathlib.Path:
     """Publishes a run's best model or, without validation, its last, on the Hugging Face hub.
 
-    Its weights are written under timm's names, with the head as classifier, beside the
-    configuration for hypjax and one for timm, results and a model card. Of paths in the
-    configuration only the last name remains, and nothing of `config.run`. The files are uploaded in
-    one commit, which removes an earlier model's files. Without a token, or if the hub cannot be
-    reached, the folder remains, and one sentence says why.
+    Weights are written under timm's names, with the head as classifier, beside the configuration
+    for hypjax and one for timm, results and a model card. Paths in the configuration lose all but
+    their last name, and `config.run` is left out. One commit uploads all files and removes an
+    earlier model's. Without a token or a connection, the folder remains, and a message says why.
 
     Args:
         workdir: Folder of a run, or its URL.
@@ -110,12 +109,19 @@ def push(
     """
     if not hub.is_name(name):
         raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
-    workdir = workdir if isinstance(workdir, str) else pathlib.Path(workdir)
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    with replacing_model(folder) as staged:
-        _stage(workdir, staged, name)
-    files_in = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    paths = [path.relative_to(folder).as_posix() for path in files_in]
+    with replacing_model(folder) as staged, reading(workdir) as run:
+        trained = Run.saved(run).restore_best(run)
+        base_model = _base_model(trained.config)
+        _remove_paths(trained.config)
+        results = files.read_results(run / files.RESULTS) or {}
+        trained.copy_projections(run, staged)
+        for file in (files.RESULTS, files.MATCHES):
+            if (run / file).exists():
+                shutil.copyfile(run / file, staged / file)
+        write_text(staged / "README.md", _model_card(name, trained, results, base_model))
+        write_model(staged, trained, {"images": saved_fingerprint(run)})
+    paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
     owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
     try:
         address = hub.upload(folder, paths, name, private=private, owned=owned)
@@ -125,23 +131,7 @@ def push(
     return folder
 
 
-def _stage(workdir: str | pathlib.Path, folder: pathlib.Path, name: str) -> None:
-    """Writes all files of a model into an empty folder."""
-    with reading(workdir) as run:
-        trained = Run.saved(run).restore_best(run)
-        began = _base_model(trained.config)
-        without_paths(trained.config)
-        results = files.read_results(run / files.RESULTS) or {}
-        provenance = {"images": saved_fingerprint(run)}
-        trained.copy_projections(run, folder)
-        for file in (files.RESULTS, files.MATCHES):
-            if (run / file).exists():
-                shutil.copyfile(run / file, folder / file)
-    write_text(folder / "README.md", _model_card(name, trained, results, began))
-    write_model(folder, trained, provenance)
-
-
-def without_paths(config: ConfigDict) -> None:
+def _remove_paths(config: ConfigDict) -> None:
     """Leaves the last name of each path and URL in a configuration, but names on the hub."""
     for field, value in flatten(config).items():
         if field in ("model.architecture", "objective.name"):
@@ -159,9 +149,8 @@ def _last_name(location: str) -> str:
 
 
 def _model_card(
-    name: str, trained: TrainedModel, results: Mapping[str, Any], began: str | None
+    name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
-    """The card of a run's model; there are no results if the run is not finished."""
     config, model = trained.config, trained.model
     data, custom = config.data, isinstance(model.encoder, CustomEncoder)
     square = f"{data.image_size} × {data.image_size}"
@@ -180,16 +169,16 @@ def _model_card(
             f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool those "
             "of `model.forward_features(images)`, then apply the classifier.\n\n"
         )
-    shown = "The run is not finished."
+    scores = "The run is not finished."
     if results:
-        states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
+        states = {x: results[x] for x in ("untrained", "final", "best") if x in results}
         tables = [format_results(states), compare(results, config)]
-        shown = "\n".join(["```", *filter(None, tables), "```"])
+        scores = "\n".join(["```", *filter(None, tables), "```"])
     return _CARD.format(
         name=name,
         description=describe(config),
         space=trained.objective.score_space,
-        metadata=_metadata(config, results, tags=tags, model_name=name, base_model=began),
+        metadata=_metadata(config, results, tags=tags, model_name=name, base_model=base_model),
         elsewhere=elsewhere,
         view=view,
         mean=list(data.mean),
@@ -197,25 +186,21 @@ def _model_card(
         data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
         version=__version__,
         fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results=shown,
+        results=scores,
     )
 
 
 def _base_model(config: ConfigDict) -> str | None:
-    """The repository on the hub of the weights that training began with, if there is one."""
-    weights = config.model.weights
-    if not weights:
-        return None
+    """The hub's repository of the weights with which training began, if there is one."""
+    weights = config.model.weights or ""
     prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
     known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
     return repository(weights) if prefixed or known else None
 
 
 def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
-    """Metadata of a model's card, in YAML, which the hub reads: tags, base model and scores.
-
-    Scores with notes are not comparable, so only the card's text has them.
-    """
+    """The card's metadata, in YAML, which the hub reads: tags, base model and scores."""
+    # Scores with notes are not comparable, so only the card's text has them.
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
     scores = [
         EvalResult(

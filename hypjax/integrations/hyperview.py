@@ -21,10 +21,9 @@ _SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
 
 
 def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Writes a dataset of HyperView's: images, classes, points, and their places in the disk.
+    """Writes images, classes, points and their layout in the disk as a dataset of HyperView.
 
-    The stem of the path names the dataset; HyperView selects the folder. Returns the program that
-    opens it.
+    The path's stem names the dataset; HyperView selects the folder. Returns a program to open it.
     """
     name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
     # HyperView writes ids into URLs.
@@ -41,11 +40,10 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     dataset = hyperview.Dataset(name)
     if len(dataset):
         raise UserError(
-            f"HyperView has a dataset {name} already, perhaps of an interrupted export; remove it, "
-            "or give --output another name"
+            f"HyperView has a dataset {name} already; remove it, or give --output another name"
         )
-    places = layout.lay_out(embeddings.vectors, space)
-    coordinates = np.stack([places.real, places.imag], axis=1)
+    positions = layout.lay_out(embeddings.vectors, space)
+    coordinates = np.stack([positions.real, positions.imag], axis=1)
     dataset.add_samples(
         hyperview.Sample(id=i, filepath=file, label=label or None)
         for i, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)

@@ -24,12 +24,11 @@ _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 class MtebEncoder:
     """A trained model, which mteb evaluates by the distance of the model's own space.
 
-    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks that fit a
-    classifier or clusters to the vectors treat points as coordinates of a flat space.
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks of classifiers
+    and clusters treat points as coordinates of a flat space.
     """
 
     def __init__(self, model_name: str | os.PathLike[str]) -> None:
-        """Loads a model, see `hypjax.load`."""
         self._model = load(model_name)
         self.space = self._model.space
 
@@ -65,9 +64,10 @@ class MtebEncoder:
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32."""
-        one, other = _rows(embeddings1), _rows(embeddings2)
+        rows, columns = _rows(embeddings1), _rows(embeddings2)
         with jax.enable_x64(True):  # Or one matrix product would lose the digits of close points.
-            tiles = (distance_matrix(self.space, one[x], other) for x in blocks(len(one), _BLOCK))
+            slices = blocks(len(rows), _BLOCK)
+            tiles = (distance_matrix(self.space, rows[x], columns) for x in slices)
             return -np.concatenate(list(map(np.float32, tiles)))
 
     def similarity_pairwise(

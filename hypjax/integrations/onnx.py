@@ -1,4 +1,4 @@
-"""A trained model in one ONNX file: pixels in, points out; compared before it is in its place."""
+"""A trained model in one ONNX file, from pixels to points; checked before it is saved."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ _CENTRE = {
 def _require_agreement(
     space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
 ) -> str:
-    """Says how far points of the same images agree; raises a `UserError` if they do not."""
+    """Reports how far points of the same images agree; raises a `UserError` if they do not."""
     with jax.enable_x64(True):
         matrices = [
             np.array(space.distance_matrix(points, points))
@@ -104,7 +104,7 @@ def _require_agreement(
         "are the same"
     )
     if precision == "float32":
-        # Near the edge of a ball, small differences of coordinates change distances.
+        # Near a ball's boundary, small differences of coordinates change distances.
         agree = error <= _TOLERANCE * max(1, np.abs(expected).max()) and change <= _LARGEST_CHANGE
         advice = "please report it"
     else:
@@ -116,18 +116,14 @@ def _require_agreement(
 
 
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
-    """Writes a trained run's model into an ONNX file; says how far its points agree with hypjax's.
+    """Writes a model into an ONNX file; returns how far its points agree with hypjax's.
 
-    The precision is 'float32'; 'float16' for weights and products of the encoder; or 'int8' for its
-    weights and, in ONNX Runtime, its products, but of convolutions wider than a pixel. Raises a
-    `UserError` if timm has no such encoder, it has too many weights, its points disagree with
-    hypjax's, or the file cannot be written.
+    The precision is 'float32', 'float16' for weights and products of the encoder, or 'int8' for its
+    weights and products except convolutions wider than a pixel. Raises a `UserError` if timm has no
+    such encoder, it has too many weights, or its points disagree with hypjax's.
     """
     if precision != "float32" and not embedder.takes_pixels:
-        raise UserError(
-            f"{precision} is for the encoder's products, and this run has no encoder, since it was "
-            "trained on features; use --precision=float32"
-        )
+        raise UserError(f"{precision} is for encoders; a run on features needs --precision=float32")
     model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
     facts = {
         "space": describe_space(embedder.space),
@@ -151,8 +147,8 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
                 others = {node.op_type for node in model.graph.node} - {"MatMul", "Conv"}
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
-        found = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        return _require_agreement(embedder.space, images, expected, found, precision)
+        points = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
+        return _require_agreement(embedder.space, images, expected, points, precision)
 
 
 def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
@@ -166,13 +162,12 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _LARGEST_FILE:
         raise UserError(
-            f"the model has {size / 1e9:.1f} GB of weights, more than the 2 GB that an ONNX file "
-            "can hold; use a smaller encoder"
+            f"the model has {size / 1e9:.1f} GB of weights, but an ONNX file holds at most 2 GB"
         )
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It tells what it does not optimise.
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It logs what it does not optimise.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -220,7 +215,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
 
 
 def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
-    """Images of the view, or features: the run's test images to measure on, if they are there."""
+    """Test images of the run to measure on, if it has them, or else random images or features."""
     if measured:
         with contextlib.suppress(OSError, UserError):
             test = embedder.run.splits.test
@@ -241,7 +236,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
 
 
 def _uncropped(images: Batch, view: View) -> Batch:
-    """Adds the margin that the model cuts off, so that it sees images of the view as they are."""
+    """Adds the margin that the model crops, so that it sees the view's images unchanged."""
     if view.test == "squash":
         return images
     before = round((view.resize - view.side) / 2)
@@ -250,7 +245,6 @@ def _uncropped(images: Batch, view: View) -> Batch:
 
 
 def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by hypjax, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
     model = Run(config, mesh=parallel.create_mesh(devices=[device])).model
@@ -264,7 +258,6 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
 
 
 def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by ONNX Runtime: of one image, then of batches."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # Errors are raised, too.
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])

@@ -28,34 +28,32 @@ class OnnxEncoder:
     ) -> None:
         """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs.
 
-        Where no processor lies beside it, the mean and the standard deviation of each channel are
-        of pixels in [0, 1], and `resize` is the shorter side before the centre is cropped.
+        Without a processor beside the file, images are resized to the shorter side `resize` and
+        cropped, and the mean and the standard deviation normalise pixels in [0, 1].
         """
-        name, _, output = name.partition("@")
+        name, _, selected = name.partition("@")
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        settings, available = onnxruntime.SessionOptions(), onnxruntime.get_available_providers()
+        available = onnxruntime.get_available_providers()
+        settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         providers = [name for name in _PROVIDERS if name in available]
         with explained(f"cannot load {path}"):
             self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
-        outputs = [own.name for own in self._session.get_outputs()]
-        self._output = output or outputs[0]
-        if self._output not in outputs or (len(outputs) > 1 and not output):
-            raise UserError(
-                f"{path} has the outputs {', '.join(outputs)}; name one of them, as in "
-                f"onnx:{path}@{outputs[0]}"
-            )
+        outputs = [output.name for output in self._session.get_outputs()]
+        self._output = selected or outputs[0]
+        if self._output not in outputs or (len(outputs) > 1 and not selected):
+            listed = ", ".join(outputs)
+            raise UserError(f"{path} has the outputs {listed}; name one: onnx:{path}@{outputs[0]}")
         self.output = f"output {self._output}"
         self._input, *others = self._session.get_inputs()
         self._batch, *shape = self._input.shape
         channels = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
         if others or channels not in ([0], [2]) or self._input.type not in _TYPES:
             raise UserError(
-                f"the input of {path} is {self._input.type} of the shape {self._input.shape}; it "
-                "must be one batch of images [3, height, width] or [height, width, 3], float or "
-                "uint8"
+                f"{path} takes {self._input.type} of the shape {self._input.shape}; it must take "
+                "images [batch, 3, height, width] or [batch, height, width, 3], float or uint8"
             )
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
         size = shape[1:] if channels == [0] else shape[:2]
@@ -68,19 +66,16 @@ class OnnxEncoder:
         self.facts = ["onnx", self.output, steps, _hashes(path)]
 
     def _view(self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None) -> list:
-        """Checks the arguments of `_square`."""
         path, side, scaled = self._path, size[0], mean is not None or std is not None
         if self._dtype == np.uint8 and scaled:
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
         if self._dtype != np.uint8 and not scaled:
             raise UserError(
-                f"how {path} takes pixels is not known; give --mean and --std, of pixels from 0 to "
-                f"1, or put a {_CONFIG} beside it"
+                f"{path} needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
             )
         if not isinstance(side, int) or size[1] != side:
             raise UserError(
-                f"{path} takes images of {size} pixels, for which --resize does not say how they "
-                f"are cropped; put a {_CONFIG} beside it"
+                f"{path} takes images of {size} pixels, no fixed square; put a {_CONFIG} beside it"
             )
         if (resize := resize or side) < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
@@ -98,7 +93,6 @@ class OnnxEncoder:
         """Returns the output for each image, float32; a batch of fixed size is padded."""
         size = self._batch if isinstance(self._batch, int) else len(prepared)
         outputs = []
-        # They may be of another shape, or of several shapes.
         with explained(f"{self._path} cannot embed its images"):
             for first in range(0, len(prepared), size):
                 batch = np.stack(prepared[first : first + size])
@@ -111,7 +105,6 @@ class OnnxEncoder:
 def _square(
     resize: int, side: int, mean: _Channels, std: _Channels, image: Image.Image
 ) -> np.ndarray:
-    """Resizes the shorter side, and crops the centre; scales the pixels, if there is a mean."""
     width, height = (resize * length // min(image.size) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     image = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -134,7 +127,6 @@ def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np
 
 
 def _hashes(path: pathlib.Path) -> list[str]:
-    """Hashes of a model's file, and of those beside it that hold its weights."""
     weights = load(path, load_external_data=False).graph.initializer
     beside = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
     return [sha256(path.parent / name) for name in [path.name, *sorted(beside)]]

@@ -79,10 +79,7 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "") -> str:
-    """Writes the table, for `datasets.load_dataset`, and a card that names the repository.
-
-    Paths lose the folder that they share.
-    """
+    """Writes the table for `datasets.load_dataset`, with relative paths, and a card."""
     ids = embeddings.ids.tolist()
     if all(map(os.path.isabs, ids)):
         shared = os.path.commonpath([os.path.dirname(path) for path in ids])
@@ -91,7 +88,7 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
         folder.mkdir(parents=True, exist_ok=True)
         export_parquet(dataclasses.replace(embeddings, ids=np.array(ids)), folder / _TABLE)
         card = _README.format(
-            # By the configuration's name alone, `datasets` notices that a table has changed.
+            # Only by the configuration's name, `datasets` notices that a table has changed.
             version_of_table=sha256(folder / _TABLE)[:12],
             name=name or folder.name,
             table=_TABLE,
@@ -107,9 +104,9 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
 
 
 def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
-    """Writes a dataset into a folder, and uploads its files in one commit; returns its address.
+    """Writes a dataset into a folder, and uploads it in one commit; returns its address.
 
-    A repository that is created is private, since names of files may be.
+    A new repository is private, since file names may be.
     """
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)

@@ -1,8 +1,8 @@
 """Galleries in Qdrant, which shards and replicates them.
 
 A gallery is a collection on a server, or a folder for the local mode of Qdrant's client, which
-scans all points in Python. Qdrant searches for candidates by Euclidean distances between points in
-a ball, as `hypjax.retrieval.euclidean` describes; here they are ranked by their exact distances.
+scans all points in Python. Qdrant finds candidates by Euclidean distances in a ball, as
+`hypjax.retrieval.euclidean` describes; this module ranks them by their exact distances.
 """
 
 import contextlib
@@ -38,22 +38,19 @@ _SAMPLE = 1000  # Images whose classes are listed.
 _SCANNED = 10_000  # Kilobytes of vectors up to which no graph is built: a scan is exact.
 _LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_BOTH = {"with_payload": True, "with_vectors": True}
+_FULL = {"with_payload": True, "with_vectors": True}
 
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 where missing.
 _Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class QdrantGallery:
-    """A gallery in a collection of Qdrant, see `hypjax.retrieval.galleries.Gallery`.
-
-    More `candidates` of a search find more neighbours, and take longer.
-    """
+    """A gallery in a collection of Qdrant, see `hypjax.retrieval.galleries.Gallery`."""
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     model: str
-    candidates: int = _LEAST_CANDIDATES
+    candidates: int = _LEAST_CANDIDATES  # More of a search find more neighbours, and take longer.
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.name = os.fspath(location)
@@ -66,10 +63,7 @@ class QdrantGallery:
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Self:
-        """Opens a gallery at qdrant://host:6333/name, qdrant+https:// with TLS, or in a folder.
-
-        Raises a `UserError` if there is none, it is damaged, or the server does not answer.
-        """
+        """Opens a gallery at qdrant://host:6333/name, qdrant+https:// with TLS, or in a folder."""
         gallery = cls(location)
         if not gallery._ask("collection_exists"):
             raise UserError(f"there is no gallery at {gallery.name}")
@@ -90,12 +84,12 @@ class QdrantGallery:
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """See `Gallery`; `point_id` gives the keys."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
-        items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_BOTH))}
+        items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_FULL))}
         return [items[key] for key in keys if key in items]
 
     def sample(self, most: int) -> list[GalleryItem]:
         """See `Gallery`; the images with the lowest keys, which are hashes."""
-        return self._items(self._ask("scroll", limit=most, **_BOTH)[0])
+        return self._items(self._ask("scroll", limit=most, **_FULL)[0])
 
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)
@@ -105,7 +99,6 @@ class QdrantGallery:
         ]
 
     def _points(self, records: Sequence[Any]) -> Float[np.ndarray, "n d"]:
-        """Vectors of records as points of the space."""
         if not records:
             return np.empty((0, 1))
         return euclidean.from_ball(np.float32([record.vector for record in records]), self.space)
@@ -149,7 +142,6 @@ class QdrantGallery:
             self._client = _load(self._folder)
 
     def _prepare(self, embeddings: Embeddings) -> None:
-        """Creates the collection if it is missing, and its facts if it is empty."""
         euclidean.curvature(embeddings.space)  # Checks the space.
         # An empty one may have been created with other settings, such as shards and replicas.
         if not self._ask("collection_exists"):
@@ -191,9 +183,9 @@ class QdrantGallery:
     def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
 
-        Each search passes over its own image alone: without the whole sample, images that are
-        reached only through one of it, such as the leaves of a tree, would be lost at any number of
-        candidates. Returns the share that they find; the local mode scans, and finds all.
+        Each search leaves out only its own image: without the whole sample, images reached only
+        through it, such as leaves of a tree, would be lost at any number of candidates. Returns
+        the share found; the local mode scans, and finds all.
         """
         chosen, _ = euclidean.held_out(len(embeddings), len(self))
         if self._folder or not len(chosen):
@@ -219,11 +211,9 @@ class QdrantGallery:
         for _ in range(1 if self.space.ball() is None else 2):
             candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, candidates)))
-            by_id = {image.id: image for of_query in candidates for image in of_query}
-            images, number = list(by_id.values()), {key: i for i, key in enumerate(by_id)}
-            items = np.array(
-                [number[image.id] for of_query in candidates for image in of_query], int
-            )
+            by_id = {image.id: image for hits in candidates for image in hits}
+            images, index = list(by_id.values()), {key: i for i, key in enumerate(by_id)}
+            items = np.array([index[image.id] for hits in candidates for image in hits], int)
             separations, items = euclidean.rank(
                 points, self._points(images), rows, items, k=k, space=self.space
             )
@@ -241,10 +231,7 @@ class QdrantGallery:
         exact: bool = False,
         without: Sequence[str] | None = None,
     ) -> list[list[models.ScoredPoint]]:
-        """The Euclidean neighbours of each centre; with `exact`, by a scan.
-
-        Searches pass over each query's image of `without`, also on the way to others.
-        """
+        """The Euclidean neighbours of each centre, other than its image of `without`."""
         # The local mode warns of parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
         requests = [
@@ -287,10 +274,9 @@ class QdrantGallery:
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
-    """Adds images to a gallery in a folder or at a URL, which is created if it is missing.
+    """Adds images to a gallery, new or not, in a folder or at a URL; equal paths are replaced.
 
-    An image with the same path is replaced. Returns a sentence: where the gallery is, and how many
-    neighbours searches find.
+    Returns where the gallery is, and the share of neighbours that searches find.
     """
     gallery = QdrantGallery(url or path)
     with gallery._changing():
@@ -309,7 +295,7 @@ def point_id(path: str) -> str:
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
-    """The client of a server, whose key is in QDRANT_API_KEY, and the name of the collection."""
+    """The client of a server, and the name of the collection."""
     scheme, _, rest = url.partition("://")
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:
@@ -334,20 +320,17 @@ def _close(attributes: dict[str, Any]) -> None:
 
 
 def _load(folder: pathlib.Path) -> QdrantClient:
-    """A client that holds the points of a folder in memory.
-
-    It loads a copy: a client locks its folder against all others, also for reading.
-    """
+    """A client that holds the points of a folder in memory."""
     if not folder.exists():
         return QdrantClient(":memory:")
     problem, advice = f"{folder} is damaged", "; remove it, and export again"
+    # A copy, since a client locks its folder against all others, also for reading.
     with tempfile.TemporaryDirectory() as copy, explained(problem, advice):
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         return QdrantClient(path=copy)
 
 
 def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
-    """Keeps images of a class, and leaves out the one with a path."""
     return models.Filter(
         must=[] if label is None else [models.FieldCondition(key="label", match={"value": label})],
         must_not=[] if without is None else [models.HasIdCondition(has_id=[point_id(without)])],

@@ -99,19 +99,19 @@ def points(features, space):
     return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root
 
 
-def distance(one, other, space=SPACE):
+def distance(x, y, space=SPACE):
     """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
-    one, other = np.asarray(one, float), np.asarray(other, float)
+    x, y = np.asarray(x, float), np.asarray(y, float)
     if space["name"] == "fused":  # Several spaces: a weighted sum of distances.
         if space["normalized"]:
-            one, other = (points(each, {{"name": "sphere"}}) for each in (one, other))
-        return sum(weight * distance(one, other, part) for part, weight in space["parts"])
-    x, y = (points(each, space) for each in (one, other))
+            x, y = (points(features, {{"name": "sphere"}}) for features in (x, y))
+        return sum(weight * distance(x, y, part) for part, weight in space["parts"])
+    x, y = points(x, space), points(y, space)
     squares = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
     if space["name"] == "sphere":
         return squares
     c = max(space["c"], 1e-12)
-    gaps = np.outer(*(1 - c * np.sum(each * each, axis=1) for each in (x, y)))
+    gaps = np.outer(*(1 - c * np.sum(p * p, axis=1) for p in (x, y)))
     return 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
 '''
 _WRITTEN = {"sphere", "poincare", "lorentz"}  # Spaces whose distances that computes.
@@ -122,10 +122,10 @@ def write_folder(
 ) -> str:
     """Writes a run's best model, or else its last, for sentence-transformers.
 
-    `images` are those among which others will be searched; by default the run's test images. With
-    `features`, the head's outputs are written as they are, with `distance.py`, instead of unit
-    vectors. Returns how to load the folder, how its vectors compare, and why that is exact. Raises
-    a `UserError` if sentence-transformers has no such model, or cosine would rank differently.
+    `images` are those to search among, by default the run's test images. With `features`, vectors
+    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns how to load
+    the folder, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
+    no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
@@ -178,7 +178,6 @@ def write_model(
 
 
 def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> None:
-    """Raises a `UserError` for what timm's model and modules for the head cannot compute."""
     encoder, reason = model.encoder, None
     parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
     if isinstance(encoder, CustomEncoder):
@@ -198,20 +197,19 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
 
 
 def _by_cosine(embedder: Model, images: str | None) -> str:
-    """Says why cosine ranks as the space does; raises a `UserError` where it does not."""
+    """Explains why cosine ranks as the space does; raises a `UserError` where it does not."""
     space = embedder.space
     if space.normalized:
         return f"Cosine ranks as the distance in {space} does, whatever the images."
-    features, what = _looked_at(embedder, images)
+    features, what = _sample(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
         raise UserError(
-            f"cosine does not rank as the distance in {space} does: the features of {count} of the "
-            f"images that were looked at ({what}) are not clipped, so lengths matter; add "
-            "--features to write features instead of unit vectors, with the distance as a function"
+            f"cosine does not rank as the distance in {space}: features of {count} of {what} are "
+            "not clipped, so lengths matter; add --features to write features and a distance"
         )
     return (
-        f"Cosine ranks as the distance in {space} does: the features of all images that were "
-        f"looked at ({what}) are clipped to one length."
+        f"Cosine ranks as the distance in {space} does: the features of {what} are all clipped to "
+        "one length."
     )
 
 
@@ -222,8 +220,7 @@ def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.nda
     return np.asarray(space.squared | space.clipped(features))
 
 
-def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
-    """Features of images among which others are searched, and what these are."""
+def _sample(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
     if where is not None:
         images, what = find_images(where), f"images in {where}"
     else:
@@ -231,9 +228,8 @@ def _looked_at(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "i
             images, what = embedder.run.splits.images(scored=True), "test images"
         except UserError as error:
             raise UserError(
-                f"whether cosine ranks as the distance in {embedder.space} does depends on the "
-                f"images, and those of the run cannot be read ({error}); name a folder of images "
-                "as --images"
+                f"whether cosine ranks as the distance in {embedder.space} depends on the images, "
+                f"and the run's cannot be read ({error}); name a folder as --images"
             ) from error
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
@@ -261,9 +257,9 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
 
 
 def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
-    """Makes the model of grey images one of images in colour, which it is given.
+    """Makes a model of grey images take images in colour.
 
-    The first convolution weighs them as Pillow does, which then rounds grey values to integers.
+    The first convolution weighs colours as Pillow does, which then rounds grey to integers.
     """
     first = next(name for name, value in state.items() if value.ndim == 4)
     state[first] = np.float32(state[first] * _GREY[:, None, None])

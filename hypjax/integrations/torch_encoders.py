@@ -47,15 +47,13 @@ class TimmEncoder:
 
 
 def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Loads the weights of a checkpoint of timm, with or without a classifier."""
     loaded = model.load_state_dict(weights, strict=False)
     names = model.pretrained_cfg.get("classifier") or ()
     classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
         raise UserError(
-            f"{path} is no checkpoint of this model of timm: {len(wrong)} weights are missing or "
-            f"unknown, such as {wrong[0]}"
+            f"{path} is no checkpoint of this model: {len(wrong)} weights differ, as {wrong[0]}"
         )
 
 
@@ -90,8 +88,7 @@ class TransformersEncoder:
             self.output, self._pooled = f"class token ({kind})", False
         else:
             raise UserError(
-                f"hf:{name} ({kind}) has no image features, no trained pooler and no class token, "
-                "so it does not say what stands for an image"
+                f"hf:{name} ({kind}) has no image features, trained pooler or class token to use"
             )
         weights = _hash_weights(model.state_dict(), without=random)
         config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
@@ -119,8 +116,7 @@ class TransformersEncoder:
         shapes = {tuple(image.shape[1:]) for image in columns["pixel_values"]}
         if len(shapes) > 1:
             raise UserError(
-                "the processor of this model keeps the shapes of images, so they cannot share a "
-                "batch; set --batch_size=1"
+                "this model's processor gives images different shapes; set --batch_size=1"
             )
         inputs = {key: torch.cat(tensors).to(_DEVICE) for key, tensors in columns.items()}
         with torch.inference_mode():

@@ -40,8 +40,7 @@ class TorchModel(nn.Module):
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
             raise UserError(
-                f"this run sets eval.scales, whose mean in {self.space} is found step by step; "
-                "leave it out, or compare on the sphere"
+                f"eval.scales needs an iterative mean in {self.space}; unset it, or use the sphere"
             )
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(config.data[name]))
@@ -80,8 +79,7 @@ class TimmEncoder(nn.Module):
         super().__init__()
         if isinstance(model.encoder, CustomEncoder):
             raise UserError(
-                "the encoder is your own module, of which timm has no model; the package jax2onnx "
-                "converts modules of Flax"
+                "timm has no model of your own encoder; the package jax2onnx converts Flax modules"
             )
         self.side = None
         if side != model.encoder.image_size:
@@ -117,9 +115,9 @@ class TimmEncoder(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A 1 × 1 convolution as a matrix product, of which ONNX Runtime scales each column in int8.
+    """A 1 × 1 convolution as a matrix product, whose columns ONNX Runtime scales singly in int8.
 
-    Convolutions it scales as a whole: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
+    It scales convolutions as a whole: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -151,8 +149,7 @@ def _rmac(patches: Tensor) -> Tensor:
     )
 
 
-# As in `hypjax.models.layers`.
-_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+_POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {  # As in `hypjax.models.layers`.
     "avg": lambda patches: patches.mean(1),
     "max": lambda patches: patches.amax(1),
     "avg_max": lambda patches: patches.mean(1) + patches.amax(1),

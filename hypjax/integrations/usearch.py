@@ -1,14 +1,12 @@
 """Approximate search in a space's own distance: galleries in an HNSW graph of usearch.
 
 Graphs for inner products assume vectors of similar length, which points of a ball are not. So this
-graph compares points by their separation ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)), of which the distance
-2/√c·asinh(√(c·separation)) is an increasing function. A vector of the graph consists of a point and
-the factor 1 / (1 − c‖x‖²); on the sphere, of the point only. Points of a space that is isometric to
-a ball are compared in that ball.
+graph compares points by their separation ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)); the distance
+2/√c·asinh(√(c·separation)) increases with it. A vector of the graph is a point with the factor
+1 / (1 − c‖x‖²); on the sphere, only the point. Spaces isometric to a ball are compared in the ball.
 
-Searches spend their time reading vectors from memory. So the vectors are rounded to bfloat16, the
-upper half of a float32, where that is fine enough to find candidates. The candidates are ranked by
-the exact distances of the points.
+Searches spend their time reading vectors, which are rounded to bfloat16, the upper half of a
+float32, where that is fine enough to find candidates. Exact distances rank the candidates.
 """
 
 import dataclasses
@@ -59,11 +57,11 @@ class GraphGallery(ArrayGallery):
     """A gallery in a graph; see `ArrayGallery`.
 
     Attributes:
-        candidates: Number of candidates of a search for 10 neighbours: more find more of them, and
-            take longer. Searches for more neighbours take proportionally more candidates.
-        recall: Share of the 10 nearest neighbours, and of the single nearest one, that searches for
-            new queries find, at least: estimated from a sample that was held out of the graph.
-        stray: Images that searches of the graph miss: those that no links lead to, and those added
+        candidates: Candidates of a search for 10 neighbours, and proportionally more for more
+            neighbours. More candidates find more neighbours, and take longer.
+        recall: Lower bound on the share of the 10 nearest neighbours, and of the nearest one, that
+            searches for new queries find, from a sample that was held out of the graph.
+        stray: Images that searches of the graph miss: those without links to them, and those added
             since it was built. They are compared with every query.
         writable: Whether the graph is in memory, so that it can change.
     """
@@ -86,12 +84,12 @@ class GraphGallery(ArrayGallery):
     def build(cls, embeddings: Embeddings) -> Self:
         """Builds a graph, and measures how many of the nearest neighbours searches find.
 
-        The number of candidates is the smallest that finds 98% of the 10 nearest of a sample, which
-        is inserted afterwards. If none does, a warning says how many are found. Raises a
-        `UserError` if the space is neither isometric to a ball nor the sphere.
+        It takes the fewest candidates that find 98% of the 10 nearest of a sample, which is
+        inserted afterwards; if none do, a warning says how many are found. Raises a `UserError` if
+        the space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
-        euclidean.curvature(space)  # Raises an error for other spaces.
+        euclidean.curvature(space)  # Checks the space.
         sample, others = euclidean.held_out(len(points), len(points), _SAMPLE)
         k = min(NEAREST, len(others))
         items = others[search(points[sample], None, points[others], k=k, space=space)[1]]
@@ -126,8 +124,7 @@ class GraphGallery(ArrayGallery):
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
         """Opens a gallery's folder; raises a `UserError` if it is missing or damaged.
 
-        With `writable`, the graph is read into memory, so that it can change. Otherwise its file is
-        memory-mapped.
+        With `writable`, the graph is read into memory to be changed, instead of memory-mapped.
         """
         path = pathlib.Path(path)
         if not path.exists():
@@ -152,8 +149,8 @@ class GraphGallery(ArrayGallery):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes or replaces a folder with the graph, the points and a table of images.
 
-        A process that is killed leaves the old gallery or the new one. Raises a `UserError` if a
-        file cannot be written, or the folder holds other files.
+        A killed process leaves the old gallery or the new one. Raises a `UserError` if a file
+        cannot be written, or the folder holds other files.
         """
         path = pathlib.Path(path)
         if path.is_dir() and {x.name for x in path.iterdir()} - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
@@ -176,16 +173,15 @@ class GraphGallery(ArrayGallery):
     def add(self, embeddings: Embeddings) -> None:
         """Adds images that the same model embedded, and that are not in the gallery yet.
 
-        They are compared with every query until they are more than a tenth of the images in the
-        graph; then it is built again. Inserted into this one, they would displace links, and
-        usearch would give them the slots of removed images, to which other links lead.
+        Every query is compared with them until they are a tenth of the graph's images; then the
+        graph is built again. Inserted into the old one, they would displace links, and usearch
+        would give them the slots of removed images, to which other links lead.
         """
         self._require_writable()
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError("the images were embedded by another model; embed them with this one")
-        known = np.isin(embeddings.ids, self.ids)
-        if known.any():
+        if (known := np.isin(embeddings.ids, self.ids)).any():
             raise UserError(f"{embeddings.ids[known][0]} is in the gallery; remove it first")
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
         stray = np.ones(len(keys), bool)
@@ -217,7 +213,7 @@ class GraphGallery(ArrayGallery):
 
     def _ranked(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images: infinite, and −1, for no image."""
-        # All candidates are ranked, since the nearest by rounded vectors may not be the nearest.
+        # All candidates are ranked: the nearest rounded vectors may not be the nearest points.
         listed = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
         self.index.expansion_search = listed
         vectors = _vectors(points, self.space)
@@ -230,7 +226,6 @@ class GraphGallery(ArrayGallery):
     def _nearest_strays(
         self, vectors: Float32[np.ndarray, "q e"], most: int
     ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
-        """Pairs of a query and the row of one of the strays nearest to it."""
         import usearch.index
 
         strays = np.flatnonzero(self.stray)
@@ -238,9 +233,8 @@ class GraphGallery(ArrayGallery):
             return strays, strays
         among = _vectors(self.vectors[strays], self.space)
         metric, most = _metric(self.space, self.vectors.shape[1]), min(most, len(strays))
-        queries, items = _pairs(
-            usearch.index.search(among, vectors, most, metric, exact=True), len(vectors)
-        )
+        matches = usearch.index.search(among, vectors, most, metric, exact=True)
+        queries, items = _pairs(matches, len(vectors))
         return queries, strays[items]
 
     def _columns(self) -> tuple[np.ndarray, ...]:
@@ -254,10 +248,10 @@ class GraphGallery(ArrayGallery):
         # From the centre outwards: a point keeps links to those nearest to it, and points near the
         # centre are near to all. If they came last, they would displace the links among the others.
         order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
-        shown = "points added" if sys.stderr.isatty() else False
+        log = "points added" if sys.stderr.isatty() else False
         # Threads that add points at once may leave some without links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        self.index.add(keys[order], _vectors(points[order], self.space), log=shown, threads=1)
+        self.index.add(keys[order], _vectors(points[order], self.space), log=log, threads=1)
 
     def _require_writable(self) -> None:
         if not self.writable:
@@ -280,11 +274,7 @@ def _vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
 
 
 def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "s d"]) -> bool:
-    """Whether bfloat16 makes searches faster and is fine enough for a graph.
-
-    It is if vectors are long, and the rounding errors of nearly all points are small beside their
-    distances from neighbours that a search should find.
-    """
+    """Whether bfloat16 makes searches faster, and its errors are small beside the distances."""
     if points.shape[1] < _SHORT or not len(points):
         return False
     lengths, distances = (np.linalg.norm(x, axis=1) for x in (points, points - neighbours))
@@ -292,7 +282,6 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 
 def _pairs(matches: Any, queries: int) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
-    """Queries and keys of the pairs that a search of usearch found."""
     if not queries:
         return np.empty(0, int), np.empty(0, int)
     # For one query, usearch returns arrays of one axis, without missing images.
@@ -303,14 +292,12 @@ def _pairs(matches: Any, queries: int) -> tuple[Int[np.ndarray, " p"], Int[np.nd
 
 
 def _metric(space: Space, dim: int, rounded: bool = False) -> Any:
-    """The metric of vectors of a space that is isometric to a ball, or else the sphere."""
     from usearch.index import MetricKind
 
     return MetricKind.L2sq if space.ball() is None else _separation(dim, rounded)[0]
 
 
 def _create(space: Space, dim: int, *, rounded: bool) -> Any:
-    """An empty graph."""
     import usearch.index
 
     links, added = _DENSE if dim >= _SHORT else _SPARSE
@@ -331,7 +318,6 @@ def _separation(dim: int, rounded: bool) -> tuple[Any, Any]:
 
     @numba.njit(inline="always")
     def wide(value: Any) -> Any:
-        """The float32 whose upper half is given."""
         return np.uint32(value << 16).view(np.float32) if rounded else value
 
     vector = numba.types.CPointer(numba.types.uint16 if rounded else numba.types.float32)
@@ -345,5 +331,5 @@ def _separation(dim: int, rounded: bool) -> tuple[Any, Any]:
         return total * wide(x[dim]) * wide(y[dim])
 
     metric = CompiledMetric(separation.address, MetricKind.Unknown, MetricSignature.ArrayArray)
-    # usearch keeps the function's address alone, so that the cache has to keep the function.
+    # usearch keeps only the function's address, so the cache must keep the function.
     return metric, separation

@@ -350,7 +350,8 @@ def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     """Whether two encoders have the same parameters, apart from sizes that the images decide."""
     names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
     names += ("gem_exponent", "learn_gem")
-    ignored = {name: getattr(other, name) for name in names if hasattr(other, name)}
+    fields = other.__dataclass_fields__  # A class may fix what others have as a field.
+    ignored = {name: getattr(other, name) for name in names if name in fields}
     return type(encoder) is type(other) and encoder.clone(**ignored) == other
 
 

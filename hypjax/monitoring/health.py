@@ -19,14 +19,15 @@ _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-5  # Of differences of this share of the norm, float32 keeps two digits.
+_POINT = 1e-5  # Share of the norm. Of such small differences, float32 keeps two digits.
+
+Metrics = Mapping[str, Any]
 
 
 class HealthWatch:
-    """Checks the means of the steps between two reports, and warns once of each fault.
+    """Warns once of each fault that shows in two reports in a row: one may cover a single step.
 
-    Checks begin after the warm-up and a tenth of the steps. A fault must show in two reports in a
-    row, since a report may cover a single step.
+    Checks begin after the warm-up and a tenth of the steps.
     """
 
     def __init__(self, config: ConfigDict) -> None:
@@ -59,16 +60,14 @@ class HealthWatch:
         """Returns a fault, or None, and its evidence."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
-            clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
             return "the embeddings have collapsed, or the temperature is too high", (
                 f"the logits span {span:.2g}, and to tell the classes of a batch apart they must "
-                f"span {self._range:.2g}; {clipped}"
+                f"span {self._range:.2g}; {values.get('clipped_share', 0.0):.0%} of the features "
+                "are clipped"
             )
-        recall = values.get("batch_recall@1", math.inf)
-        if recall < self._least_recall:
-            return "nothing is being learned", (
-                f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
-            )
+        if (recall := values.get("batch_recall@1", math.inf)) < self._least_recall:
+            evidence = f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
+            return "nothing is being learned", evidence
         return None, ""
 
 
@@ -78,29 +77,20 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
     if len(points) > 1 and spread <= _POINT * norm:
-        console.warn(
-            f"the embeddings have collapsed: all lie within {spread:.1g} of one point of norm "
-            f"{norm:.1g}; {consequence}"
-        )
+        where = f"all lie within {spread:.1g} of one point of norm {norm:.1g}"
+        console.warn(f"the embeddings have collapsed: {where}; {consequence}")
 
 
 def check_finite(
-    step: int,
-    images: Iterator[str],
-    metrics: Mapping[str, Any],
-    train: ConfigDict,
-    checkpoints: Checkpoints,
+    step: int, images: Iterator[str], metrics: Metrics, train: ConfigDict, checkpoints: Checkpoints
 ) -> None:
     """Warns of a step that is not finite, or raises an error where it may not be skipped."""
     if metrics["finite"]:
         return
     values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
     name = next(name for name, value in values.items() if not math.isfinite(value))
-    shown = ", ".join(itertools.islice(images, _NAMED))
-    fault = (
-        f"the {name.replace('_', ' ')} of step {step} is {values[name]} (images {shown} and "
-        f"{train.batch_size - _NAMED} others)"
-    )
+    shown = f"{', '.join(itertools.islice(images, _NAMED))} and {train.batch_size - _NAMED} others"
+    fault = f"the {name.replace('_', ' ')} of step {step} is {values[name]} (images {shown})"
     most = train.max_nonfinite if train.on_nonfinite == "skip" else 0
     skipped = int(jax.device_get(metrics["skipped"]))
     if skipped <= most:
@@ -111,6 +101,5 @@ def check_finite(
     good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
     if most:  # Resuming would repeat this.
         fault += f", after {most} skipped updates (train.max_nonfinite)"
-    raise UserError(
-        f"{fault}; {good}. Lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
-    )
+    advice = "lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
+    raise UserError(f"{fault}; {good}; {advice}")

@@ -21,7 +21,7 @@ from hypjax.system import console, machine
 
 
 def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Means over finite steps; extremes of names in _min and _max, last values of `latest`."""
+    """Means over finite steps; extremes of metrics in _min and _max, last values of `latest`."""
     steps = jax.device_get(steps)
     finite = [metrics for metrics in steps if metrics["finite"]]
     values = {"skipped": int(steps[-1]["skipped"])}
@@ -38,14 +38,13 @@ class Trace:
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
         """Prepares a trace from a first to a last step of a total; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
-            rule = f"it must be two ascending steps from 1 to {total}"
-            raise UserError(f"--profile is {steps[0]}:{steps[1]}; {rule}")
+            raise UserError(f"--profile must be two ascending steps from 1 to {total}")
         self._folder, self._open = folder, contextlib.ExitStack()
         first, self._last = steps or (0, -1)
         self._steps = range(first, self._last + 1)
 
     def before(self, step: int) -> None:
-        """Call it before a step is dispatched."""
+        """Starts the trace with its first step; call it before a step is dispatched."""
         if step in self._steps:
             self._steps = range(0)
             options = jax.profiler.ProfileOptions()
@@ -55,7 +54,7 @@ class Trace:
             self._open.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def after(self, step: int, outputs: Any) -> None:
-        """Call it with what a step returned."""
+        """Ends the trace with its last step; call it with the step's outputs."""
         if step == self._last:
             jax.block_until_ready(outputs)
             self.end()
@@ -78,7 +77,7 @@ class Monitor(contextlib.AbstractContextManager):
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0, of images with names, and writes to a folder."""
+        """Starts to observe steps, counted from 0; `name` returns an image's name by its index."""
         self._first = self._reported = steps.start
         self._train, self._checkpoints, self._name = config.train, checkpoints, name
         self._trace, self.stopwatch = trace, stopwatch
@@ -106,7 +105,7 @@ class Monitor(contextlib.AbstractContextManager):
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
         """Records a running step's metrics and its images' indices; checks the step before it.
 
-        So two steps at most are in flight: while one computes, the input of the next is fetched.
+        At most two steps are in flight: while one computes, the input of the next is fetched.
         """
         self._trace.after(step, metrics)
         self._metrics.append(metrics)

@@ -34,10 +34,10 @@ _threads = threading.local()  # Each thread's latest stopwatch: JAX reports even
 class Stopwatch:
     """Splits the time of a run into `PARTS`, for the thread that creates it.
 
-    It starts with "import", at a value of `time.monotonic` (see `launch`), or now. A part nested in
-    another counts only as itself; so does compilation. The device's time shows up where the loop
-    waits for it: in "steps", or in "input" if the next batch arrives later than the device is
-    ready. "input" is therefore an upper bound of what faster input could save.
+    It starts with "import", at a value of `time.monotonic` (see `launch`), or now. A nested part
+    counts only as itself; so does compilation. The device's time shows up where the loop waits for
+    it: in "steps", or in "input" if the next batch arrives after the device is ready. "input" is
+    therefore an upper bound of what faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
@@ -96,7 +96,7 @@ class Stopwatch:
 
 
 def launch() -> float:
-    """Value of `time.monotonic` when this process was launched, or else this module imported."""
+    """`time.monotonic` at the launch of this process, or else at the import of this module."""
     try:
         stat = pathlib.Path("/proc/self/stat").read_text()
         ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine booted.

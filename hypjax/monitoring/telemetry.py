@@ -26,10 +26,7 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes a run's measurements to all sinks; values that cannot be written are left out.
-
-    A resumed run removes those after its checkpoint.
-    """
+    """Writes measurements to all sinks; a resumed run removes values after its checkpoint."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         self._sinks: list[JsonLines | EventFiles | WandbRun] = []
@@ -40,7 +37,7 @@ class Telemetry:
                 self._sinks.append(WandbRun(folder, config))
 
     def write(self, step: int, values: Values) -> None:
-        """Writes the values of a step."""
+        """Writes the values of a step; a failure is only a warning."""
         for sink in self._sinks:
             with console.tolerating("measurements"):
                 sink.write(step, values)
@@ -89,9 +86,8 @@ def _precedes(line: str, first_step: int) -> bool:
 class EventFiles:
     """TensorBoard's event files: a new one for each start and after each failure.
 
-    tensorboardX's SummaryWriter writes in a thread. If a full disk ends that thread, its queue
-    fills without an error, and the loop waits forever. TensorBoard drops the steps of earlier files
-    that a new file repeats.
+    TensorBoard drops the steps of earlier files that a new file repeats. tensorboardX's
+    SummaryWriter would write in a thread; when a full disk ends it, the loop waits forever.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
@@ -157,6 +153,6 @@ class WandbRun:
 
 
 def _flat(values: Values) -> dict[str, float]:
-    """Numbers by their paths; those at the top level belong to training."""
+    """Numbers by their paths; top-level ones are under train/."""
     flat = flatten_dict(values, sep="/").items()
     return {name if "/" in name else f"train/{name}": float(value) for name, value in flat}

@@ -14,6 +14,7 @@ from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
 from hypjax.types import Batch, Outputs
 
+Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes")
@@ -35,17 +36,13 @@ class ProblemSizes(NamedTuple):
 
 
 class Group(NamedTuple):
-    """How a group of parameters is trained, apart from the general settings.
-
-    A parameter belongs to the group with the longest path that leads to it.
-    """
+    """Settings for a group of parameters; the longest path to a parameter decides its group."""
 
     path: tuple[str, ...]  # Of its subtree within the parameters.
     rate: float = 1.0  # Factor of the learning rate.
     weight_decay: float | None = None  # None for the general one.
     start: int = 0  # Step from which it changes; until then its moments accumulate.
-    # If they are points of the ball of this c: `riemannian_adam` moves them then, without weight
-    # decay, and their gradients are not clipped.
+    # For points of the ball of this c: `riemannian_adam` moves them, without decay or clipping.
     ball_c: float | None = None
 
 
@@ -55,16 +52,14 @@ class Objective(Protocol):
 
     Attributes:
         space: Space in which the loss measures distances.
-        score_space: Space in which evaluation compares the head's outputs. In an objective that
-            inherits from this class, it is by default the one where the head is trained.
-        groups: Groups of the objective's parameters that are trained in a way of their own, with
-            paths within these parameters. They are no part of the group `objective` that the fields
-            of `config.optim` set.
-        lasting_state: Names of the entries of its state that a step changes even if its update is
-            dropped, since to choose between old and new would copy them.
+        score_space: Space in which evaluation compares the head's outputs; by default `space`.
+        groups: Groups of the objective's parameters with settings different from those of the group
+            `objective`, with paths within these parameters.
+        lasting_state: Names of state entries that change even if a step's update is dropped, since
+            choosing between old and new would copy them.
         teacher_decay: Decay of the teacher, an exponential moving average of the model's
             parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
-            if the loss needs no teacher, which then is not kept.
+            for a loss without a teacher.
     """
 
     space: Space
@@ -77,10 +72,10 @@ class Objective(Protocol):
         return self.space
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """The objective with new values, perhaps traced, of its scalars and of its spaces'.
+        """Replaces scalars, perhaps by traced values; unknown names are ignored.
 
         By default, scalars are fields of the dataclass, arguments of partial functions in its
-        fields, and fields of its spaces (`Space.with_scalars`). Other names are ignored.
+        fields, and fields of its spaces (`Space.with_scalars`).
         """
         if not scalars or not dataclasses.is_dataclass(self):
             return self
@@ -89,32 +84,28 @@ class Objective(Protocol):
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[PyTree, PyTree]:
-        """Returns parameters and state, trees of arrays; by default there are none.
-
-        The optimiser trains the parameters; the state is only passed from step to step.
-        """
+        """Returns trees of parameters, which are trained, and of state; empty by default."""
         del key, spec
         return {}, {}
 
-    def loss(self, **values: Any) -> tuple[Float[Array, ""], Any]:
+    def loss(self, **values: Any) -> tuple[Loss, Any]:
         """Loss of a whole batch.
 
-        A method names the arguments that it needs, and gets no others:
+        A method names the arguments that it needs:
 
-        - `params` and `state`: the parameters of the objective, and its state,
+        - `params` and `state`: the objective's parameters and state,
         - `outputs`: the model's `Outputs` for the images of the batch, float32,
-        - `teacher`: the same of the teacher as it was before the step, without a gradient; None if
+        - `teacher`: the teacher's outputs before the step, without a gradient; None if
           `teacher_decay` is None,
         - `batch`: the `Batch`, of which a loss may read labels and ids,
         - `key`: the random key of the step, a function of the run's seed and the step.
 
-        It returns (loss, metrics): a float32 scalar, and float32 scalars by name. One that names
-        `state` returns (loss, (state, metrics)), with the next state.
+        It returns (loss, metrics): a float32 scalar, and float32 scalars by name. A method that
+        names `state` returns (loss, (state, metrics)), with the next state.
         """
 
 
 def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
-    """A field with new values of its scalars."""
     if isinstance(value, Space):
         return value.with_scalars(scalars)
     if isinstance(value, functools.partial):
@@ -125,9 +116,9 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Extension(Objective):
-    """An objective that adds to another one, whose parameters are params["base"].
+    """An objective that extends `base`, with its spaces, state and teacher by default.
 
-    Spaces, groups, state and teacher are by default the base's.
+    The base's parameters are params["base"].
     """
 
     base: Objective
@@ -139,34 +130,33 @@ class Extension(Objective):
 
     @property
     def groups(self) -> Sequence[Group]:
-        """Groups of the other objective."""
-        return tuple(each._replace(path=("base", *each.path)) for each in self.base.groups)
+        """Groups of the base."""
+        return tuple(group._replace(path=("base", *group.path)) for group in self.base.groups)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """Replaces the scalars of the base."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
-    def base_loss(self, **values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
-        """The other objective's (loss, (state, metrics)), from all `ARGUMENTS`."""
+    def base_loss(self, **values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
+        """The base's (loss, (state, metrics)), from all `ARGUMENTS`."""
         return loss_function(self.base)(*(values[name] for name in ARGUMENTS))
 
 
 ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
-Loss = Callable[
+LossFunction = Callable[
     [PyTree, PyTree, Outputs, Outputs | None, Batch, PRNGKeyArray],
-    tuple[Float[Array, ""], tuple[PyTree, Metrics]],
+    tuple[Loss, tuple[PyTree, Metrics]],
 ]
 
 
-def loss_function(objective: Objective) -> Loss:
-    """The loss of an objective as a function of all `ARGUMENTS`, in their order.
+def loss_function(objective: Objective) -> LossFunction:
+    """Wraps `objective.loss` as a function from all `ARGUMENTS` to (loss, (state, metrics)).
 
-    It passes on those that `objective.loss` names, and returns (loss, (state, metrics)). A method
-    that requires something else is a `UserError`.
+    A method that requires other arguments is a `UserError`.
     """
     names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
 
-    def loss(*values: Any) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    def loss(*values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
         arguments = dict(zip(ARGUMENTS, values, strict=True))
         value, rest = objective.loss(**{name: arguments[name] for name in names})
         return value, rest if "state" in names else (arguments["state"], rest)
@@ -177,8 +167,7 @@ def loss_function(objective: Objective) -> Loss:
 def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
     """Names of the offered arguments that a function takes; all of them for **kwargs.
 
-    Other arguments keep their defaults. An argument without a default is a `UserError`, which names
-    the function by the title.
+    Another argument without a default is a `UserError`, which calls the function by its title.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
@@ -226,13 +215,13 @@ def declare(
     space; `shared` are fields of all losses of this kind; for `facts` see `Declaration`.
     """
     defaults = inspect.signature(function).parameters
-    own = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+    fields = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
 
     def create(config: ConfigDict, space: Space) -> Objective:
-        loss = functools.partial(function, **{name: config.objective[name] for name in own})
+        loss = functools.partial(function, **{name: config.objective[name] for name in fields})
         return build(loss, config, space)
 
-    return Declaration(create, {**own, **shared}, function=function, **facts)
+    return Declaration(create, {**fields, **shared}, function=function, **facts)
 
 
 def adjacent_samples(config: ConfigDict) -> int | None:

@@ -24,26 +24,26 @@ Labels = Shaped[ArrayLike, " n"] | Sequence[str]
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """1 − distance / 2: the cosine on the sphere, whose distance is 2 − 2cos.
 
-    Losses that are published for the cosine use it in every space. Margins and thresholds then are
-    half as large as in terms of distances, and gradients do not vanish for distant points.
+    Losses published for the cosine use it in every space: margins are then half as large as in
+    terms of distances, and gradients do not vanish for distant points.
     """
     return 1 - distance / 2
 
 
 class References(NamedTuple):
-    """Points that the images of a batch are compared with, in place of each other."""
+    """Points to compare the images of a batch with, instead of with each other."""
 
     points: Float[Array, "m dim"]
     labels: Int[Array, " m"]  # −1 for points that do not count.
-    own: Int[Array, " n"] | None = None  # Row of the image's own point, which is left out.
+    own: Int[Array, " n"] | None = None  # Row of each image's own point, which is left out.
 
 
 class Pairs(NamedTuple):
-    """All pairs of an image of a batch and one it is compared with."""
+    """All pairs of an image of a batch and an image or reference."""
 
     distances: Float[Array, "n m"]
-    same: Bool[Array, "n m"]  # Which are two images of one class,
-    other: Bool[Array, "n m"]  # and which of different classes.
+    same: Bool[Array, "n m"]  # Pairs of one class,
+    other: Bool[Array, "n m"]  # and of different classes.
 
 
 class Compared(TypedDict, total=False):
@@ -62,10 +62,10 @@ def compare_images(
     samples_per_class: int | None = None,
     references: References | None = None,
 ) -> Pairs:
-    """Compares the images of a batch with each other, or with references by products.
+    """Compares the images of a batch with each other, or with references.
 
-    If every `samples_per_class` images are of one class, distances among these are computed by
-    subtraction. In products, small distances lose digits and their gradients vanish.
+    Distances among every `samples_per_class` adjacent images, of one class, are computed by
+    subtraction: from products, small distances lose digits and their gradients vanish.
     """
     points = _batch(points, labels)
     if references is not None:
@@ -90,10 +90,9 @@ def compare_proxies(
     labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
 ) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
-    """Distances from the images of a batch to the proxies of all classes, and which are its own.
+    """Distances from images to the proxies of all classes, and which class is an image's own.
 
-    Distances to proxies of an image's own class are computed by subtraction, since training draws
-    these together.
+    Distances to the own class are computed by subtraction, since training makes them small.
     """
     points, proxies = _batch(points, labels), jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
@@ -106,7 +105,6 @@ def compare_proxies(
 
 
 def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
-    """Converts points to an array, and checks that there is one label for each."""
     points = jnp.asarray(points)
     if points.ndim != 2 or np.shape(labels) != points.shape[:1]:
         raise ValueError(f"{np.shape(labels)} is not one label for each image of {points.shape}")
@@ -114,10 +112,10 @@ def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
 
 
 def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
-    """Numbers the classes of several arrays of labels: equal labels get equal numbers.
+    """Numbers the classes of several arrays of labels: equal labels get equal numbers; −1 stays.
 
-    Labels are compared on the host, since devices wrap integers of 64 bits and round floats. −1
-    stays −1. If an array is traced, all must hold integers of 32 bits, which stay as they are.
+    Labels are compared on the host, since devices wrap integers of 64 bits and round floats. If any
+    array is traced, all must hold integers of 32 bits, which stay as they are.
     """
     if any(isinstance(array, jax.core.Tracer) for array in labels):
         return [integer_labels(array) for array in labels]
@@ -135,25 +133,18 @@ def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
     values = _values(labels)
     for label in values:
         if label not in range(classes):  # 3.0 is, 2.5 is not.
-            raise ValueError(
-                f"there are {classes} classes, but a label is {label!r}; "
-                "labels must number the classes from 0"
-            )
+            raise ValueError(f"{classes} classes are numbered from 0, but a label is {label!r}")
     return np.array(values, np.int32)
 
 
 def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Checks labels that are traced, or compared with traced ones: nothing numbers them."""
+    """Checks labels that are traced, or compared with traced ones, and so are not numbered."""
     traced = isinstance(labels, jax.core.Tracer)
     labels = labels if traced else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(
-            f"labels have dtype {labels.dtype}; under jit and in a memory they must be integers"
-        )
+        raise ValueError(f"labels have dtype {labels.dtype}; under jit they must be integers")
     if not traced and np.any(labels != labels.astype(np.int32)):
-        raise ValueError(
-            "labels exceed 32 bits; under jit and in a memory, number the classes from 0"
-        )
+        raise ValueError("labels exceed 32 bits; number the classes from 0")
     return labels
 
 
@@ -172,7 +163,6 @@ def _values(labels: Labels) -> list[Any]:
 def _with_subtracted_blocks(
     space: Space, points: Float[Array, "n dim"], distances: Float[Array, "n n"], size: int
 ) -> Float[Array, "n n"]:
-    """Replaces the distances among every `size` adjacent points by those from subtraction."""
     if size < 1 or len(points) % size:
         raise ValueError(f"samples_per_class is {size}, for {len(points)} images")
     groups = points.reshape(-1, size, points.shape[-1])
@@ -222,10 +212,10 @@ def batch_metrics(
     space: Space,
     samples_per_class: int | None,
 ) -> Metrics:
-    """Metrics of a batch besides its loss: `norms`, and the recall within the batch.
+    """`norms`, and the recall within the batch, unless `samples_per_class` is None.
 
-    That is the share of images that are strictly nearer to an image of their class than to all
-    images of other classes. It is left out if the batch may hold any classes, as None says.
+    The recall is the share of images that are strictly nearer to an image of their class than to
+    all images of other classes.
     """
     features, points = lax.stop_gradient((features, points))
     metrics = norms(space, features, points)

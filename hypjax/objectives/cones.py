@@ -23,7 +23,7 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import Labels, class_indices, mean_where
 from hypjax.types import Batch, Outputs
 
@@ -68,7 +68,7 @@ def entailment(
 def _outside(
     points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
 ) -> Float[Array, "n g"]:
-    """Angles by which points lie outside cones."""
+    """Exterior angles minus half-apertures: the angles by which points lie outside cones."""
     angles = cones.exterior_angle(apexes, points[:, None], c)
     return angles - cones.half_aperture(apexes, c, radius)
 
@@ -76,16 +76,16 @@ def _outside(
 def create_cones(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Cones":
-    """Builds a run's objective in a hyperbolic space; `create_base` builds the other loss."""
+    """Builds a run's objective; `create_base` builds the base. Needs a hyperbolic space."""
     fields, ball = config.objective, space.ball()
     if ball is None:
         raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
-    # Features that are not clipped must reach apexes as they are first.
+    # Without clipping, features reach the first apexes at any radius.
     radius = math.inf if ball.clip_radius is None else ball.clip_radius
     if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= radius:
         raise UserError(
-            f"config.objective.c is {fields.c}, where no cone is narrower than 90 degrees; raise c "
-            "or clip_radius, or lower cone_radius"
+            f"at config.objective.c={fields.c} no cone is narrower than 90 degrees; raise c or "
+            "clip_radius, or lower cone_radius"
         )
     settings = {name.removeprefix("cone_"): fields[name] for name in CONE_FIELDS}
     return Cones(base=create_base(config, space), **settings)
@@ -98,11 +98,11 @@ def _first_length(radius: float, c: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cones(Extension):
-    """A loss, and the entailment loss of images in the cones of coarse classes.
+    """A base loss, plus the entailment loss of images in the cones of coarse classes.
 
-    Coarse classes are the groups that the training set has for its classes. The apexes of their
-    cones are parameters that the space embeds like the head's outputs. Cones are those of the
-    hyperboloid to which the space is isometric. For numbers see `CONE_FIELDS`.
+    The training set groups its classes into coarse classes. The apexes of their cones are
+    parameters, which the space embeds like the head's outputs. Cones lie in the hyperboloid
+    isometric to the space. `CONE_FIELDS` explains the numbers.
     """
 
     weight: float
@@ -113,14 +113,14 @@ class Cones(Extension):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of the other loss, and the apexes."""
+        """Groups of the base, and the apexes."""
         return (*super().groups, Group(("apexes",), rate=self.rate))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns parameters and state of the other loss, with apexes and coarse classes.
+        """Returns the base's parameters and state, with apexes and coarse classes.
 
-        Apexes lie in random directions where their cones have a half-aperture of 45 degrees. It is
-        a `UserError` if there are no coarse classes.
+        Apexes lie in random directions, where their cones have a half-aperture of 45 degrees.
+        Training classes without coarse classes are a `UserError`.
         """
         if not spec.coarse_labels:
             raise UserError("cones+ needs coarse classes: list coarse_labels of the data set")
@@ -135,7 +135,7 @@ class Cones(Extension):
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+    ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         base = {"params": params["base"], "state": state["base"]}
         loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)

@@ -1,4 +1,4 @@
-"""The registry of objectives, to which users add theirs, and the choice of a configuration."""
+"""The registry of objectives, to which users add theirs, and a configuration's objective."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
@@ -18,6 +18,7 @@ from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
 from hypjax.objectives.base import (
     Declaration,
+    Loss,
     Metrics,
     Objective,
     adjacent_samples,
@@ -44,7 +45,6 @@ class SavedObjective(Objective):
 def _extended(
     prefix: str, create: Callable[..., Objective], losses: Mapping[str, Declaration], **facts: Any
 ) -> dict[str, Declaration]:
-    """Objectives that extend losses, by their names, with facts of their own."""
     return {
         prefix + name: Declaration(
             functools.partial(create, base.create),
@@ -73,10 +73,7 @@ OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_p
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective that a run's whole configuration, already validated, describes.
-
-    Learned scalars have their first values; `Objective.with_scalars` replaces them.
-    """
+    """Builds the objective of a validated configuration, with learned scalars' first values."""
     fields = config.objective
     loss = declaration(fields.name)
     if loss.spaces and fields.space not in loss.spaces:
@@ -85,13 +82,13 @@ def create_objective(config: ConfigDict) -> Objective:
 
 
 def declaration(name: str | None) -> Declaration:
-    """The declaration of a loss; for a saved run's unknown loss, one without fields."""
+    """The declaration of a loss; an unknown loss, of a saved run, has no fields."""
     return OBJECTIVES.get(name, _UNKNOWN)
 
 
 def _refuse(config: ConfigDict, space: Space) -> Objective:
     raise UserError(
-        f"the objective {config.objective.name} is not known in this process; to train, pass it to "
+        f"the objective {config.objective.name} is not known in this process; pass it to "
         "hypjax.train_and_evaluate, or register it by hypjax.register_objective"
     )
 
@@ -100,10 +97,10 @@ _UNKNOWN = Declaration(_refuse, {})
 
 
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
-    """The number that divides distances in the softmax of a run's objective.
+    """The divisor of distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace the configuration's. An objective without a softmax
-    over the negatives of an anchor is a `UserError`.
+    Learned scalars, by name, replace the configuration's. An objective without a softmax over an
+    anchor's negatives is a `UserError`.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
     name = config.objective.name
@@ -113,22 +110,19 @@ def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = 
 
 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
-    """Makes a loss of one's own a value of `objective.name`, in this process.
+    """Makes a user-defined loss a value of `objective.name`, in this process.
 
     Args:
-        name: The name, which is not one of hypjax's own. A later registration replaces it.
-        objective: One of
-
-            - a function, which takes by name what it needs of `embeddings`, points [images, d] of
-              the configuration's space, `labels`, `space`, `features`, what the head returned
-              before the space, `ids`, numbers of the images in the training set, `key`, a random
-              key, and `samples_per_class`, None if batches hold any classes; it returns a scalar,
-              or (scalar, {name: scalar}). Further arguments whose defaults are numbers, truth
-              values or strings become fields of `config.objective`;
-            - an `Objective`.
+        name: A name that hypjax does not use. A later registration replaces it.
+        objective: An `Objective`, or a function that returns a scalar or (scalar, {name: scalar}).
+            It takes by name what it needs of `embeddings`, points [images, d] of the
+            configuration's space, `labels`, `space`, `features`, the head's outputs before the
+            space, `ids`, numbers of the images in the training set, `key`, a random key, and
+            `samples_per_class`, None if batches hold any classes. Further arguments whose defaults
+            are numbers, truth values or strings become fields of `config.objective`.
 
     Raises:
-        UserError: The name is taken, or the function requires something else.
+        UserError: The name is taken, or the function requires another argument.
     """
     require_free("an objective", name, BUILT_IN)
     if isinstance(objective, Objective):
@@ -141,7 +135,6 @@ def register_objective(name: str, objective: Objective | Callable[..., Any]) -> 
 
 
 def _declared(title: str, function: Callable[..., Any]) -> Declaration:
-    """The declaration of a user's function, which messages call by the title."""
     names = requested(title, function, OFFERED)
     arguments = inspect.signature(function).parameters.items()
     simple = [name for name, x in arguments if type(x.default) in (bool, int, float, str)]
@@ -155,18 +148,16 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionObjective(Objective):
-    """A user's function of the embeddings of a batch, without parameters or state."""
+    """A user-defined function of the embeddings of a batch, without parameters or state."""
 
     space: Space
     function: Callable[..., Any]  # The loss, with its settings.
     title: str  # What messages call it.
-    names: tuple[str, ...]  # Those of `OFFERED` that it takes.
+    names: tuple[str, ...]  # Of `OFFERED`, what the function takes.
     samples_per_class: int | None  # None if batches hold any classes.
 
-    def loss(
-        self, outputs: Outputs, batch: Batch, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Metrics]:
-        """Loss of a batch, and the curves of all losses beside the function's own."""
+    def loss(self, outputs: Outputs, batch: Batch, key: PRNGKeyArray) -> tuple[Loss, Metrics]:
+        """Loss of a batch, with the metrics of all losses and the function's curves."""
         features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
         points = self.space.embed(features)
         offered = points, labels, self.space, features, batch.ids, key, samples

@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import class_numbers, norms
 from hypjax.types import Batch, Outputs
 
 HIER_FIELDS = {
-    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the loss of triplets.
+    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the triplet loss.
     "hier_proxies": Field(512, within(1, 10**6)),  # Number of hierarchical proxies.
     "hier_neighbors": Field(20, within(3, 10**6)),  # K, the anchor itself included.
     "hier_triplets": Field(50, within(1, 10**6)),  # Triplets of each anchor.
@@ -54,14 +54,14 @@ def hier(
     """Loss of triplets and their lowest common ancestors among proxies (HIER, Section 3).
 
     The ancestor ρ_ij of i and j is the proxy p with the largest −max(d(i, p), d(j, p)) / τ + noise;
-    that of all three, ρ_ijk, likewise. A triplet's loss is
+    the ancestor ρ_ijk of all three likewise. A triplet's loss is
 
         [d(i, ρ_ij) − d(i, ρ_ijk) + δ]₊ + [d(j, ρ_ij) − d(j, ρ_ijk) + δ]₊
         + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
 
     or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
-    through a softmax (straight-through Gumbel softmax). The loss is the mean over the triplets that
-    are `valid`, by default all, and 0 without any.
+    through a softmax (straight-through Gumbel softmax). The loss is the mean over the `valid`
+    triplets, by default all; 0 without any.
 
     Points and proxies lie in the ball. Triplets index i, j and k among the points; `noise` is the
     Gumbel noise of ρ_ij, then of ρ_ijk; `margin` is δ, and `temperature` τ > 0.
@@ -72,31 +72,29 @@ def hier(
     farther = jnp.maximum(i, j)
     of_two = _choice(-farther / temperature + noise[0])
     of_three = _choice(-jnp.maximum(farther, k) / temperature + noise[1])
-    apart = of_two.index != of_three.index
-    terms = [_at(i, of_two) - _at(i, of_three), _at(j, of_two) - _at(j, of_three)]
-    terms.append(_at(k, of_three) - _at(k, of_two))
+    apart = of_two[0] != of_three[0]
+    pairs = (i, of_two, of_three), (j, of_two, of_three), (k, of_three, of_two)
+    terms = [_at(x, near) - _at(x, far) for x, near, far in pairs]
     losses = sum(jax.nn.relu(term + margin) for term in terms)
     losses = jnp.where(apart | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
     return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
 
 
-class _Choice(NamedTuple):
-    """A chosen proxy of each triplet, and a softmax that lends it its gradient and is 0."""
-
-    index: Int[Array, " t"]
-    gradient: Float[Array, "t p"]
+_Choice = tuple[Int[Array, " t"], Float[Array, "t p"]]
 
 
 def _choice(logits: Float[Array, "t p"]) -> _Choice:
+    """The chosen proxy of each triplet, and zeros with the gradient of the softmax."""
     probabilities = jax.nn.softmax(logits)
-    return _Choice(jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities))
+    return jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities)
 
 
 def _at(distances: Float[Array, "t p"], choice: _Choice) -> Float[Array, " t"]:
     """Distance to the chosen proxy, as a product with its one-hot vector."""
-    chosen = jnp.take_along_axis(distances, choice.index[:, None], axis=1)[:, 0]
-    return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
+    index, gradient = choice
+    chosen = jnp.take_along_axis(distances, index[:, None], axis=1)[:, 0]
+    return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
 
 
 def reciprocal_triplets(
@@ -108,10 +106,10 @@ def reciprocal_triplets(
 ) -> Triplets:
     """Draws triplets whose first two points are among each other's nearest (HIER, Section 3).
 
-    A point's neighbours are those points, as many as `neighbors` says, that are most similar to it,
-    of which it is itself the first. For each anchor i, j is drawn from those other points that are
-    its neighbours and have it among theirs; k from all other points. An anchor with fewer than two
-    such j, or without any k, has no triplets. Draws are with replacement.
+    A point's neighbours are itself and the most similar points, `neighbors` in all. For each anchor
+    i, j is drawn from the points that are its neighbours and have it as theirs, k from all other
+    points. An anchor with fewer than two such j, or without any k, has no triplets. Draws are with
+    replacement.
 
     Returns n · `per_anchor` triplets, some of which may not be valid.
     """
@@ -132,17 +130,17 @@ def reciprocal_triplets(
 
 
 def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
-    """Draws so many true columns of each row, or any of a row without one."""
-    first = jnp.argsort(~among, axis=1, stable=True)
+    """Draws `count` true columns of each row; of a row without any, some column."""
+    columns = jnp.argsort(~among, axis=1, stable=True)  # True ones first.
     numbers = jnp.sum(among, axis=1, keepdims=True)
-    place = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
-    return jnp.take_along_axis(first, place, axis=1)
+    drawn = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
+    return jnp.take_along_axis(columns, drawn, axis=1)
 
 
 def create_hier(
     create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: PoincareBall
 ) -> "Hier":
-    """Builds a run's objective; `create_base` builds the loss of the angles."""
+    """Builds a run's objective; `create_base` builds the base, a loss of angles."""
     fields = config.objective
     points = fields.hier_optimizer == "riemannian"
     if points and fields.learn_c:
@@ -154,13 +152,13 @@ def create_hier(
 
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
-    """A loss of the angles of embeddings, and HIER's loss in the ball.
+    """A base loss of the angles of embeddings, plus HIER's loss in the ball.
 
-    The loss of `hier` is taken over triplets of images, where images of one class count as similar,
-    and over triplets of the hierarchical proxies themselves. These are parameters that the ball
-    embeds like the head's outputs, or points of it. As in the authors' code, the other loss takes
-    the angles of the ball's points, so that gradients of both losses are scaled by the inverse
-    metric, (1 − c‖x‖²)²/4, on their way to the head. For numbers see `HIER_FIELDS`.
+    `hier` is taken over triplets of images, where images of one class count as similar, and over
+    triplets of the hierarchical proxies themselves. Proxies are parameters that the ball embeds
+    like the head's outputs, or points of it. As in the authors' code, the base takes the angles of
+    the ball's points, so that gradients of both losses are scaled by the inverse metric,
+    (1 − c‖x‖²)²/4, on their way to the head. `HIER_FIELDS` explains the numbers.
     """
 
     ball: PoincareBall  # In which the head is compared.
@@ -181,21 +179,21 @@ class Hier(Extension):
     score_space = property(lambda self: self.ball)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
-        """Replaces the scalars of the other loss and of the ball."""
+        """Replaces the scalars of the base and of the ball."""
         ball = self.ball.with_scalars(scalars)
         return dataclasses.replace(super().with_scalars(scalars), ball=ball)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of the other loss, and the hierarchical proxies."""
+        """Groups of the base, and the hierarchical proxies."""
         ball_c = self.ball.c if self.points else None
         return (*super().groups, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns the other loss's parameters and random proxies, and the other loss's state.
+        """Returns the base's parameters with random proxies, and the base's state.
 
-        Proxies are normally distributed with a length of about 0.9 of the clip radius, or 0.9 where
-        features are not clipped.
+        Proxies are normally distributed, with a length of about 0.9 of the clip radius; 0.9 without
+        clipping.
         """
         of_base, of_proxies = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
@@ -208,7 +206,7 @@ class Hier(Extension):
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
-    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    ) -> tuple[Loss, tuple[PyTree, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
@@ -239,7 +237,7 @@ class Hier(Extension):
         proxies: Float[Array, "p dim"],
         alike: Bool[Array, "n n"],
         key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    ) -> tuple[Loss, Float[Array, ""]]:
         """Loss over random triplets of points, and the share of points that are anchors."""
         space = self.space
         for_triplets, for_noise = jax.random.split(key)

@@ -23,13 +23,13 @@ def koleo(
     From Sablayrolles et al. (ICLR 2019, Eq. 2) and IRT (El-Nouby et al., 2021), who use it on the
     sphere, where d is the Euclidean distance. In the ball it is the geodesic distance.
 
-    Each point's nearest is found by products. Its distance is then computed by subtraction, which
-    keeps the digits of small ones. In float32, of several points within about 1e-3 another one than
-    the nearest may be found. Points within 1e-8 of each other count as that far apart, and
-    have no gradient. Fewer than two points are a `ValueError`.
+    Products find each point's nearest; subtraction gives its distance, which keeps the digits of
+    small ones. In float32, points within about 1e-3 of the nearest may be taken for it. Points
+    within 1e-8 of each other count as that far apart, without a gradient. Fewer than two points are
+    a `ValueError`.
 
-    `ids` number the image of each point, None if all are different: an image may be in a batch
-    several times, as tuples share negatives, and is not pushed away from itself.
+    `ids` identify the image of each point, by default all different: an image that occurs twice in
+    a batch, as a negative of two tuples, is not pushed away from itself.
     """
     points = jnp.asarray(points)
     if len(points) < 2:

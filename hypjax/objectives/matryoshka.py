@@ -4,18 +4,18 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule, is_ascending
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Loss, Metrics, Objective, ProblemSizes
 from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
 FIELDS = {
-    # Prefixes of the head's output that are trained besides the whole of it.
+    # Prefixes that are trained beside the full output of the head.
     "dims": Field(
         (8, 16, 32, 64),
         Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
@@ -40,14 +40,12 @@ def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
 class Matryoshka(Extension):
     """The sum of a loss over prefixes of the head's output (Kusupati et al., Eq. 1, weights 1).
 
-    A prefix is cut off before the space embeds it: it is normalised, or clipped, by itself. So the
-    first coordinates of the head are an embedding of their own, as `hypjax.retrieval.prefix_points`
-    returns it from points.
+    A prefix is cut off before the space embeds it, so it is normalised or clipped by itself, and is
+    an embedding of its own; `hypjax.retrieval.prefix_points` returns it from points.
 
-    The loss gets the first coordinates as if the head had no others. Its parameters, which all
-    prefixes share, have the dimension of the whole head; `ProxyObjective` takes the first
-    coordinates of its proxies, as the paper does of its classifiers (MRL-E). It has no state: a
-    memory would hold points of one dimension.
+    All prefixes share the loss's parameters, which have the head's full dimension;
+    `ProxyObjective` takes the first coordinates of its proxies, as the paper does of its
+    classifiers (MRL-E). There is no state: a memory would hold points of one dimension.
     """
 
     dims: tuple[int, ...]  # Of the prefixes, ascending; the head's is added.
@@ -56,25 +54,23 @@ class Matryoshka(Extension):
         """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
-                f"objective.dims: a prefix of {self.dims[-1]} dimensions is not shorter than the "
-                f"head's output, which has {spec.head_dim}"
+                f"objective.dims has {self.dims[-1]}; it must be below the head's {spec.head_dim}"
             )
         return {"base": self.base.init(key, spec)[0]}, {}
 
     def loss(
         self, params: dict, outputs: Outputs, teacher: Outputs | None, **others: Any
-    ) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
+    ) -> tuple[Loss, tuple[PyTree, Metrics]]:
         """Sums the loss over all prefixes.
 
         Metrics describe the whole output; each prefix adds its loss, such as "loss@16".
         """
 
-        def at(dim: int | None) -> tuple[Float[Array, ""], tuple[PyTree, Metrics]]:
-            shown, taught = (
-                each and each._replace(projected=each.projected[:, :dim])
-                for each in (outputs, teacher)
+        def at(dim: int | None) -> tuple[Loss, tuple[PyTree, Metrics]]:
+            prefix, taught = (
+                x and x._replace(projected=x.projected[:, :dim]) for x in (outputs, teacher)
             )
-            return self.base_loss(params=params["base"], outputs=shown, teacher=taught, **others)
+            return self.base_loss(params=params["base"], outputs=prefix, teacher=taught, **others)
 
         total, (state, metrics) = at(None)
         of_prefixes = {f"loss@{dim}": at(dim)[0] for dim in self.dims}

@@ -1,10 +1,8 @@
 """Losses that compare the images of a batch with each other, or with a memory.
 
-They are written in terms of the distance of a space. On the sphere they are the published losses of
-the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
-Batches may hold any numbers of images of each class. A batch with no two images of one class, or
-with one class, is no special case: sums over no pairs are 0. Arguments that a loss does not explain
-are those of `contrastive`, and so are its errors.
+Losses use the distance of a space. On the sphere they are the published losses of the cosine; in
+other spaces, `hypjax.objectives.comparisons.similarity` takes its place. Classes of a batch may
+have any sizes: sums over no pairs are 0. `contrastive` explains common arguments and errors.
 """
 
 import dataclasses
@@ -23,7 +21,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Metrics, Objective, ProblemSizes, adjacent_samples, declare
+from hypjax.objectives.base import Loss, Metrics, Objective, ProblemSizes, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Compared,
@@ -56,13 +54,12 @@ def contrastive(
 
     Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
     every `samples_per_class` images are of one class, their distances are computed by subtraction,
-    which keeps the digits of small ones. `references` are points to compare the images with, such
-    as a memory.
+    which keeps the digits of small ones. `references` are points to compare with instead, such as a
+    memory.
 
-    Labels are numbers or strings of any size; NumPy's are compared on the host. Under `jit`, labels
-    that are traced must be integers, and JAX has cut them to 32 bits. It is a `ValueError` if there
-    is not one label for each image, if one is NaN or None, or if the images are no multiple of
-    `samples_per_class`.
+    Labels are numbers or strings of any size, compared on the host; labels that `jit` traces must
+    be integers, which JAX cuts to 32 bits. Missing labels, NaN and None, or images that are no
+    multiple of `samples_per_class` are a `ValueError`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
@@ -88,9 +85,9 @@ def multi_similarity(
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
     `alpha` is α > 0, `beta` β > 0, and `base` λ, the similarity that separates positives and
-    negatives. By `mining`, an image's negatives count only if they are more similar than its least
-    similar positive, less ε, and its positives only if they are less similar than its most similar
-    negative, plus ε (Eqs. 11 and 12). An image without either has the loss 0 then.
+    negatives. With `mining`, negatives count only above the similarity of the image's least similar
+    positive, less ε, and positives only below its most similar negative's, plus ε (Eqs. 11 and 12).
+    An image without either then has the loss 0.
     """
     pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
@@ -262,15 +259,15 @@ def tuple_contrastive(
 
 @dataclasses.dataclass(frozen=True)
 class PairObjective(Objective):
-    """A loss of the images of a batch among each other, and perhaps with a memory of earlier ones.
+    """A loss within a batch, and perhaps with a memory of earlier images.
 
-    The loss of the batch among itself, the same loss of the batch with the memory, and λ · KoLeo of
-    the batch are added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first.
-    With `memory_only` and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020), whose
-    keys are the teacher's embeddings of the other images of the class, and whose queue the memory.
+    The loss within the batch, the loss between batch and memory, and λ · KoLeo of the batch are
+    added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first. With `memory_only`
+    and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020): the memory is its queue, and
+    the keys are the teacher's embeddings.
 
-    In the memory, an image is not compared with itself, unless a teacher has embedded it and the
-    batch is compared with itself, too.
+    An image is not compared with itself in the memory, unless a teacher embedded it and the batch
+    is compared with itself, too.
     """
 
     space: Space
@@ -285,11 +282,10 @@ class PairObjective(Objective):
     teacher_decay = property(lambda self: self.memory_decay or None)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns no parameters, and the empty memory if there is one.
+        """Returns no parameters, and an empty memory if there is one.
 
-        One that is smaller than a batch, or larger than the training set, is a `UserError`.
+        A memory smaller than a batch, or larger than the training set, is a `UserError`.
         """
-        del key
         if not self.memory:
             return {}, {}
         images = spec.training_images
@@ -297,7 +293,7 @@ class PairObjective(Objective):
         if not spec.batch_size <= rows <= images:
             raise UserError(
                 f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
-                f"hold a batch of {spec.batch_size}, and at most all {images} training images"
+                f"hold {spec.batch_size}, a batch, to {images}, the training set"
             )
         example = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
         dim = jax.eval_shape(self.space.embed, example).shape[-1]
@@ -305,7 +301,7 @@ class PairObjective(Objective):
 
     def loss(
         self, state: dict, outputs: Outputs, teacher: Outputs | None, batch: Batch
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+    ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         points, labels = self.space.embed(outputs.projected), batch.labels
         compared = {"space": self.space, "samples_per_class": self.samples_per_class}
@@ -332,8 +328,7 @@ class PairObjective(Objective):
 # Of every loss of pairs.
 KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
 MEMORY = {
-    # Images of earlier batches to compare with: their number, or, up to 1, their share of the
-    # training images. 0 for none.
+    # Images of earlier batches to compare with: a number, or a share of the training images.
     "memory": Field(
         0.0,
         Rule(
@@ -343,7 +338,7 @@ MEMORY = {
     ),
     # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
     "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
-    "memory_only": Field(False),  # Whether images are compared with the memory alone (MoCo).
+    "memory_only": Field(False),  # Whether images are compared only with the memory (MoCo).
 }
 
 
@@ -378,10 +373,9 @@ _TEMPERATURE = {
     "learnable": ("temperature",),
     "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
 }
-# Defaults are the papers', see the functions, with these exceptions. The triplets' margin
-# is Schroff et al.'s. The margin of the contrastive loss is not in IRT's paper but in
-# unofficial code. Those of multi-similarity are HIER's and pytorch-metric-learning's; the paper has
-# base 1. Those of Circle are the paper's for fine-grained retrieval.
+# Defaults are the papers', with these exceptions. The triplets' margin is Schroff et al.'s. The
+# contrastive margin is from unofficial code of IRT. Numbers of multi-similarity are HIER's and
+# pytorch-metric-learning's; the paper has base 1. Circle's are for fine-grained retrieval.
 PAIR_LOSSES = {
     "tuple_contrastive": declare(
         *(tuple_contrastive, {"margin": ABOVE_0}),

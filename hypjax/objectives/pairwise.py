@@ -91,11 +91,9 @@ def _by_class(
 def _logits(
     space: Space, points: Float[Array, "images dim"], samples: int, temperature: float
 ) -> Float[Array, "images images"]:
-    """−distance / temperature of all pairs.
-
-    Distances of positives are computed by subtraction. In products, small distances lose digits and
-    their gradients vanish, and it is positives that training draws together.
-    """
+    """−distance / temperature of all pairs."""
+    # Training draws positives together, so their distances are computed by subtraction: from
+    # products, small distances lose digits and their gradients vanish.
     subsets = rearrange(points, "(k n) d -> k n d", k=samples)
     positives = space.distance(subsets[:, :, None], rearrange(subsets, "k n d -> n k d"))
     blocks = rearrange(
@@ -107,11 +105,8 @@ def _logits(
 
 
 def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
-    """Loss from the logits of a batch, with rows and columns ordered by subset.
-
-    An anchor's loss is log(1 + Σ exp(negative − positive)). Written like this, it and its gradient
-    keep their digits when it is small.
-    """
+    """Loss from the logits of a batch, with rows and columns ordered by subset."""
+    # As log(1 + Σ exp(negative − positive)), small losses and their gradients keep their digits.
     # Blocks stay where they are in the matrix: transposed, they would take twice as long.
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", i=samples, j=samples)
     negatives, positives = jax.vmap(jax.vmap(_block_terms, in_axes=1))(blocks)
@@ -135,8 +130,8 @@ class PairwiseCrossEntropy(Objective):
     temperature: float
     samples_per_class: int
     pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
-    # Unless empty, the loss is the weighted sum of those in each part of the space, instead of that
-    # of the summed distances.
+    # Unless empty, the loss is the weighted sum of the losses in each part of the space, instead of
+    # the loss of the summed distances.
     loss_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
@@ -169,8 +164,8 @@ def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
     weights, count = tuple(fields.loss_weights), len(space.parts)
     if weights and len(weights) != count:
         raise UserError(
-            f"config.objective.loss_weights has {len(weights)} numbers, but objective.space has "
-            f"{count} parts; give one number for each part, or () for the loss of their distances"
+            f"config.objective.loss_weights has {len(weights)} numbers; give one number for each "
+            f"part of objective.space ({count}), or ()"
         )
     return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight, weights)
 
@@ -181,10 +176,7 @@ def _metrics(
     points: Float[Array, "images dim"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
-    """Metrics like `batch_metrics`, the range of the logits between different images, and chance.
-
-    That is the loss of a batch whose points coincide, s·(s − 1)·ln(2n − 1).
-    """
+    """`batch_metrics`, with the range of logits between images and the loss at chance."""
     features, points, logits = lax.stop_gradient((features, points, logits))
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
     same_class = jnp.diagonal(blocks, axis1=1, axis2=3)  # i, j, a
@@ -197,6 +189,7 @@ def _metrics(
     least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)
     n, s = features.shape[:2]
     return {
+        # If all points coincide, logits are equal.
         "chance_loss": jnp.float32(s * (s - 1) * math.log(2 * n - 1)),
         **norms(space, features, points),
         "logit_min": jnp.minimum(least, jnp.min(same_class)),
@@ -219,8 +212,8 @@ def mixed_space(
 ) -> Fused:
     """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
 
-    Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), where both distances are
-    those of the normalised features. The ball, which measures d, thus never clips them.
+    Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), of normalised features, which
+    the ball, which measures d, never clips.
     `sphere_temperature` is τ_e, `ball_temperature` τ_h, and `ball_weight` λ.
     """
     of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
@@ -248,17 +241,15 @@ class HypMix(Objective):
 
 
 def _create_hypmix(config: ConfigDict, ball: PoincareBall) -> HypMix:
-    numbers = (config.objective[name] for name in _HYPMIX)
-    return HypMix(ball, *numbers, config.train.samples_per_class)
+    return HypMix(ball, *map(config.objective.get, _HYPMIX), config.train.samples_per_class)
 
 
 PAIRWISE_LOSSES = {
     "pairwise_cross_entropy": Declaration(
         _create,
-        # Divides the distances in the softmax. Ball: paper and code of Hyp-ViT. Sphere: the
-        # published runs divide the cosine by 0.1. With D = 2 − 2cos (Eq. 4), −D / 0.2 is cos / 0.1
-        # minus a constant, which cancels in the softmax. (The paper's "τ = 0.1" contradicts its
-        # Eq. 4.)
+        # The temperature divides distances. Ball: paper and code of Hyp-ViT. Sphere: published runs
+        # divide the cosine by 0.1; −D / 0.2, with D = 2 − 2cos (Eq. 4), is that minus a constant,
+        # which the softmax cancels. (The paper's "τ = 0.1" contradicts its Eq. 4.)
         {
             "temperature": Field(0.2, ABOVE_0, learnable=True),
             # Factor of the sum over pairs of subsets; HIER's code divides it by samples².

@@ -1,9 +1,8 @@
 """Losses that compare the images of a batch with proxies: points that stand for the classes.
 
-They are written in terms of the distance of a space. On the sphere they are the published losses of
-the cosine; `hypjax.objectives.comparisons.similarity` says what takes its place in other spaces.
-The proxies are trained with the model. Arguments that a loss does not explain are those of
-`proxy_anchor`, and so are its errors.
+Losses use the distance of a space. On the sphere they are the published losses of the cosine; in
+other spaces, `hypjax.objectives.comparisons.similarity` takes its place. Proxies are trained with
+the model. `proxy_anchor` explains common arguments and errors.
 """
 
 import dataclasses
@@ -22,6 +21,7 @@ from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
     Group,
+    Loss,
     Metrics,
     Objective,
     ProblemSizes,
@@ -57,9 +57,9 @@ def proxy_anchor(
     that are, or are not, of the proxy's class. s is the cosine on the sphere and 1 − distance / 2
     in other spaces. `margin` is δ, and `alpha` α > 0.
 
-    Embeddings and proxies, one for each class, are points of the space, as from `space.embed`;
-    labels count from 0; under `jit`, they must be integers. It is a `ValueError` if there is not
-    one label for each image, or if a label that is not traced has no proxy.
+    Embeddings and proxies, one for each class, are points of the space, as from `space.embed`.
+    Labels count from 0; under `jit`, they must be integers. Missing labels, or labels without a
+    proxy unless traced, are a `ValueError`.
     """
     distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
@@ -117,10 +117,10 @@ def soft_triple(
     """SoftTriple loss, with several centres for each class (Qian et al., ICCV 2019, Eq. 10).
 
     The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the K centres of the
-    class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is
-    the cross-entropy of λ times these similarities, of which that of the image's class is lowered
-    by δ. The regularisation draws the centres of a class together: it is the mean over the classes
-    of Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, that is the
+    class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is the
+    cross-entropy of λ times these similarities, lowered by δ for the image's own class. The
+    regularisation draws the centres of a class together: it is the mean over the classes of
+    Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, the root is the
     length of the chord; in the ball, sinh(√c·distance/2)/√c.
 
     `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` a weight, the paper's τ.
@@ -146,15 +146,14 @@ def arcface(
 ) -> Float[Array, ""]:
     """ArcFace, with sub-centres (Deng et al., CVPR 2019, Eqs. 3 and 4, and ECCV 2020).
 
-    The cross-entropy of s times the cosines of an image and the classes, where that of its own
-    class is cos(θ + m) − m′ in place of cos θ. Of a class with several centres, the nearest counts.
-    Where θ + m exceeds π and its cosine would rise again, cos θ − m·sin m takes its place, as in
-    the authors' code; it falls with θ throughout. Gradients have their true, bounded size also
-    where θ is nearly 0 or π.
+    The cross-entropy of s times the cosines of an image and the classes, with cos(θ + m) − m′ in
+    place of cos θ for its own class; of several centres, the nearest counts. Where θ + m exceeds π
+    and its cosine would rise again, cos θ − m·sin m takes its place, as in the authors' code.
+    Gradients have their true, bounded size also where θ is nearly 0 or π.
 
-    The margin is an angle between two points as seen from the centre, which is their distance on
-    the sphere alone. In the ball it would not depend on how far out points lie. `Hier` adds this
-    loss of the angles to one of the ball's distances; `cosface` has a margin for any space.
+    The margin is an angle seen from the centre, which is the distance only on the sphere: in the
+    ball it would ignore how far out points lie. `Hier` adds this loss of the angles to one of the
+    ball's distances; `cosface` has a margin for any space.
 
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
     combined margin (with m1 = 1).
@@ -178,8 +177,8 @@ def cosface(
 ) -> Float[Array, ""]:
     """CosFace, with sub-centres as in `arcface` (Wang et al., CVPR 2018, Eq. 4).
 
-    The cross-entropy of λ times the similarities of an image and the classes, of which that of its
-    own class is lowered by m. The similarity is the cosine on the sphere and 1 − distance / 2 in
+    The cross-entropy of λ times the similarities of an image and the classes, lowered by m for its
+    own class. The similarity is the cosine on the sphere and 1 − distance / 2 in
     other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
     the margin. `scale` is λ > 0, the paper's s, and `margin` m.
     """
@@ -188,10 +187,8 @@ def cosface(
 
 
 def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
-    """cos(θ + m) from the sphere's distances, and what `arcface` takes where θ + m exceeds π.
-
-    sin θ is a product of the chord: as a function of the cosine it would have infinite slopes.
-    """
+    """cos(θ + m) from the sphere's distances; its continuation where θ + m exceeds π."""
+    # sin θ is a product of the chord: as a function of the cosine it would have infinite slopes.
     cosine = similarity(distances)
     below = cosine > -jnp.cos(margin)
     squares = jnp.where(below, distances, 1)
@@ -200,9 +197,7 @@ def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array,
     return jnp.where(below, beyond, cosine - margin * jnp.sin(margin))
 
 
-def _cross_entropy(
-    logits: Float[Array, "n classes"], own: Bool[Array, "n classes"]
-) -> Float[Array, ""]:
+def _cross_entropy(logits: Float[Array, "n classes"], own: Bool[Array, "n classes"]) -> Loss:
     """Mean cross-entropy, as log(1 + Σ exp(other − own)), which keeps its digits when small."""
     target = jnp.sum(logits, axis=1, keepdims=True, where=own)
     return jnp.mean(log1p_sum_exp(logits - target, ~own, axis=1))
@@ -220,12 +215,11 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 
 @dataclasses.dataclass(frozen=True)
 class ProxyObjective(Objective):
-    """A loss of the embeddings and labels of a batch, and of proxies for all classes.
+    """A loss between the images of a batch and proxies of all classes.
 
-    Proxies are parameters that the space embeds like the head's outputs, or points of a ball. They
-    are drawn as for Proxy-Anchor (Kim et al., CVPR 2020), and then embedded if they are points:
-    normally distributed with the variance 2 / (number of proxies), which is Kaiming's with the
-    fan-out of a classifier.
+    Proxies are parameters that the space embeds like the head's outputs, or points of a ball. As
+    for Proxy-Anchor (Kim et al., CVPR 2020), they start normally distributed with the variance
+    2 / (number of proxies), Kaiming's with a classifier's fan-out; points are then embedded.
     """
 
     space: Space
@@ -243,25 +237,22 @@ class ProxyObjective(Objective):
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
-        each = () if self.centres is None else (self.centres,)
-        count = spec.classes * (self.centres or 1)
-        proxies = jax.random.normal(key, (spec.classes, *each, spec.head_dim)) * (2 / count) ** 0.5
+        centres = () if self.centres is None else (self.centres,)
+        shape = (spec.classes, *centres, spec.head_dim)
+        deviation = (2 / (spec.classes * (self.centres or 1))) ** 0.5
+        proxies = jax.random.normal(key, shape) * deviation
         return {"proxies": self.space.embed(proxies) if self.points else proxies}, {}
 
-    def loss(
-        self, params: dict, outputs: Outputs, batch: Batch
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(self, params: dict, outputs: Outputs, batch: Batch) -> tuple[Loss, Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
-        # A prefix of the head's output is compared with the same prefix of the proxies
-        # (`Matryoshka`).
+        # `Matryoshka` compares prefixes of the output with prefixes of the proxies.
         proxies = params["proxies"][..., : outputs.projected.shape[-1]]
         if not self.points:
             proxies = self.space.embed(proxies)
         loss = self.function(points, batch.labels, proxies, space=self.space)
-        return loss, batch_metrics(
-            outputs.projected, points, batch.labels, self.space, self.samples_per_class
-        )
+        compared = points, batch.labels, self.space, self.samples_per_class
+        return loss, batch_metrics(outputs.projected, *compared)
 
 
 _SHARED = {

@@ -24,6 +24,7 @@ from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
 
+_ADVICE = "; restore a backup, or start over in another folder with --workdir"
 _RECORD = "record"  # The Orbax item with the JSON values that accompany the trees of arrays.
 
 
@@ -35,8 +36,8 @@ class DamagedError(Exception):
 def checksum(tree: PyTree) -> UInt32[Array, ""]:
     """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
 
-    Orbax reads a file with a flipped bit without complaint, and training would go on from it. Words
-    are mixed as in hash functions, and summed modulo 2³² with odd weights by their position.
+    Orbax reads a file with a flipped bit without complaint, and training would go on from it. The
+    sum modulo 2³² has words that are mixed as in hash functions, with odd weights by position.
     """
     total = jnp.uint32(0)
     for index, leaf in enumerate(jax.tree.leaves(tree)):
@@ -61,9 +62,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background; what `wait` has waited for survives a power failure. A failed save
-    is reported and leaves earlier checkpoints intact. All processes call the methods together: the
-    first one writes gathered arrays, and broadcasts what it reads. If read-only, each reads alone.
+    Saves run in the background; after `wait`, they survive a power failure. A failed save is
+    reported and leaves earlier checkpoints intact. All processes call the methods together: the
+    first writes gathered arrays, and broadcasts what it reads. If read-only, each reads for itself.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -82,7 +83,7 @@ class Checkpoints:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            # If a folder cannot be created asynchronously, Orbax waits for it for minutes.
+            # Orbax would wait minutes for a folder that cannot be created asynchronously.
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False, post_finalization_callback=self._sync
             ),
@@ -92,8 +93,7 @@ class Checkpoints:
             preservation_policy=self,
         )
         problem = f"the checkpoints in {self._path} cannot be listed"
-        advice = "; restore a backup, or start over in another folder with --workdir"
-        with explained(problem, advice):  # Such as metadata that are JSON, but no dictionary.
+        with explained(problem, _ADVICE):  # Such as metadata that are JSON, but no dictionary.
             self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
         for step in self._steps():
@@ -118,16 +118,13 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def _ranked(self) -> list[tuple[int, float]]:
-        """Steps and scores of checkpoints, the best one first."""
         return sorted(self._scores.items(), key=lambda item: (-item[1], -item[0]))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
-        """Orbax's policy: keep the latest two and the best.
-
-        A manager with its own `BestN`, whose file of scores is damaged, cannot even be opened.
-        """
+        """Orbax's policy: keep the latest two and the best."""
+        # Orbax's own `BestN` cannot even open a folder whose file of scores is damaged.
         steps = {info.step for info in checkpoints[-2:]} | {*dict(self._ranked()[:1])}
         return [info.step in steps for info in checkpoints]
 
@@ -166,15 +163,15 @@ class Checkpoints:
             sync(folder)  # Their new names.
 
     def _sync(self) -> None:
-        """Syncs the checkpoint being saved, before it gets its name, and the run's other files."""
+        """Syncs a checkpoint before it gets its name, and the run's metrics and other files."""
         for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
             sync_all(unfinished)
-        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):  # Such as metrics.
+        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs a part of a save; whether it succeeds. The next checkpoint may fit a full disk."""
+        """Runs a part of a save; returns whether it succeeds."""
         try:
             action()
             return True
@@ -183,8 +180,7 @@ class Checkpoints:
             latest = f"the latest saved state is step {max(saved)}" if saved else "none is"
             console.warn(
                 f"the state after step {self._saving} could not be saved in {self._path} "
-                f"({reason(error)}); {latest}; the run continues and saves again at the next "
-                "checkpoint"
+                f"({reason(error)}); {latest}; the run continues to the next checkpoint"
             )
         self._scores.pop(self._saving, None)
         self._saving = None
@@ -195,9 +191,9 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree) -> Restored | None:
         """Reads the latest checkpoint that is not damaged; None if there is none at all.
 
-        Trees are like those given, whose leaves may be `jax.ShapeDtypeStruct`s, and get their
-        shardings. Damaged checkpoints are reported and, unless read-only, moved out of the folder.
-        If all are damaged, that is an error, and they stay.
+        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings. Damaged
+        checkpoints are reported and, unless read-only, moved out of the folder. If all are damaged,
+        they stay, and that is an error.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
@@ -214,11 +210,8 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
         if damaged and damaged.keys() == {*self._steps()}:
-            raise UserError(
-                f"every checkpoint in {self._path} is damaged (steps "
-                f"{', '.join(map(str, damaged))}: {damaged[max(damaged)]}); nothing was changed: "
-                "restore a backup, or start over in another folder with --workdir"
-            )
+            facts = f"steps {', '.join(map(str, damaged))}: {damaged[max(damaged)]}"
+            raise UserError(f"every checkpoint in {self._path} is damaged ({facts}){_ADVICE}")
         for step, why in damaged.items():
             self._move_aside(step, why)
         return restored
@@ -242,8 +235,8 @@ class Checkpoints:
     def restore(self, step: int, **like: PyTree) -> Restored:
         """Reads trees of one checkpoint in this process; raises `DamagedError` if they changed.
 
-        Arrays are read to the host first, since they may have been saved on other devices. They are
-        returned uncommitted, like new ones: committed arrays would compile a second train step.
+        Arrays are read to the host, since they may have been saved on other devices, and returned
+        uncommitted, like new ones: committed arrays would compile a second train step.
         """
         try:
             facts = self._read(step, {})[_RECORD]
@@ -253,8 +246,7 @@ class Checkpoints:
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
             raise UserError(
-                f"the checkpoints in {self._path} are of other parameters; pass the encoder and "
-                "the objective that were trained, or name another folder"
+                f"the checkpoints in {self._path} are of another encoder or objective; pass theirs"
             )
         trees = jax.device_put({name: read[name] for name in like})
         for name, tree in trees.items():
@@ -300,7 +292,6 @@ def _this_process_only() -> ocp.options.MultiprocessingOptions:
 
 
 def _shapes(tree: PyTree) -> str:
-    """Hash of the paths and shapes of a tree's arrays."""
     leaves = [(jax.tree_util.keystr(p), leaf.shape) for p, leaf in jax.tree.leaves_with_path(tree)]
     return hashlib.sha256(repr(sorted(leaves)).encode()).hexdigest()[:16]
 

@@ -1,8 +1,8 @@
 """A run in cloud storage: it works in a local folder, which a thread copies to the cloud.
 
-Object stores can neither append nor rename nor lock, so the run itself only uses a local folder.
-The last writer decides which copy counts: if this machine's folder was the last writer, the run
-continues from the folder. Otherwise the cloud's copy replaces the folder at the start.
+Object stores can neither append nor rename nor lock, so the run itself only uses a local folder. If
+this folder wrote the cloud's copy last, the run continues from the folder; otherwise the cloud's
+copy replaces it at the start.
 """
 
 import contextlib
@@ -26,9 +26,8 @@ from hypjax.system.locks import locked
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
-# Files of a published model.
-_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)
-# Those of a run beside its checkpoints that whoever reads its models may need.
+_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)  # Files of a published model.
+# A run's files, other than checkpoints, that its readers may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
@@ -39,7 +38,7 @@ def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
 
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
-    """The sizes in bytes of the files in a local copy, unless they are hidden or unfinished."""
+    """Sizes in bytes of a local copy's files, without hidden and unfinished ones."""
     bytes_of = {}
     for root, _, names in os.walk(folder):
         for path in (pathlib.Path(root, name) for name in names):
@@ -50,14 +49,13 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _steps(names: Iterable[str]) -> set[int]:
-    """The steps of the checkpoints that files belong to."""
     return {int(match[1]) for match in map(_STEP.match, names) if match}
 
 
 def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
-    """Steps of whose checkpoints a file is missing elsewhere, or of another size.
+    """Steps of the checkpoints with a file that is missing elsewhere, or of another size.
 
-    They are copied whole: one that was saved again may have files of equal sizes.
+    All their files are copied: one that was saved again may have files of equal sizes.
     """
     return _steps(name for name, size in names.items() if others.get(name) != size)
 
@@ -74,7 +72,7 @@ def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]
 
 
 class CloudCopy:
-    """The local folder of a run in the cloud; as a context manager it uploads what is new."""
+    """The local folder of a run in the cloud; as a context manager it uploads new files."""
 
     def __init__(self, url: str) -> None:
         """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
@@ -87,7 +85,7 @@ class CloudCopy:
             self._cloud, mark = CloudFolder(url), self.folder / _WRITER
             self._id = mark.read_text() if mark.exists() else ""
             stored = self._cloud.sizes()
-            # The local folder may have been emptied, or restored from an older copy.
+            # The folder may have been emptied, or restored from an older copy.
             newest, here = (max(_steps(x), default=0) for x in (stored, _sizes(self.folder)))
             if self._id and self._cloud.read(_WRITER) == self._id and here >= newest:
                 self._upload(everything=True)
@@ -109,7 +107,7 @@ class CloudCopy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
-        """Uploads what is left; a failure is an error unless another one is being handled."""
+        """Uploads the rest; a failure is an error unless another one is being handled."""
         self._ending.set()
         self._thread.join()
         try:
@@ -121,11 +119,10 @@ class CloudCopy:
             console.warn(str(error))
 
     def _errors_explained(self) -> contextlib.AbstractContextManager[None]:
-        advice = "; the same command on this machine copies what is missing"
+        advice = "; the same command on this machine copies the rest"
         return explained(f"cannot copy {self.folder} to {self.location}, or back", advice)
 
     def _keep_uploading(self) -> None:
-        """Body of the thread."""
         warned = False
         while not self._ending.wait(_INTERVAL):
             try:
@@ -138,13 +135,11 @@ class CloudCopy:
     def _upload(self, everything: bool = False) -> None:
         """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
 
-        Metrics precede the checkpoints that follow them. Old checkpoints are removed after new ones
-        have been uploaded. The results, which mark a run as finished, come last.
+        The order is metrics, new checkpoints, removals, and results, which mark a run as finished.
         """
         if self._cloud.read(_WRITER) != self._id:
             raise UserError(
-                f"{self.location} was removed, or taken over by another machine; the results of "
-                f"this run are in {self.folder}"
+                f"{self.location} was removed or taken over; this run is in {self.folder}"
             )
         here, stored = _sizes(self.folder), self._cloud.sizes()
         changed = {name for name in here if everything or here[name] != stored.get(name)}
@@ -173,7 +168,7 @@ class CloudCopy:
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
     """Opens a run for reading: a folder, a URL, or a published model, hf://OWNER/NAME.
 
-    What lies elsewhere is downloaded, without what only `training` needs, such as the objective's
+    Remote files are downloaded, without those that only `training` needs, such as the objective's
     parameters. The copy of a URL is locked during the body.
     """
     if hub.is_repository(workdir):

@@ -1,36 +1,37 @@
 """The files of a run: their names, and those in JSON, read with care."""
 
+import contextlib
 import fnmatch
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system.files import sha256
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
-# A published model, whose config.json is timm's: its own configuration, its weights under timm's
-# names, and a head that timm's model has not.
+# A published model, whose config.json is timm's: hypjax's configuration, weights under timm's
+# names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Of a learned scalar.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
-# Patterns of the files of a published model whose hashes its configuration holds.
+# Patterns of a published model's files whose hashes are in hypjax.json.
 HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
 
 def is_hashed(name: str) -> bool:
-    """Whether a relative path is one of the files whose hashes a published model holds."""
+    """Whether a relative path matches a pattern of `HASHED`."""
     return ".." not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in HASHED)
 
 
 def hashed_files(folder: pathlib.Path) -> list[str]:
-    """Returns the relative paths of the files in a folder for which `is_hashed` holds."""
+    """Relative paths of the files in a folder that match patterns of `HASHED`."""
     matches = (path for pattern in HASHED for path in folder.glob(pattern))
     return sorted(path.relative_to(folder).as_posix() for path in matches)
 
@@ -38,24 +39,28 @@ def hashed_files(folder: pathlib.Path) -> list[str]:
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads an object from a JSON file of a run; None if there is no file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with damage_explained(path):
+            if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
+                return value
+            raise ValueError("it holds no object")
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
         raise UserError(f"{path.parent} is a file; --workdir must name a folder") from error
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from error
-    if not isinstance(value, dict):
-        raise damaged(path, "it holds no object")
-    return value
 
 
-def damaged(path: pathlib.Path, why: str) -> UserError:
-    """The error for a file of a run that cannot be used."""
-    advice = "restore a backup, or name another folder with --workdir"
-    return UserError(f"{path} is damaged ({why}); {advice}")
+@contextlib.contextmanager
+def damage_explained(path: pathlib.Path) -> Iterator[None]:
+    """Turns errors on the content of a run's file, which may hold anything, into a `UserError`."""
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        advice = "restore a backup, or name another folder with --workdir"
+        raise UserError(f"{path} is damaged ({reason(error)}); {advice}") from error
 
 
 def is_published(folder: pathlib.Path) -> bool:
@@ -70,8 +75,7 @@ def require_published(folder: pathlib.Path) -> None:
         path = folder / name
         if not (is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)):
             raise UserError(
-                f"{path} is not the file with which {PUBLISHED} was written; push the model again, "
-                "or download all of it again"
+                f"{path} is not the file that {PUBLISHED} describes; push or download it again"
             )
 
 
@@ -79,20 +83,19 @@ def published_scalars(
     folder: pathlib.Path, expected: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Parameters of a published model's learned scalars, with the expected names and shapes."""
-    saved = (read_object(folder / PUBLISHED) or {}).get(LEARNED, {})
-    try:  # None becomes NaN.
-        logs = {name: np.array(saved.get(name), np.float32) for name in expected}
-    except (AttributeError, TypeError, ValueError):
-        logs = dict.fromkeys(expected, np.array(np.nan))
-    for name, log in logs.items():
-        if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
-            raise damaged(folder / PUBLISHED, f"{LEARNED} holds no valid {name}")
+    with damage_explained(path := folder / PUBLISHED):
+        saved = (read_object(path) or {}).get(LEARNED, {})
+        logs = {name: np.array(saved.get(name), np.float32) for name in expected}  # None is NaN.
+        for name, log in logs.items():
+            if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
+                raise ValueError(f"{LEARNED} holds no valid {name}")
     return logs
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any] | None:
     """Reads a run's results.json; None if there is none."""
     results = read_object(path)
-    if results is not None and not {"untrained", "final"} <= results.keys():
-        raise damaged(path, "it holds no results")
+    with damage_explained(path):
+        if results is not None and not {"untrained", "final"} <= results.keys():
+            raise ValueError("it holds no results")
     return results

@@ -20,8 +20,8 @@ _in_memory: list[Dataset] = []  # The dataset of `register_dataset`, if any.
 def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, str | None]:
     """Returns the fields of `config.data` for a dataset from Python.
 
-    Paths are listed in a table, which any process can read later. Images in memory stay in this
-    process, one dataset at a time.
+    Paths are listed in a table that any process can read. Images in memory stay in this process,
+    one dataset at a time.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
@@ -35,11 +35,7 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
 def images_in_memory() -> Dataset:
     """The images of `register_dataset`; raises UserError in a process without them."""
     if not _in_memory:
-        raise UserError(
-            "the images of this run were given from Python, and this process does not have them; "
-            "pass them to hypjax.train_and_evaluate as dataset=, or search other images with the "
-            "model"
-        )
+        raise UserError("this run's images were in memory; pass them again as dataset=")
     return _in_memory[0]
 
 
@@ -63,8 +59,8 @@ def open_splits(config: ConfigDict) -> Splits:
         opened = splits.open_features(data.path, data.labels, held_out)
     else:
         opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
-    judged = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
-    opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **judged)
+    options = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
+    opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **options)
     notes = [*opened.notes]
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")

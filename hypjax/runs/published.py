@@ -1,11 +1,9 @@
-"""Published results, to compare a run's own with.
+"""Published results, to compare a run with.
 
-`published.csv` holds what papers report, with the run of `configs/` that repeats it and the fields
-that this run changes.
-
-docs/papers.md says which tables they are, and what differs. Heads are compared in their space, and
+`published.csv` holds the papers' scores, each with the run of `configs/` that repeats it and the
+fields to change. docs/papers.md describes the tables. Heads are compared in their space, and
 encoders by cosine; HypMix's heads by cosine, HIER's in the ball. IRT's rows are of categories
-("irt"), of the studies of margin, λ and pooling ("irt-studies"), and of particular objects
+("irt"), of studies of margin, λ and pooling ("irt-studies"), and of particular objects
 ("irt-objects").
 """
 
@@ -23,9 +21,9 @@ from hypjax.config.reading import PACKAGED
 from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
-_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Of papers; the rest is IRT.
-# Fields in which a run and the recipe of a method are equal: all, and only for training. Batch
-# size, steps and optimiser may differ: the comparison shows their effect.
+_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # The rest is IRT.
+# Fields that must equal the recipe's: for all rows, and for trained ones. Batch size, steps and
+# optimiser may differ: the comparison shows their effect.
 _EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
     model.weights model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales eval.pca
     eval.whiten"""
@@ -35,22 +33,27 @@ _RATES = {"proxy_rate", "hier_rate"}  # They may differ, too.
 
 
 class Row(NamedTuple):
-    """One row of a published table, for one dataset; its scores are not part of it."""
+    """One row of a published table, for one dataset, without its scores."""
 
     paper: str
     table: str
     method: str
-    state: str  # Trained, or pretrained; some of the latter name no loss.
+    state: str  # Trained, or pretrained.
     part: str
     dim: str
     dataset: str
     run: str  # Configuration file and variant.
-    fields: str  # Those that set the method apart from the run's variant.
+    fields: str  # Fields to change in that run.
+
+    @property
+    def name(self) -> str:
+        """Names the row in its table, as in 'pretrained DINO, 384-d'."""
+        return f"{self.method}, {self.dim}-d"
 
     def __str__(self) -> str:
-        """Names the row, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
+        """Names the row with its table, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
         table = f"Table {self.table}" if self.table.isdigit() else f"{self.table} table"
-        return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.method}, {self.dim}-d"
+        return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.name}"
 
 
 def published_delta(config: ConfigDict) -> float | None:
@@ -63,7 +66,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     """Lists the published results that a run's can be compared with, and the differences.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
-    percent and percentage points; '' says that nothing comparable was published.
+    percent and percentage points; '' if nothing comparable was published.
     """
     if results.get("notes"):  # As from a partial copy of a dataset: a different experiment.
         return ""
@@ -84,12 +87,9 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
 
 
 def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[Row]:
-    """The rows with any of these scores whose recipe is a run's.
-
-    A row for its batch size replaces that for any.
-    """
+    """The rows with any of these scores and the run's recipe, and best its batch size."""
     ours = flatten(config)
-    found = [
+    rows = [
         row
         for row, scores in published_rows().items()
         if (row.part, row.state) == (part, state)
@@ -97,9 +97,9 @@ def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> 
         and not scores.keys().isdisjoint(names)
         and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
     ]
-    methods = {row.method.partition(" batch_size=")[::2] for row in found}
-    of_batches = {method for method, batch in methods if batch}
-    return [r for r in found if r.paper != "hyp-vit" or r.method not in of_batches]
+    methods = {row.method.partition(" batch_size=")[::2] for row in rows}
+    with_batch_size = {method for method, batch_size in methods if batch_size}
+    return [r for r in rows if r.paper != "hyp-vit" or r.method not in with_batch_size]
 
 
 def _equal(row: Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
@@ -112,17 +112,16 @@ def _equal(row: Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
     return our_value == value
 
 
-def _names_weights(weights: str, place: str) -> bool:
+def _names_weights(weights: str, location: str) -> bool:
     """Whether a hub name or a file path, `model.weights`, names these weights of timm."""
-    path = pathlib.PurePath(place)
+    path = pathlib.PurePath(location)
     files = {weights + suffix for suffix in (".safetensors", ".npz", ".pth")}
-    named = place.removeprefix("hf-hub:") in (weights, f"timm/{weights}") or path.name in files
+    named = location.removeprefix("hf-hub:") in (weights, f"timm/{weights}") or path.name in files
     return named or f"models--timm--{weights}" in path.parts  # The hub's cache.
 
 
 @functools.cache
 def _expected(row: Row) -> dict[str, Any]:
-    """The fields that make a row's method, with their values."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
     paths = f"{_EMBEDDING} eval.spaces.{row.part}".split()

@@ -7,16 +7,16 @@ from hypjax.types import Recalls
 
 
 def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The part of the results that holds their notes: {"notes": [...]}, or {} without notes.
+    """The fields "notes" and "repeats" of results, without empty ones.
 
-    What is said of repeated images is apart: published results have the same images.
+    Repeated images are apart, since they do not prevent a comparison with published results.
     """
-    parts = {"notes": list(notes), "repeats": list(repeats)}
-    return {name: texts for name, texts in parts.items() if texts}
+    fields = {"notes": list(notes), "repeats": list(repeats)}
+    return {name: texts for name, texts in fields.items() if texts}
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints the notes of results, one per line, and the numbers that models have learned."""
+    """Prints the notes of results, one per line, and the learned scalars."""
     for note in (*results.get("notes", ()), *results.get("repeats", ())):
         print(f"note: {note}")
     if learned := results.get("learned"):
@@ -25,42 +25,40 @@ def print_notes(results: Mapping[str, Any]) -> None:
 
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
     """Returns the learned scalars by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
-    names = dict.fromkeys(name for numbers in learned.values() for name in numbers)
+    names = dict.fromkeys(name for scalars in learned.values() for name in scalars)
     lists = {n: ", ".join(f"{x[n]:.4g} {state}" for state, x in learned.items()) for n in names}
     return "; ".join(f"{name} = {values}" for name, values in lists.items())
 
 
 def format_recalls(recalls: Recalls) -> str:
     """Returns one line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
-    first = {part: next(iter(values.items())) for part, values in recalls.items()}
-    return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in first.items())
+    first = [(part, *next(iter(values.items()))) for part, values in recalls.items()]
+    return ", ".join(f"{part} {name} {value:.4f}" for part, name, value in first)
 
 
 def selecting(scores: Mapping[str, float]) -> str:
-    """The score that selects among models: recall at the smallest K, or the first judged medium."""
-    recalls = [name for name in scores if name.startswith("recall@")]
-    if recalls:
+    """The score that selects among models: recall at the smallest K, or the first "medium/..."."""
+    if recalls := [name for name in scores if name.startswith("recall@")]:
         return min(recalls, key=lambda name: int(name[7:]))
     return next((name for name in scores if "medium/" in name), next(iter(scores)))
 
 
 def title(results: Mapping[str, Recalls]) -> str:
-    """Title of a table of test scores: recall, or scores if all datasets are judged."""
+    """Title of a table of test scores: recall, or scores if all datasets have ground truth."""
     names = [name for parts in results.values() for values in parts.values() for name in values]
-    judged = all("/" in name for name in names)
-    return f"{'Scores' if judged else 'Recall'} on the test images"
+    return f"{'Scores' if all('/' in name for name in names) else 'Recall'} on the test images"
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:
-    """Returns a table with a row for each state and part of a model; judged scores stand below."""
+    """Returns a table with a row for each state and part; datasets with ground truth come below."""
     rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}
     for state, parts in results.items():
         for part, scores in parts.items():
             for name, value in scores.items():
-                place, _, metric = name.rpartition("/")
-                label = state, part, *(place.split("/") if place else ())
-                rows[bool(place)].setdefault(label, {})[metric] = value
-    return "\n".join(_table(part) for part in rows.values() if part)
+                level, _, metric = name.rpartition("/")
+                label = state, part, *(level.split("/") if level else ())
+                rows[bool(level)].setdefault(label, {})[metric] = value
+    return "\n".join(map(_table, filter(None, rows.values())))
 
 
 def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:

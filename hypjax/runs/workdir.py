@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
 from hypjax.config.defaults import default_config
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.objectives import OBJECTIVES
@@ -26,6 +26,7 @@ from hypjax.system.locks import locked
 # config.json, which is written before training, with their first values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
+_FIELDS = ("identity", "all")  # Of the configuration, in config.json.
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -36,32 +37,24 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads a run's configuration without validation; `run` of a published model is the default."""
+    """Reads a run's configuration without validation; a published model has the default `run`."""
     fields = _required(workdir)["all"]
     published = files.is_published(workdir)
     if published:
         fields = {name: x for name, x in fields.items() if not name.startswith("run.")}
-    try:
-        return _config_of(fields, published)
-    except UserError:
-        raise
-    except Exception as error:  # A damaged file may hold anything.
-        raise files.damaged(_config_path(workdir), reason(error)) from error
-
-
-def _config_of(fields: Mapping[str, Any], published: bool) -> ConfigDict:
-    config = default_config(fields["objective.name"])
-    default_side = config.data.image_size
-    if fields["objective.name"] not in OBJECTIVES:  # Its fields are those that were saved.
-        prefix = "objective."
-        saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
-        with config.ignore_type(), config.unlocked():
-            config.objective.update(saved)
-    set_fields(config, fields)
-    if published:  # How it is executed is this machine's choice: batches of as many pixels.
-        scale = min(1, default_side / config.data.image_size)
-        config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
-    return config
+    with files.damage_explained(_config_path(workdir)):
+        config = default_config(fields["objective.name"])
+        default_side = config.data.image_size
+        if fields["objective.name"] not in OBJECTIVES:  # Only the file knows its fields.
+            prefix = "objective."
+            saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
+            with config.ignore_type(), config.unlocked():
+                config.objective.update(saved)
+        set_fields(config, fields)
+        if published:  # Batches of as many pixels as by default.
+            scale = min(1, default_side / config.data.image_size)
+            config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
+        return config
 
 
 def saved_space(workdir: pathlib.Path) -> Space:
@@ -70,17 +63,15 @@ def saved_space(workdir: pathlib.Path) -> Space:
     Unless the model is published, learned scalars have their values before training.
     """
     saved = _required(workdir)
-    if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
-        raise files.damaged(_config_path(workdir), f"it names no {FIRST_SPACE}")
-    try:
-        return space_of(space)
-    except KeyError as error:
-        raise UserError(
-            f"the run is scored in the space {error.args[0]}, which is not known in this process; "
-            "register it by hypjax.register_space"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise files.damaged(_config_path(workdir), reason(error)) from error
+    with files.damage_explained(_config_path(workdir)):
+        if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
+            raise ValueError(f"it names no {FIRST_SPACE}")
+        try:
+            return space_of(space)
+        except KeyError as error:
+            raise UserError(
+                f"the run's space {error.args[0]} is unknown here; call hypjax.register_space first"
+            ) from error
 
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
@@ -95,7 +86,6 @@ def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
 
 
 def _tuples(value: Any) -> Any:
-    """Turns the lists in a value of a JSON file into tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -105,13 +95,12 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
-    """Reads the warnings of all starts of a run, each once; none if they are not known."""
+    """Reads the distinct warnings of all starts of a run."""
     starts = _starts(workdir)
     return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
 
 
 def _starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the starts of a run from run.json, the earliest first."""
     last = files.read_object(workdir / _STARTS)
     return [*last.pop("earlier_starts", []), last] if last else []
 
@@ -128,17 +117,14 @@ def require_identity(
     saved = _saved(workdir)
     if saved is None:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
-            raise UserError(
-                f"{workdir} holds a run without its {files.CONFIG}, so nothing says which one it "
-                "is; restore that file, or train in another folder (hypjax.main --workdir)"
-            )
+            problem = f"{workdir} holds a run without its {files.CONFIG}"
+            raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
     began, now = saved["identity"], identity(config)
-    # What was chosen to fit the images is the run's, too.
+    # Fields that were fitted to the images belong to the run.
     unset = [field for field in FITTED if began[field] is None and now[field] is not None]
     began |= {field: saved["all"][field] for field in unset}
-    changes = [change for change in differences(began, now) if change.startswith(compared)]
-    if changes:
+    if changes := [change for change in differences(began, now) if change.startswith(compared)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if all(change.startswith("train.total_steps") for change in changes):
             advice += (
@@ -157,8 +143,8 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
     for name, now in changed.items():
         if name in ("loss", "encoder"):
             console.warn(
-                f"the code of the {name} has changed since the run in {workdir} began; if it "
-                "computes something else now, name another folder with --workdir"
+                f"the code of the {name} has changed since the run in {workdir} began; if results "
+                "change with it, name another folder with --workdir"
             )
             continue
         what = f"the {name} have changed since the run in {workdir} began"
@@ -168,16 +154,14 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
 
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
-    """A published model's config.json is timm's."""
     return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's configuration file; None if there is none."""
     saved = files.read_object(path := _config_path(workdir))
-    if saved is not None and not all(isinstance(saved.get(x), dict) for x in ("identity", "all")):
-        # Another program's file.
-        raise files.damaged(path, "it was not written by hypjax")
+    with files.damage_explained(path):
+        if saved is not None and not all(isinstance(saved.get(x), dict) for x in _FIELDS):
+            raise ValueError("it was not written by hypjax")
     return saved
 
 
@@ -226,7 +210,7 @@ class Workdir:
         processes.from_first(lambda: require_provenance(self.path, provenance))
 
     def filled(self) -> ConfigDict:
-        """The configuration; fields that were chosen to fit the images keep their choice."""
+        """The configuration with the fields that the run has fitted to its images."""
         config = self._config.copy_and_resolve_references()
         began = processes.from_first(lambda: saved_fields(self.path))
         unset = [field for field in FITTED if flatten(config)[field] is None]
@@ -242,8 +226,8 @@ class Workdir:
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
-        `filled` is the configuration with the fields that were chosen to fit the images; `space` is
-        the objective's `score_space`, in which models of a custom loss are compared without it.
+        `filled` is the configuration with the fields that were fitted to the images; `space` is the
+        objective's `score_space`, which evaluation needs where the code of a loss is missing.
         """
         fields = {"all": for_files(filled or self._config)}
         fields[FIRST_SPACE] = space and describe_space(space)
@@ -260,7 +244,6 @@ class Workdir:
             yield stack.enter_context(contextlib.closing(checkpoints))
 
     def _begin(self, provenance: Mapping[str, str], fields: dict[str, Any]) -> None:
-        """Writes config.json, and adds this start to run.json."""
         require_identity(self.path, self._config)  # Another process may have begun meanwhile.
         require_provenance(self.path, provenance)
         facts = {"identity": identity(self._config), "provenance": dict(provenance)}
@@ -275,8 +258,7 @@ class Workdir:
         folder = self.path / files.CHECKPOINTS / str(total)
         if not processes.from_first(folder.is_dir):
             raise UserError(
-                f"the last state of this run could not be saved in {self.path}, so the run is not "
-                "finished; make room, and the same command resumes it"
+                f"the last state could not be saved in {self.path}; make room, and run this again"
             )
 
     def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:

@@ -1,8 +1,7 @@
 """A cache of arrays on disk, which are computed once, in order, and resumed after a kill.
 
-A folder holds the concatenated bytes of the arrays, and an index of their ends and checksums. Its
-name contains a hash of everything that the arrays depend on, so it is never out of date, and may be
-deleted at any time.
+A folder holds the arrays' concatenated bytes, and an index of their ends and checksums. It is named
+by a hash of all that the arrays depend on, so it is never out of date, and may be deleted.
 """
 
 import contextlib
@@ -19,13 +18,13 @@ from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
 
-# Of each array: the first byte after it; its CRC-32, with `failed` as initial value; and whether
-# its bytes are the reason why there is no array.
+# The end of each array's bytes, their CRC-32 with `failed` as initial value, and whether they are
+# the reason why there is no array.
 _ENTRY = np.dtype([("end", "<i8"), ("checksum", "<u4"), ("failed", "<u4")])
 
 
 class ArrayCache:
-    """A fixed number of arrays in a folder, of which the first `done` are present."""
+    """A fixed number of arrays in a folder; the first `done` are present."""
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0
@@ -78,7 +77,7 @@ class ArrayCache:
         arrays: Sequence[Shaped[np.ndarray, "..."]],
         reasons: Mapping[int, str] | None = None,
     ) -> None:
-        """Appends arrays; `reasons` says why some, by their index among these, are missing."""
+        """Appends arrays; `reasons` says why some are missing, by their index among them."""
         reasons, entries = reasons or {}, np.zeros(len(arrays), _ENTRY)
         for i, array in enumerate(arrays):
             failed = i in reasons
@@ -91,13 +90,12 @@ class ArrayCache:
         self.done += len(arrays)
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"]:
-        """Returns the bytes of an array of a complete cache, memory-mapped."""
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
-        """Returns arrays of one length as rows, and why some are missing; None if any is damaged.
+        """Arrays of one length as rows, and why some, which are 0, are missing.
 
-        Missing rows are 0. A damaged cache is removed, so that the next start computes it.
+        Removes a damaged cache, and returns None: the caller computes it again.
         """
         arrays, reasons = {}, {}
         for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):
@@ -114,7 +112,6 @@ class ArrayCache:
         return rows, reasons
 
     def _discard(self) -> None:
-        """Reports a damaged cache and removes it; processes that have mapped it keep it."""
         console.warn(f"{self.folder} is damaged; what it held is computed again")
         self._index.unlink(missing_ok=True)
         self._arrays.unlink(missing_ok=True)
@@ -128,5 +125,5 @@ class ArrayCache:
         return np.append(0, self._read_index()["end"])
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
-        """Leaves out the memory map: each worker process maps the file itself."""
+        # Without the memory map: each worker process maps the file itself.
         return ArrayCache, (self.folder, len(self))

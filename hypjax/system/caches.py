@@ -24,8 +24,8 @@ def keep_compiled_programs() -> None:
             os.makedirs(folder, exist_ok=True)
     except OSError as error:  # JAX would warn of each program.
         console.warn(
-            f"compiled programs cannot be kept in {folder} ({error.strerror}), so each start "
-            "compiles them; set JAX_COMPILATION_CACHE_DIR to another folder"
+            f"compiled programs cannot be kept in {folder} ({error.strerror}); set "
+            "JAX_COMPILATION_CACHE_DIR to another folder"
         )
         jax.config.update("jax_enable_compilation_cache", False)
         return

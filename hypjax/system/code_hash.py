@@ -28,7 +28,6 @@ def code_hash(piece: Any) -> str:
 
 
 def _source(definition: Callable[..., Any] | type) -> str:
-    """The text of a function or a class, or else its name."""
     definition = inspect.unwrap(definition)
     try:
         return inspect.getsource(definition)

@@ -22,22 +22,17 @@ _ITEMS = {
     "images": "  {:.0f} img/s",
     "learning_rate": "  lr {:.1e}",
 }
-_JOIN_SECONDS = 5
 _muted = False
 _warnings: list[str] = []
 
 
 @atexit.register
 def join_monitors() -> None:
-    """Ends the threads that watch progress bars.
-
-    tqdm only signals them at exit, so the interpreter may kill one while it unloads libraries. A
-    few of a hundred processes then aborted, after all was written.
-    """
+    """Ends tqdm's monitor threads: killed at exit, they aborted a few of a hundred processes."""
     for thread in threading.enumerate():
         if isinstance(thread, tqdm.TMonitor):
             thread.was_killed.set()
-            thread.join(_JOIN_SECONDS)
+            thread.join(timeout=5)
 
 
 def say(text: str, *, always: bool = False) -> None:
@@ -47,7 +42,7 @@ def say(text: str, *, always: bool = False) -> None:
 
 
 def mute() -> None:
-    """Silences this process except for errors: the first process of a run reports for all."""
+    """Silences this process except for errors, where a run's first process reports for all."""
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
@@ -79,7 +74,6 @@ class ProgressLines:
     """A line every ten seconds on how many images are done, for logs."""
 
     def __init__(self, verb: str, total: int, done: int = 0) -> None:
-        """Starts with `done` of `total` images; lines begin with the verb."""
         self._verb, self._total, self._done = verb, total, done
         self._last_line = time.monotonic()
 
@@ -92,19 +86,16 @@ class ProgressLines:
 
 
 class Progress:
-    """A progress bar on a terminal, or else one line every ten seconds."""
+    """A bar for the steps after `first` on a terminal, or else a line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
-        """Starts after step `first` of `total`, with `batch_size` images each."""
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
-        # Set after the first step, which compiles, to leave it out of the rate.
-        self._first, self._started = total, 0.0
-        self._bar = None
-        if sys.stderr.isatty() and not _muted:
-            form = "{n}/{total} {bar}{desc}"
-            self._bar = tqdm.tqdm(initial=first, total=total, dynamic_ncols=True, bar_format=form)
+        self._first, self._started = total, 0.0  # The rate leaves out the first step's compilation.
+        form, hidden = "{n}/{total} {bar}{desc}", _muted or not sys.stderr.isatty()
+        options = {"dynamic_ncols": True, "bar_format": form, "disable": hidden}
+        self._bar = tqdm.tqdm(initial=first, total=total, **options)
 
     def advance(self) -> None:
         """Counts one step."""
@@ -114,20 +105,15 @@ class Progress:
             say(f"training until step {self._total}")
         due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
         self._refresh(due)
-        if self._bar:
-            self._bar.update()
+        self._bar.update()
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest loss, its level at chance, the recall and the learning rate.
-
-        Call it after the last step: only then is the last line printed.
-        """
+        """Shows the latest metrics; the call after the last step prints the last line."""
         self._values = values
         self._refresh(self._step == self._total)
 
     def _refresh(self, due: bool) -> None:
-        """Updates the bar, or prints a line if it is due."""
-        if self._bar:
+        if not self._bar.disable:
             self._bar.set_description_str(self._description(), refresh=False)
         elif due:
             self._last_line = time.monotonic()
@@ -135,8 +121,7 @@ class Progress:
 
     def close(self) -> None:
         """Closes the bar and leaves it on the screen."""
-        if self._bar:
-            self._bar.close()
+        self._bar.close()
 
     def _description(self) -> str:
         """Latest values, most important first: tqdm cuts what does not fit."""

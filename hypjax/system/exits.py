@@ -31,8 +31,8 @@ def at_once(status: int) -> NoReturn:
 def failing_at_once() -> Iterator[None]:
     """Ends one of several processes right after an error; JAX aborts the others.
 
-    JAX's exit handler would wait for them, while they wait for this one in a collective operation.
-    The first process is the last to end, since JAX then aborts all others.
+    JAX's exit handler would wait for them, and they for this one in a collective operation. The
+    first process ends last, since JAX then aborts all others.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def failing_at_once() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ends this worker once its parent is killed, whose memory and devices it would keep."""
+    """Ends this worker when its parent is killed, whose memory and devices it would hold."""
 
     def wait() -> None:
         multiprocessing.parent_process().join()
@@ -71,7 +71,6 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
 
     def handle(signum: int, frame: object) -> None:
         nonlocal status
-        del frame
         status = ENDING[signum]
         restore()
         console.say(message, always=True)

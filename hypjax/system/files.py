@@ -49,10 +49,9 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path; the file or folder written there replaces the given one.
+    """Yields a temporary path; the file or folder written there replaces the original one.
 
-    A kill or a power failure leaves the old state or the new one. Several processes may replace a
-    path at once: the last one counts.
+    A kill or a power failure leaves the old or the new one. Processes may replace a path at once.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -102,11 +101,8 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 
 
 def checksum(content: bytes | memoryview) -> int:
-    """64 bits of the SHA-256 of some bytes, as a signed integer.
-
-    CRC-32 does not do: PNG files hold CRCs of their own, and 14 pairs of the 17,527 letters, which
-    all differ, had equal ones.
-    """
+    """64 bits of the SHA-256 of some bytes, as a signed integer."""
+    # CRC-32 collides on PNG files, which hold CRCs themselves: for 14 pairs of 17,527 letters.
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
@@ -149,8 +145,8 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(
-                f"the header has {len(header)} columns, and row {number} has {len(row)}; put cells "
-                f"that contain {delimiter!r} between double quotes"
+                f"the header has {len(header)} columns, and row {number} has {len(row)}; quote "
+                f"cells that contain {delimiter!r}"
             )
     return column_names(header), rows
 
@@ -181,8 +177,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
 def column_names(names: Sequence[str]) -> list[str]:
     """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
     columns = [name.strip().lower() for name in names]
-    twice = [name for name in columns if name and columns.count(name) > 1]
-    if twice:
+    if twice := [name for name in columns if name and columns.count(name) > 1]:
         raise ValueError(f"it has two columns {twice[0]}")
     return columns
 
@@ -226,10 +221,7 @@ def _refuse_objects(error: Exception, name: str) -> None:
 
 
 def read_torch(path: pathlib.Path) -> Any:
-    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these.
-
-    Scripts also save their flags; `argparse.Namespace` does nothing but hold attributes.
-    """
+    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these."""
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
@@ -237,10 +229,9 @@ def read_torch(path: pathlib.Path) -> Any:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]):  # Flags of scripts.
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
         raise ValueError(
-            "damaged, or more than tensors, numbers and strings; convert NumPy arrays by "
-            "torch.from_numpy, and labels by str"
+            "damaged, or more than tensors, numbers and strings; convert NumPy arrays to tensors"
         ) from error

@@ -21,8 +21,7 @@ def is_repository(location: str | pathlib.Path) -> bool:
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(split(location)[0]):
-        forms = f"{SCHEME}OWNER/NAME, or {SCHEME}OWNER/NAME@TAG"
-        raise UserError(f"{location} names no repository; write {forms}")
+        raise UserError(f"{location} names no repository; write {SCHEME}OWNER/NAME[@TAG]")
     return True
 
 
@@ -51,10 +50,8 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     except errors.RepositoryNotFoundError as error:
         raise UserError(f"there is no repository {name} on the hub that you may read") from error
     except UnreachableError as error:
-        raise UserError(
-            f"cannot read the repository {name} from the hub ({error}); with HF_HUB_OFFLINE=1, "
-            "only this machine's cache is asked"
-        ) from error
+        problem = f"cannot read the repository {name} from the hub ({error})"
+        raise UserError(f"{problem}; HF_HUB_OFFLINE=1 reads only the cache") from error
 
 
 def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
@@ -67,7 +64,7 @@ def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.P
     console.say(f"asking the Hugging Face hub for {args[0]}")
     try:
         return pathlib.Path(download(*args, **options))
-    except Exception as error:  # Of many types, if a connection is cut or a portal answers.
+    except Exception as error:  # Many types, if a connection is cut or a portal answers.
         local = isinstance(error, errors.LocalEntryNotFoundError)
         if isinstance(error, absent) and not local:
             raise
@@ -86,8 +83,7 @@ def upload(
 ) -> str:
     """Uploads files in one commit, which removes other `owned` files; returns its web address.
 
-    A repository with other files but without the `marker` is refused: it was made for another
-    purpose.
+    Refuses a repository that holds other files but no `marker`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 

@@ -1,4 +1,4 @@
-"""Registry of the programs that hypjax works with; the modules are imported when they are used."""
+"""Registry of the programs that hypjax works with; modules are imported on first use."""
 
 import importlib
 import operator

@@ -42,12 +42,11 @@ def has_accelerator() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Keeps freed memory for later arrays, where the C library is glibc and devices are CPUs.
+    """Keeps freed memory for later arrays, with glibc on CPUs; call it before threads start.
 
-    Otherwise each train step on a CPU asks for all pages again, which takes 15% of its time. Has no
-    effect on threads that run already.
+    Otherwise each train step on a CPU asks for all pages again, which takes 15% of its time.
     """
-    # Beside accelerators, the host's threads decode in heaps of their own.
+    # Beside accelerators, the host's threads decode in separate heaps.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(map(os.path.exists, _ACCELERATORS)):
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
@@ -56,13 +55,12 @@ def keep_freed_memory() -> None:
 
 def usable_cores() -> int:
     """Returns the number of cores; on Linux only those in the process's affinity mask."""
-    affine = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def memory_explained(remedy: str) -> Iterator[None]:
-    """Turns an out-of-memory error of a device into a `UserError`; the remedy is what to lower."""
+    """Turns a device's out-of-memory error into a `UserError`; the remedy is what to lower."""
     import jax
 
     try:
@@ -126,7 +124,7 @@ def describe(seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Returns the commit of this package's source, with '-dirty' if files were changed."""
+    """Commit of this package's source, with '-dirty' if files were changed."""
     root = pathlib.Path(hypjax.__file__).parents[1]
     if not (root / ".git").exists():
         return None  # Installed: a repository around it would belong to another project.

@@ -37,11 +37,10 @@ _GIB = 2**30
 
 
 def dry_run(config: ConfigDict) -> None:
-    """Opens data and weights, embeds a batch, runs a few steps and prints an estimate.
+    """Opens data and weights, embeds a batch, runs a few steps, if any, and prints an estimate.
 
-    Of a configuration without steps, only the evaluation is rehearsed. Saves nothing but the
-    caches, and raises what the run itself would raise until then. If data or weights are missing,
-    it first estimates the hours of training on GPUs.
+    Saves only the caches, and raises what the run would raise until then. If data or weights are
+    missing, it first estimates the hours of training on GPUs.
     """
     validate(config)
     if config.train.total_steps == 0:
@@ -80,7 +79,7 @@ def _time(seconds: float) -> datetime.timedelta:
 
 
 def _print_size(config: ConfigDict) -> None:
-    """Prints the encoder's parameters, and the operations of one image as XLA counts them."""
+    """Prints the encoder's parameters, and an image's operations as XLA counts them."""
     config = config.copy_and_resolve_references()
     config.model.precision = "float32"  # XLA does not count what other kernels of attention do.
     encoder = create_embedder(config, evaluating=True).encoder

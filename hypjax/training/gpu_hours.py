@@ -13,25 +13,21 @@ from hypjax.training.learner import Learner, build_learner
 from hypjax.training.step import create_state, jit_train_step, make_train_step
 from hypjax.types import Batch
 
-# Products per second and bytes per second of NVIDIA's data sheets, and the bytes that the compiled
-# step of ViT-S/16 moves for each operation of a product (docs/scale.md). A T4 computes in float32.
+# Operations and bytes per second in NVIDIA's data sheets, and the bytes that the compiled step of
+# ViT-S/16 moves for each operation of a product (docs/scale.md). A T4 computes in float32.
 _GPUS = {
     "T4": (8.1e12, 320e9, 0.0173),
     "A100": (312e12, 2039e9, 0.00504),
     "H100": (989e12, 3352e9, 0.00504),
 }
-# Of the least time that these give, the share in the 86.0 ms that a step took on an H200.
+# The least time by these figures, as a share of the 86.0 ms that a step took on an H200.
 _EFFICIENCY = 0.57
 
 
 def gpu_hours(operations: float, steps: int) -> dict[str, float]:
-    """Estimates the hours of training on GPUs, by name.
+    """Estimates the hours of training on GPUs, by name, from the operations of one step.
 
     Each kernel of a step either moves bytes or computes products, so their times are added.
-
-    Args:
-        operations: Additions and multiplications of one step.
-        steps: Number of steps.
     """
     return {
         name: steps * operations * (1 / peak + moved / bandwidth) / _EFFICIENCY / 3600
@@ -40,7 +36,7 @@ def gpu_hours(operations: float, steps: int) -> dict[str, float]:
 
 
 def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> float:
-    """Counts the operations of a training step in its lowered program, without data or weights."""
+    """Counts the additions and multiplications in the lowered training step."""
     config = config.copy_and_resolve_references()
     config.run.microbatch = 0  # The body of a loop counts once,
     config.model.precision = "float32"  # and what cuDNN's attention computes not at all.
@@ -50,7 +46,7 @@ def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> flo
 
 
 def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
-    """Returns the sizes of a training split of ten batches, where the data are not at hand."""
+    """Sizes of a training split of ten batches, for use without the data."""
     size, samples = config.train.batch_size, config.train.samples_per_class
     dims = learner.model.encoder.dim, learner.model.head_dim
     return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)

@@ -17,17 +17,17 @@ _NORM = 4.6
 def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, np.ndarray]:
     """Returns the kernel and the bias of a head that decorrelates features, halfway to whitening.
 
-    The head maps features minus their mean to their coordinates along the principal components, by
-    descending variance, each divided by the square root of its standard deviation. Divided by the
-    deviation itself, directions of little variance, mostly noise, would count as much as others;
-    not divided, the few largest would decide.
+    The head maps centred features to their principal components, by descending variance, each
+    divided by the square root of its standard deviation. Divided by the deviation itself,
+    directions of little variance, mostly noise, would count as much as others; not divided, the few
+    largest would decide.
 
-    The variances follow Ledoit and Wolf ("A well-conditioned estimator for large-dimensional
-    covariance matrices", 2004): the sample's, shrunk towards their mean by a share that grows as
-    there are fewer images, so that directions in which the images do not vary are kept, too.
+    Variances are shrunk towards their mean, the more the fewer images there are (Ledoit and Wolf,
+    "A well-conditioned estimator for large-dimensional covariance matrices", 2004), so that
+    directions in which the images do not vary remain.
 
-    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Raises a `UserError` if all
-    features are equal.
+    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Equal features are a
+    `UserError`.
     """
     mean = features.mean(axis=0, dtype=np.float64)
     centred = features - mean

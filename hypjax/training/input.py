@@ -78,8 +78,8 @@ class Input:
     ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
         """Mines the tuples of an epoch, counted from 0, among embeddings under the test view.
 
-        Returns positions in the training set of anchor, positive and negatives, and mean lengths
-        between anchors and positives, mined negatives, and random images.
+        Returns positions in the training set of anchor, positive and negatives, and mean distances
+        from anchors to positives, mined negatives and random images.
         """
         plans, space = self.run.plans, self.run.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
@@ -89,10 +89,8 @@ class Input:
         images = self.run.splits.train.take(ids)
         points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
-        labels = plans.labels
-        negatives = hardest_negatives(
-            *(firsts, labels[anchors], others, labels[pool]), count=plans.negatives, space=space
-        )
+        searched = firsts, plans.labels[anchors], others, plans.labels[pool]
+        negatives = hardest_negatives(*searched, count=plans.negatives, space=space)
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
         table = processes.arrays_from_first(lambda: table, table)
         compared = {

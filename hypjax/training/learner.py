@@ -24,8 +24,8 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     model: Embedder
-    objective: Objective  # Its scalars are those before training.
-    scalars: Scalars  # Those that are learned.
+    objective: Objective  # With scalars as before training.
+    scalars: Scalars  # Learned ones.
     bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
     optimizer: optax.GradientTransformation  # Of the trained parameters.
     schedule: optax.Schedule
@@ -52,7 +52,7 @@ def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
 
 
 def learner_of(run: Run) -> Learner:
-    """Builds the learner of a run, whose model it pools as training does."""
+    """Builds the learner of a run; its model pools as training does."""
     config, objective = run.config, run.objective
     model = pooled_by(run.model, config.model.pooling)
     train, fields = config.train, config.objective

@@ -1,7 +1,7 @@
 """LoRA (Hu et al., ICLR 2022): low-rank adapters of an encoder's kernels, as parameters.
 
-A kernel W with an adapter acts as W + (α/r)·A·B, and of the encoder only A and B are trained. The
-sum is computed in float32 before the modules are applied, which do not know of adapters.
+A kernel W with an adapter acts as W + (α/r)·A·B; of the encoder, only A and B are trained. The sum
+is computed in float32 before the modules are applied, so that modules need no adapters.
 """
 
 import math
@@ -31,26 +31,24 @@ def with_adapters(
 ) -> dict[str, PyTree]:
     """Adds an adapter beside each kernel that the targets name and `frozen` does not.
 
-    {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B [rank, m]}} for a kernel
-    [n, m]; one [h, w, i, o] of a convolution counts as [h·w·i, o]. As in PEFT, A is uniform up to
-    1/√n (Kaiming, slope √5), and B is zero. Raises a `UserError` if a target names no kernel.
+    For a kernel [n, m], {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B
+    [rank, m]}}; a convolution's [h, w, i, o] counts as [h·w·i, o]. As in PEFT, A is uniform up to
+    1/√n (Kaiming, slope √5), and B is zero. A target without a kernel is a `UserError`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
-    held = list(map(parameter_path, frozen))
-    kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(h, p) for h in held)]
+    patterns = list(map(parameter_path, frozen))
+    kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(x, p) for x in patterns)]
     chosen = set()
     for target in lora.targets:
         targeted = {path for path in kernels if matches(parameter_path(target), path)}
         if not targeted:
-            raise UserError(
-                f"lora_targets names {target}, but this model has no kernel there that is trained"
-            )
+            raise UserError(f"lora_targets names {target}, but this model trains no kernel there")
         chosen |= targeted
-    for path, own_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):
+    for path, path_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):
         *inputs, outputs = flat[path].shape
         size = math.prod(inputs)
         bound = 1 / math.sqrt(size)
-        a = jax.random.uniform(own_key, (size, lora.rank), minval=-bound, maxval=bound)
+        a = jax.random.uniform(path_key, (size, lora.rank), minval=-bound, maxval=bound)
         adapter = {"a": a, "b": jnp.zeros((lora.rank, outputs))}
         flat |= {(*path[:-1], ADAPTER, name): value for name, value in adapter.items()}
     return unflatten_dict(flat)

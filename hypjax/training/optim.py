@@ -2,6 +2,7 @@
 
 import fnmatch
 import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ _Path = tuple[str, ...]
 
 
 def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path leads to a parameter below a path whose parts may be patterns, as in 'b*'."""
+    """Whether a path begins with the parts of a pattern, such as 'block_*'."""
     return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
 
 
@@ -41,15 +42,12 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
     adapted = any(ADAPTER in path for path in flat)
-
-    def is_held(path: _Path) -> bool:
-        named = _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
-        return named or (adapted and in_encoder(path) and ADAPTER not in path)
-
-    trained, held = {}, {}
+    trees = {}, {}
     for path, leaf in flat.items():
-        (held if is_held(path) else trained)[path] = leaf
-    return unflatten_dict(trained), unflatten_dict(held)
+        is_frozen = _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
+        is_frozen |= adapted and in_encoder(path) and ADAPTER not in path
+        trees[is_frozen][path] = leaf
+    return tuple(map(unflatten_dict, trees))
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
@@ -59,9 +57,9 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate at each step, after a linear warm-up from 0 over `warmup_steps`.
+    """The learning rate at each step: a linear warm-up from 0, then `optim.schedule`.
 
-    It is constant, decays to 0 along a half cosine, or is multiplied by `decay_factor` in every
+    It stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor` in every
     `decay_every` steps, at once ('step') or gradually ('exponential').
     """
     rate, warmup = optim.learning_rate, optim.warmup_steps
@@ -83,8 +81,7 @@ def layer_rates(
     """The factor of each parameter's learning rate: the decay to the number of layers above it.
 
     `layers` names the parameters of the encoder's layers, from the images to the embedding; a head
-    is one more above them. Other parameters have the factor 1, as in timm's
-    `param_groups_layer_decay`.
+    counts as one more. Others have the factor 1, as in timm's `param_groups_layer_decay`.
     """
     above = {}
     for number, names in enumerate(reversed(layers), start=int(head)):
@@ -110,15 +107,14 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
 
-    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. The fields `b1`, `b2` and `eps` are
-    Adam's, and `momentum` is the one of SGD and Muon. The model's gradient is multiplied by
-    `gradient_factor`. Then all values are clipped to `clip_value`, and the global norm to
-    `clip_norm`; None is no limit.
+    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. `b1`, `b2` and `eps` are Adam's;
+    `momentum` is for SGD and Muon. The model's gradient is multiplied by `gradient_factor`. Then
+    all values are clipped to `clip_value`, and the global norm to `clip_norm`; None is no limit.
 
-    Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` of
-    parameters, by path, have a factor of the learning rate and a decay of their own; the factor
-    also multiplies the decay, as in PyTorch's parameter groups. `layer_rate` is a further factor by
-    path, see `layer_rates`. In the first `head_warmup_steps`, model/encoder does not change.
+    Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` set a
+    factor of the learning rate and a decay by path; the factor also multiplies the decay, as in
+    PyTorch's parameter groups. `layer_rate` is a further factor by path, see `layer_rates`. In the
+    first `head_warmup_steps`, model/encoder does not change.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
@@ -133,12 +129,15 @@ def create_optimizer(
 
     decay = _with_numbers(decay_of, lambda g, p, d: g + d * p)
     scaled = (scale, decay) if optimizer.decoupled else (decay, scale)
-    steps = [
-        *([_model_gradient(gradient_factor)] if gradient_factor != 1 else []),
-        *([optax.clip(clip_value)] if clip_value is not None else []),
-        *([optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []),
-        optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)),
-    ]
+    steps = []
+    if gradient_factor != 1:
+        factor_of = lambda path: gradient_factor if path[0] == "model" else 1.0  # noqa: E731
+        steps.append(_with_numbers(factor_of, lambda g, _, f: f * g))
+    if clip_value is not None:
+        steps.append(optax.clip(clip_value))
+    if clip_norm is not None:
+        steps.append(optax.clip_by_global_norm(clip_norm))
+    steps.append(optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)))
     if layer_rate or any(group.rate != 1 for group in groups):
         steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
     if any(group.ball_c is not None for group in groups):
@@ -148,10 +147,6 @@ def create_optimizer(
     return optax.chain(*steps)
 
 
-_FIELDS = ("name", "weight_decay", "b1", "b2", "eps", "momentum")
-_FIELDS += ("gradient_factor", "clip_norm", "clip_value")
-
-
 def configured_optimizer(
     optim: ConfigDict,
     schedule: optax.Schedule,
@@ -159,7 +154,7 @@ def configured_optimizer(
     space: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimiser of `config.optim`, with the groups that the objective and the space add."""
+    """The optimiser of `config.optim`, with the groups of the objective and of the space."""
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
         space = ()  # One group for all of them, instead of one for each.
@@ -169,18 +164,19 @@ def configured_optimizer(
         *(group._replace(path=GROUPS["space"] + group.path) for group in space),
         *named,
     ]
-    fields = {field: optim[field] for field in _FIELDS}
-    return create_optimizer(schedule, **fields, groups=groups, **options)
+    names = inspect.signature(create_optimizer).parameters.keys() & optim.keys()
+    fields = {name: optim[name] for name in names - {"learning_rate"}} | {"groups": groups}
+    return create_optimizer(schedule, **fields, **options)
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
     flat = flatten_dict(tree, keep_empty_nodes=True)
-    held = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
-    return unflatten_dict({path: value(path) for path in flat} | held)
+    markers = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
+    return unflatten_dict({path: value(path) for path in flat} | markers)
 
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
-    """The group with the longest path to a parameter, of equally long ones the last."""
+    """The group with the longest path to a parameter; the last of equally long ones."""
     matching = [group for group in groups if matches(group.path, path)]
     return max(reversed(matching), key=lambda group: len(group.path))
 
@@ -189,16 +185,7 @@ def _with_numbers(
     number: Callable[[_Path], float], change: Callable[[Array, Array, float], Array]
 ) -> optax.GradientTransformation:
     """Changes each update by its parameter and the number of its path."""
-
-    def update(updates: PyTree, params: PyTree) -> PyTree:
-        return jax.tree.map(change, updates, params, _by_path(number, updates))
-
-    return optax.stateless(update)
-
-
-def _model_gradient(factor: float) -> optax.GradientTransformation:
-    """Multiplies the gradient of the model's parameters."""
-    return _with_numbers(lambda path: factor if path[0] == "model" else 1.0, lambda g, _, f: f * g)
+    return optax.stateless(lambda g, p: jax.tree.map(change, g, p, _by_path(number, g)))
 
 
 def _with_points(
@@ -207,16 +194,16 @@ def _with_points(
     moments: Mapping[str, float],
     others: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Moves the points of balls by Riemannian Adam, and the other parameters as given.
+    """Moves points of balls by Riemannian Adam, and other parameters by `others`.
 
     Gradients of points grow without bound towards the boundary. They are not clipped, nor part of
-    the norm by which others are: Riemannian Adam divides them by their size.
+    the clipped norm: Riemannian Adam divides them by their size.
     """
+    schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
     def mover(group: Group) -> optax.GradientTransformation:
-        general = learning_rate if callable(learning_rate) else lambda step: learning_rate
         factor = _group_of(groups, group.path).rate  # A group of `optim.groups` may set it.
-        return riemannian_adam(lambda step: factor * general(step), c=group.ball_c, **moments)
+        return riemannian_adam(lambda step: factor * schedule(step), c=group.ball_c, **moments)
 
     of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
@@ -228,10 +215,10 @@ def _with_points(
 
 
 def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
-    """An optimiser that sees the encoder's gradients from a step on, counted from 0.
+    """Shows an optimiser the encoder's gradients from step `start` on.
 
-    Counted from the first of all steps, Adam's correction of the moments' bias would make the
-    encoder's first updates (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
+    If Adam counted all steps, its bias correction would make the encoder's first updates
+    (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
     """
     if not start:
         return scale
@@ -245,11 +232,10 @@ def _hold(groups: Sequence[Group], head_warmup_steps: int) -> optax.GradientTran
     def start(path: _Path) -> int:
         return max(_group_of(groups, path).start, head_warmup_steps if in_encoder(path) else 0)
 
-    def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree) -> Any:
-        del params
+    def update(updates: PyTree, state: optax.ScaleByScheduleState, _: PyTree) -> Any:
         starts = _by_path(start, updates)
-        held = jax.tree.map(lambda u, s: jnp.where(state.count < s, 0, u), updates, starts)
-        return held, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
+        updates = jax.tree.map(lambda u, s: jnp.where(state.count < s, 0, u), updates, starts)
+        return updates, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
 
     return optax.GradientTransformation(
         lambda params: optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32)), update

@@ -82,10 +82,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
-    """Warns if the head finds less than before training, or than the features before the head.
-
-    Validation images decide where there are any, as they do on the best model.
-    """
+    """Warns if the head scores below its start or the features, on validation if it exists."""
     kind, scores = "validation", results.get("validation")
     if scores is None:
         kind, scores = "test", results

@@ -31,14 +31,14 @@ def riemannian_adam(
 ) -> optax.GradientTransformation:
     """Adam on the ball (Bécigneul and Ganea, ICLR 2019), with the steps of geoopt's.
 
-    A gradient becomes a tangent vector by the inverse metric. The second moment of a point is that
-    of the tangent vector's length. A step follows the geodesic, and the first moment is transported
+    The inverse metric turns a gradient into a tangent vector. A point's second moment averages the
+    squared length of this vector. A step follows the geodesic, and the first moment is transported
     along it. Each array of the parameters holds points, [..., dim]; updates are differences of
-    points, as `optax.apply_updates` takes them. For c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
+    points, for `optax.apply_updates`. At c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
-    The learning rate is the length of a step while the gradient is constant, or a function from the
-    number of updates to it. `eps` is added to the root of the second moment. In a model with other
-    parameters, `optax.multi_transform` says which arrays are points.
+    The learning rate is the length of a step under a constant gradient, or a schedule of it. `eps`
+    is added to the root of the second moment. In a model with other parameters,
+    `optax.multi_transform` says which arrays are points.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:

@@ -45,15 +45,12 @@ class TrainingRun(Run):
 
 
 def build(config: ConfigDict, **fields: str) -> TrainingRun:
-    """Opens a run's images and builds what training needs; computes no parameters.
-
-    `fields` are further fields of `Run`.
-    """
+    """Opens the images of a new run, whose `fields` are those of `Run`, for training."""
     return build_from(Run(config, **fields))
 
 
 def build_from(run: Run) -> TrainingRun:
-    """Opens the run's images and builds what training needs, see `build`."""
+    """Opens a run's images and builds what training needs; computes no parameters."""
     run = training_run(run)
     if run.config.run.cache == "device":
         run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
@@ -64,10 +61,10 @@ def training_run(run: Run) -> TrainingRun:
     """Adds to a run what training needs, and fits its configuration to the images."""
     config, model, mesh = run.config, run.model, run.mesh
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
-        allowed = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
-        refuse("model.head_dim", model.head_dim, allowed)
-    splits = run.splits._replace(train=_paired(config, run.splits.training_images()))
-    train = splits.train
+        rule = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
+        refuse("model.head_dim", model.head_dim, rule)
+    train = _paired(config, run.splits.training_images())
+    splits = run.splits._replace(train=train)
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
     # An objective may depend on the sizes of batches.
@@ -119,14 +116,12 @@ def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> Non
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     paths = flatten_dict(params)
     trained = flatten_dict(split_frozen(params, learner.frozen)[0])
-    for field, own in (("frozen", paths), ("groups", trained)):
+    for field, allowed in (("frozen", paths), ("groups", trained)):
         for name in named[field]:
-            if not any(matches(parameter_path(name), path) for path in own):
-                options = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
-                raise UserError(
-                    f"config.optim.{field} names {name}, but this model trains no such parameters"
-                    + nearest(name, options)
-                )
+            if not any(matches(parameter_path(name), path) for path in allowed):
+                known = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
+                missing = f"{name}, but this model trains no such parameters"
+                raise UserError(f"config.optim.{field} names {missing}{nearest(name, known)}")
 
 
 def _highest_frozen_block(learner: Learner, spec: ProblemSizes) -> str:
@@ -137,8 +132,8 @@ def _highest_frozen_block(learner: Learner, spec: ProblemSizes) -> str:
     if block is None:
         known, lowest = params["model"]["encoder"], itertools.chain(*encoder.layers[:2])
         paths = ",".join(f"model/encoder/{name}" for name in lowest if name in known)
-        allowed = f"the encoder, or its lowest layers: at least {paths}"
-        refuse("train.cached_features", True, f"False unless optim.frozen names {allowed}")
+        rule = f"the encoder, or its lowest layers: at least {paths}"
+        refuse("train.cached_features", True, f"False unless optim.frozen names {rule}")
     return block
 
 
@@ -151,30 +146,29 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     common = (labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
         if train.batch_size > len(images):
-            allowed = f"at most {len(images)}, the number of training images"
-            refuse("train.batch_size", train.batch_size, allowed)
+            rule = f"at most {len(images)}, the number of training images"
+            refuse("train.batch_size", train.batch_size, rule)
         return ShuffledPlans(*common)
     if train.sampling == "tuples":
         return _tuple_plans(config, images, common)
     samples, classes = train.samples_per_class, int(labels.max()) + 1
     if train.batch_size // samples > classes:
-        allowed = f"{samples} images for each of the {classes} training classes"
-        refuse("train.batch_size", train.batch_size, f"at most {classes * samples}: {allowed}")
+        rule = f"at most {classes * samples}: {samples} images for each training class"
+        refuse("train.batch_size", train.batch_size, rule)
     kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
-    """Plans batches of tuples, from the pairs of training images."""
     train, fields = config.train, config.train.tuples
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
     pairs = indices[np.zeros((0, 2), int) if images.pairs is None else images.pairs]
-    pairs = pairs[(pairs >= 0).all(axis=1)]
+    pairs = pairs[(pairs >= 0).all(axis=1)]  # Both images are trained on.
     if not len(pairs):
         raise UserError(
-            f"config.train.sampling is tuples, and {config.data.name} lists no pairs of images to "
-            "train on; choose another sampling, or data.name=sfm120k or scenes"
+            f"config.train.sampling is tuples, but {config.data.name} lists no pairs of images; "
+            "choose another sampling, or data.name=sfm120k or scenes"
         )
     plans = TuplePlans(
         *common,
@@ -184,14 +178,13 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
         pool_size=min(fields.pool, len(images)),
     )
     if not plans.batches_per_epoch:
-        allowed = f"the images of the {plans.tuples} tuples of an epoch"
-        most = plans.tuples * plans.tuple_size
-        refuse("train.batch_size", train.batch_size, f"at most {most}, {allowed}")
+        rule = f"at most {plans.tuples * plans.tuple_size}, the images of an epoch's tuples"
+        refuse("train.batch_size", train.batch_size, rule)
     return plans
 
 
 def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
-    """Hashes of what must not change while a run is interrupted, beside the configuration."""
+    """Hashes of what must not change between resumes, beside the configuration."""
     precision = compute_dtype(config.model.precision).name
     return {"images": splits.fingerprint, "precision": precision, **_custom_code(config)}
 
@@ -222,28 +215,26 @@ def _custom_code(config: ConfigDict) -> dict[str, str]:
 
 def print_summary(run: TrainingRun, params: PyTree) -> None:
     """Prints the numbers of parameters, images and batches."""
-    trained, _ = split_frozen(params, run.learner.frozen)
-    numbers = [sum(x.size for x in jax.tree.leaves(tree)) for tree in (params, trained)]
-    splits, plans, devices = run.splits, run.plans, run.mesh.devices
-    named = {name: getattr(splits, name) for name in ("train", "validation", "test", "gallery")}
-    parts = "; ".join(f"{name}: {part.describe()}" for name, part in named.items() if part)
-    counted = "{:,} parameters, {:,} of them trained,".format(*numbers)
-    console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {parts}")
+    trees = params, split_frozen(params, run.learner.frozen)[0]
+    total, trained = (sum(x.size for x in jax.tree.leaves(tree)) for tree in trees)
+    plans, devices = run.plans, run.mesh.devices
+    splits = {n: getattr(run.splits, n) for n in ("train", "validation", "test", "gallery")}
+    described = "; ".join(f"{name}: {split.describe()}" for name, split in splits.items() if split)
+    counted = f"{total:,} parameters, {trained:,} of them trained,"
+    console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {described}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
-        negatives = f"{plans.negatives} negatives mined among {plans.pool_size} images"
-        console.say(
-            f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch, each with {negatives}"
-        )
+        pairs = f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch"
+        console.say(f"{pairs}, each with {plans.negatives} negatives of {plans.pool_size} images")
 
 
 _BATCH = 64  # Images of a batch, if there are enough.
 _CACHED_BATCH = 256  # Of cached features, which cost little; heads learn more from more classes.
 _SAMPLES = 4  # Fewest images per class in a batch.
 _SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
-# How often it shows each image to a head that starts from principal components, alone, where a step
-# costs little, or with trained blocks, which learn faster: after more passes, the classes of
-# Cars-196 that are held out for validation are found less well again.
+# Passes over the images for a head that starts from principal components: alone, where steps are
+# cheap, or with trained blocks, which learn faster. After more, recall of held-out classes of
+# Cars-196 falls again.
 _PASSES_OF_HEAD, _PASSES = 25, 4
 _LEAST_STEPS_OF_HEAD = 200  # With few classes, 25 passes are too few steps; see docs/own-images.md.
 
@@ -267,13 +258,12 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
         fields.total_steps = _steps(config, len(splits.train))
     if optim.warmup_steps is None:
         optim.warmup_steps = fields.total_steps // 10
-    chosen = [f"{name}={flatten(config)[name]}" for name in unset]
-    console.say(f"chosen for these images: {', '.join(chosen)}")
+    chosen = ", ".join(f"{name}={flatten(config)[name]}" for name in unset)
+    console.say(f"chosen for these images: {chosen}")
     return config
 
 
 def _steps(config: ConfigDict, images: int) -> int:
-    """Chooses the number of steps for so many training images."""
     if config.model.head_init != "pca":
         return -(-_SHOWN // config.train.batch_size)
     if not freezes_encoder(config.optim.frozen):
@@ -290,6 +280,6 @@ def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images:
         return wanted
     fitting = [s for s in range(2, batch // 2 + 1) if batch % s == 0 and batch // s <= len(sizes)]
     if not fitting:
-        allowed = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
-        refuse("train.batch_size", batch_size, allowed)
+        rule = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
+        refuse("train.batch_size", batch_size, rule)
     return min(fitting, key=lambda s: (abs(s - wanted), s))

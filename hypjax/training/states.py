@@ -26,11 +26,10 @@ from hypjax.types import Recalls
 
 
 class Measured(NamedTuple):
-    """Scores measured so far; saved with each state."""
+    """Scores so far, saved with each state."""
 
-    # On test and validation images, before the first step; and c where that is learned.
-    untrained: dict[str, Any]
-    validation: Recalls | None = None  # The latest on the validation images.
+    untrained: dict[str, Any]  # Before the first step, on each split; and learned scalars.
+    validation: Recalls | None = None  # The latest.
 
 
 def begin(
@@ -44,12 +43,12 @@ def begin(
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
-    # Of given features, the encoder has no parameters.
+    # The encoder of features from a file has no parameters.
     if config.model.weights is None and learner.model.encoder.takes_pixels:
-        held = [name for name in config.optim.frozen if name != "space"]
-        if held or learner.lora is not None:
-            what = ", ".join(held or ["the encoder's kernels"])
-            console.warn(f"{what} stay random: they are not trained, and model.weights is None")
+        frozen = [name for name in config.optim.frozen if name != "space"]
+        if frozen or learner.lora is not None:
+            names = ", ".join(frozen or ["the encoder's kernels"])
+            console.warn(f"{names} stay random: they are not trained, and model.weights is None")
     return initialized(run, state, pretrained or starting_parameters(run)), None
 
 
@@ -88,11 +87,8 @@ def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
 
 
 def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]:
-    """Reads the `starting_parameters`, then opens the images and builds what training needs.
-
-    Images may take minutes to prepare; missing weights are reported before.
-    """
-    pretrained = starting_parameters(run)
+    """Reads `starting_parameters` and builds what training needs."""
+    pretrained = starting_parameters(run)  # First: images may take minutes to prepare.
     built = build_from(run)
     if pretrained is not None:
         images = built.splits.fingerprint
@@ -123,10 +119,7 @@ def starting_parameters(run: Run) -> dict[str, PyTree] | None:
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model by pretrained parameters, if any, and restarts its averages.
-
-    The part "hierarchy" is that of HIER's objective.
-    """
+    """Replaces parts of the model, or HIER's "hierarchy", and restarts the averages."""
     if params is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, params)
@@ -146,7 +139,7 @@ def save(
     measured: Measured,
     score: float | None = None,
 ) -> None:
-    """Saves a state unless it is saved already, as the trees of `trees`."""
+    """Saves `trees` of a state unless it is saved already."""
     step = int(state.step)
     if step not in checkpoints.steps:
         record = measured._asdict()

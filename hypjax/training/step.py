@@ -13,12 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import (
-    initial_parameters,
-    named_scalars,
-    scalar_values,
-    within_bounds,
-)
+from hypjax.geometry.learned import initial_parameters, named_scalars, scalar_values, within_bounds
 from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
@@ -28,7 +23,7 @@ from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
 
-_COLOURS = 0xC010  # A stream of random numbers, apart from those of losses and encoders.
+_COLOURS = 0xC010  # Separates the random numbers of colours from a loss's and an encoder's.
 
 
 class TrainState(NamedTuple):
@@ -39,12 +34,10 @@ class TrainState(NamedTuple):
     opt_state: PyTree  # For the trained parameters.
     objective_state: PyTree
     skipped: Int[Array, ""]  # Number of updates dropped because they were not finite.
-    # Moving average of the model's trained parameters, if the objective needs a teacher.
-    teacher: PyTree = None
+    teacher: PyTree = None  # Moving average of the trained model, if the objective asks for it.
     # Positions in the training set of the tuples' images, if batches are made of tuples.
     tuples: Int[Array, "tuples size"] | None = None
-    # Another one, with `train.ema_decay`, for evaluation.
-    average: PyTree = None
+    average: PyTree = None  # Moving average with `train.ema_decay`, for evaluation.
 
 
 # From a state, a batch and, with the device cache, the store that the batch is cut from.
@@ -115,15 +108,15 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
-    The loss covers the whole batch, for any number of devices and microbatches. The gradient
-    and its norm cover the trained parameters only. An update that is not finite is dropped if
-    `skip_nonfinite` is set. The teacher embeds the same pixels without stochastic depth.
+    The loss covers the whole batch, for any number of devices and microbatches. The gradient and
+    its norm cover only trained parameters. With `skip_nonfinite`, updates that are not finite are
+    dropped. The teacher embeds the same pixels without stochastic depth.
 
-    With `head_only`, for the first `train.head_warmup_steps`, there is no gradient with respect to
-    the encoder, which saves memory and most of the time.
+    `head_only`, for the first `train.head_warmup_steps`, omits the encoder's gradient, and so most
+    of the time and memory.
 
-    With cached features, `batch.images` are the encoder's embeddings, or the output of its highest
-    frozen block. With the device cache they are `Crops`, to be cut from the store.
+    `batch.images` are pixels; with cached features, the encoder's embeddings or the output of its
+    highest frozen block; with the device cache, `Crops` of the store.
     """
     embed = _embedding(learner)
 
@@ -253,16 +246,13 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
 
 
 def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
-    """The teacher and the average after an update to these trained parameters of the model.
-
-    The average's decay warms up as in timm's ModelEmaV3, 1 − (1 + n)^(−2/3) after n updates: a head
-    that began at random is soon forgotten.
-    """
+    """The teacher and the average after an update of the trained model."""
     teacher, average = state.teacher, state.average
     if teacher is not None:
         step_size = 1 - learner.objective.teacher_decay
         teacher = optax.incremental_update(trained, teacher, step_size)
     if average is not None:
+        # The decay warms up as in timm's ModelEmaV3, so that a random head is soon forgotten.
         updates = state.step - state.skipped
         step_size = jnp.maximum(1 - learner.ema_decay, (1 + updates) ** (-2 / 3))
         average = optax.incremental_update(trained, average, step_size)
@@ -277,9 +267,8 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
         if not learner.cached_features:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, *learner.pixel_scaling), flips)
-        # Each slice and each device merges the adapters itself, which is cheap. What slices sum and
-        # devices exchange are then gradients of adapters, which are smaller than gradients of
-        # kernels.
+        # Slices and devices merge the adapters themselves, which is cheap, so that they sum and
+        # exchange gradients of adapters, which are smaller than gradients of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
         if not learner.cached_features:
@@ -293,7 +282,7 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
 
 
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
-    """Jits a step whose states keep the shardings of the given one."""
+    """Jits a step for states with the shardings of this one."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(
         train_step,
@@ -306,7 +295,7 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 def jit_train_steps(
     learner: Learner, state: TrainState, store: device_crops.Store | None
 ) -> tuple[TrainStep, TrainStep]:
-    """Compiles a run's step, and the step that trains its head alone; a store gives the images."""
+    """Jits a run's step, and the step that trains only its head; a store gives the images."""
     steps = (make_train_step(learner, head_only=x) for x in (False, True))
     return tuple(
         functools.partial(jit_train_step(step, learner.mesh, state), store=store) for step in steps

@@ -32,12 +32,12 @@ def test_radii_of_a_tree_on_a_circle(kind):
     angles = np.sort(signs @ ANGLES)
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points = np.asarray(ball.embed(directions * radius / 2))
-    found = known_hierarchy.radii(points, ball, LEVELS)
+    medians = known_hierarchy.radii(points, ball, LEVELS)
     shrunk = np.cumprod(np.cos([0, *ANGLES]))
     root = 0.1**0.5
     in_ball = np.arctanh(math.tanh(root * radius) * shrunk) / root
     for name, expected in (("ball", in_ball), ("flat", radius * shrunk)):
-        np.testing.assert_allclose([*found[name].values()], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose([*medians[name].values()], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_levels_are_nested_and_make_a_tree():
@@ -54,21 +54,16 @@ def test_rank_correlations_are_those_of_all_pairs():
     order = rng.permutation(16)
     levels = [labels[order] for labels in LEVELS.values()]
     tree = sum(level[:, None] != level for level in levels)
-    assert known_hierarchy.rank_correlations(np.exp(tree), levels) == {
-        "all_pairs": pytest.approx(1),
-        "different_classes": pytest.approx(1),
-    }
+    perfect = known_hierarchy.rank_correlations(np.exp(tree), levels)
+    assert [*perfect.values()] == pytest.approx([1, 1])
     points = rng.normal(size=(16, 3))
     distances = np.linalg.norm(points[:, None] - points, axis=-1)
+    pairs = [(distances[i, j], tree[i, j]) for i, j in itertools.combinations(range(16), 2)]
+    correlations = known_hierarchy.rank_correlations(distances, levels)
     for name, least in (("all_pairs", 0), ("different_classes", 1)):
-        pairs = [
-            (distances[i, j], tree[i, j])
-            for i, j in itertools.combinations(range(16), 2)
-            if tree[i, j] >= least
-        ]
-        expected = spearmanr(*zip(*pairs, strict=True)).statistic
-        found = known_hierarchy.rank_correlations(distances, levels)[name]
-        assert found == pytest.approx(expected, abs=1e-12)
+        chosen = [(distance, apart) for distance, apart in pairs if apart >= least]
+        expected = spearmanr(*zip(*chosen, strict=True)).statistic
+        assert correlations[name] == pytest.approx(expected, abs=1e-12)
     equal = known_hierarchy.rank_correlations(np.ones((16, 16)), levels)
     assert np.isnan([*equal.values()]).all()
 
@@ -88,11 +83,5 @@ def test_wrong_first_hits_are_those_of_loops():
             wrong = [j for j in others if of_class[j] != of_class[i]]
             shares.append(coarse[hit] == coarse[i])
             chances.append(np.mean([coarse[j] == coarse[i] for j in wrong]))
-    assert found == {
-        "queries": 16,
-        "wrong": len(shares),
-        "coarse class": {
-            "share": pytest.approx(np.mean(shares)),
-            "chance": pytest.approx(np.mean(chances)),
-        },
-    }
+    means = {"share": np.mean(shares), "chance": np.mean(chances)}
+    assert found == {"queries": 16, "wrong": len(shares), "coarse class": pytest.approx(means)}

@@ -12,13 +12,14 @@ from hypjax.runs.published import published_rows
 from tests.helpers import commands
 
 MAIN, PCA = "python -m hypjax.main --config=configs/", "--config.eval.pca.encoder=128"
+DELTA = MAIN.replace("main", "hyperbolicity")
 EVALUATE, OUTPUT = "--mode=evaluate", "--output=runs/papers/"
 
 
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        (("hier-main", "HIER-DINO cub200"), [f"{MAIN}cub.py:hier-dino"]),
+        (("hier-main", "HIER-DINO, 384-d cub200"), [f"{MAIN}cub.py:hier-dino"]),
         (("hyp-vit-4",), [f"{MAIN}cars.py:hyp-dino-patch8"]),  # Head and encoder.
         (
             ("hyp-vit-3", "pretrained DINO cub200"),
@@ -31,18 +32,12 @@ EVALUATE, OUTPUT = "--mode=evaluate", "--output=runs/papers/"
                 f"=128-trained.json {EVALUATE} --workdir=runs/sop-irt-r"
             ],
         ),
-        (
-            ("hyp-vit-1", "ViT sop"),
-            [
-                "python -m hypjax.hyperbolicity --config=configs/sop.py:hyp-vit "
-                f"{OUTPUT}sop-hyp-vit-delta.json"
-            ],
-        ),
+        (("hyp-vit-1", "ViT sop"), [f"{DELTA}sop.py:hyp-vit {OUTPUT}sop-hyp-vit-delta.json"]),
     ],
 )
 def test_rows_name_their_commands(folder, arguments, lines):
-    table, *chosen = arguments
-    assert paper_tables.pending(paper_tables.rows_of(table, chosen), []) == lines
+    table, *names = arguments
+    assert paper_tables.pending(paper_tables.rows_of(table, names), []) == lines
 
 
 def test_every_published_row_has_commands(folder):
@@ -66,7 +61,7 @@ def test_our_values_and_differences_stand_beside_the_published_ones(folder, caps
     assert "Hyp-DINO" in text and "80.9, ours 80.0* (-0.9)" in text
     assert "* cub200: a part of the images" in text
     markdown = pathlib.Path("t.md").read_text()
-    assert "| Hyp-DINO | 384-d | 80.9, ours 80.0* (-0.9) | 87.6, ours 88.0* (+0.4) |" in markdown
+    assert "| Hyp-DINO, 384-d | 80.9, ours 80.0* (-0.9) | 87.6, ours 88.0* (+0.4) |" in markdown
     [row] = [
         line
         for line in csv.DictReader(pathlib.Path("t.csv").open())

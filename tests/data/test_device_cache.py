@@ -9,20 +9,18 @@ from PIL import Image
 
 from hypjax import parallel, train
 from hypjax.data import device_crops, pixels
-from hypjax.data.device_cache import fill, lay_out
-from hypjax.data.views import RandomCrop
+from hypjax.data.device_cache import crop_batches, fill, lay_out
+from hypjax.data.pipeline import training_batches
+from hypjax.data.plans import EpochClassPlans
+from hypjax.data.views import RandomCrop, ResizeCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
 from hypjax.training.setup import build
-from hypjax.types import Batch, Frame
+from hypjax.types import Batch, Frame, View
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
 
-SHAPES = {
-    "mixed": [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)],
-    "landscape": [(60, 100), (50, 90)],
-    "portrait": [(100, 60), (90, 50)],
-}
+MIXED = [(300, 500), (500, 300), (500, 500), (45, 480), (480, 45), (41, 43)]
 
 
 def pictures(sizes, channels, seed=0):
@@ -64,8 +62,8 @@ def cut(dataset, layout, crops, side):
     return np.asarray(jitted_cut(fill(layout, dataset, mesh), crops, side))
 
 
-def close(found, expected):
-    difference = np.abs(found.astype(int) - expected)
+def close(views, expected):
+    difference = np.abs(views.astype(int) - expected)
     rare = (difference > 1).mean() < 1e-4 and (difference > 0).mean() < 2e-3
     return difference.max() <= 2 and rare
 
@@ -73,24 +71,22 @@ def close(found, expected):
 @pytest.mark.parametrize(
     ("shapes", "channels", "side", "count"),
     [
-        ("mixed", 3, 224, 20),
-        ("mixed", 1, 60, 80),
-        pytest.param("landscape", 3, 50, 60, marks=pytest.mark.slow),
-        pytest.param("portrait", 1, 50, 60, marks=pytest.mark.slow),
+        (MIXED, 3, 224, 20),
+        (MIXED, 1, 60, 80),
+        pytest.param([(60, 100), (50, 90)], 3, 50, 60, marks=pytest.mark.slow),
+        pytest.param([(100, 60), (90, 50)], 1, 50, 60, marks=pytest.mark.slow),
     ],
 )
 def test_crops_equal_pillows(shapes, channels, side, count):
     """Images are copied to the device in several parts."""
-    dataset = pictures(SHAPES[shapes], channels)
+    dataset = pictures(shapes, channels)
     plan = random_plan(dataset.sizes, count)
     layout = lay_out(dataset.sizes, channels)
     assert len(list(layout.parts())) > 1
-    found = cut(dataset, layout, layout.crops(plan, range(count)), side)
-    expected = [
-        dataset.crop(int(i), box, side, channels)
-        for i, box in zip(plan.ids, plan.images.box, strict=True)
-    ]
-    assert close(found, np.stack(expected))
+    views = cut(dataset, layout, layout.crops(plan, range(count)), side)
+    boxes = zip(plan.ids, plan.images.box, strict=True)
+    expected = [dataset.crop(int(i), box, side, channels) for i, box in boxes]
+    assert close(views, np.stack(expected))
 
 
 def test_images_are_scaled_once_to_the_stored_side():
@@ -100,10 +96,25 @@ def test_images_are_scaled_once_to_the_stored_side():
     np.testing.assert_array_equal(sizes, [(100, 150), (166, 100), (90, 300), (80, 70)])
     assert dataclasses.replace(crop, stored_side=None).sizes(dataset.sizes) is dataset.sizes
     plan, layout = random_plan(sizes, 40), lay_out(sizes, 3)
-    found = cut(dataset, layout, layout.crops(plan, range(40)), 64)
-    for view, i, box in zip(found, plan.ids, plan.images.box, strict=True):
+    views = cut(dataset, layout, layout.crops(plan, range(40)), 64)
+    for view, i, box in zip(views, plan.ids, plan.images.box, strict=True):
         small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
         assert close(view, pixels.show(small, Frame(small.size[::-1], tuple(box)), 64))
+
+
+def test_squares_are_cut_exactly_as_on_the_host():
+    crop = ResizeCrop(resize=24, side=16, flip=0.5)
+    dataset = pictures([(40, 61), (61, 40), (23, 23), (24, 24), (90, 30), (30, 200)], 3)
+    plans = EpochClassPlans(dataset.labels, crop.sizes(dataset.sizes), 8, crop, 0, 2)
+    layout = lay_out(plans.sizes, 3)
+    assert (layout.sizes == 24).all() and layout.largest == (24, 24)
+    store = fill(layout, dataset, parallel.create_mesh((1, 1)))
+    cut_on_device = jax.jit(device_crops.cut, static_argnums=2)
+    device = crop_batches(layout, plans, range(4), range(8))
+    host = training_batches(dataset, plans, range(4), View(16, 24, 3, "squash"))
+    for ours, hosts in zip(device, host, strict=True):
+        np.testing.assert_array_equal(cut_on_device(store, ours.images, 16), hosts.images)
+        np.testing.assert_array_equal(ours.flips, hosts.flips)
 
 
 def test_images_are_laid_out_in_the_least_memory():
@@ -125,3 +136,9 @@ def test_images_that_do_not_fit_are_refused(photos_folder, tmp_path, monkeypatch
     smaller = build(small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10"))
     assert (smaller.plans.sizes.min(axis=1) == 10).all()
     assert "shorter sides are scaled down to 10 pixels" in smaller.splits.notes[0]
+    monkeypatch.setattr(machine, "free_memory", lambda mesh: None)
+    fields = ["data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"]
+    squares = build(small_runs.load(photos_folder, *fields, "run.cache=device"))
+    assert squares.plans.crop == ResizeCrop(20, 16, 0.5)
+    assert (squares.plans.sizes == 20).all() and (squares.layout.sizes == 20).all()
+    assert View.of(squares.config.data) == View(16, 20, 3, "squash")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hypjax.config import load_config
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans
+from hypjax.data.plans import DrawnClassPlans
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -16,8 +16,9 @@ from tests.helpers import official_files as disk
 from tests.helpers import small_runs
 
 SMALL = [field for field in small_runs.SMALL if not field.startswith("data.")]
+BIRDS = (1, 2, 3, 101, 102, 103)
 WRITERS = {
-    "cub": ("cub200", lambda root: disk.write_cub(root, (1, 2, 3, 101, 102, 103))),
+    "cub": ("cub200", lambda root: disk.write_cub(root, BIRDS)),
     "cars": ("cars196", disk.write_cars),
     "sop": ("sop", disk.write_sop),
     "inshop": ("inshop", disk.write_inshop),
@@ -45,14 +46,6 @@ def prepared(tmp_path, config_name, write=None):
     return written
 
 
-@pytest.fixture(scope="module")
-def cub(tmp_path_factory):
-    """A folder with a small copy of CUB, prepared once."""
-    folder = tmp_path_factory.mktemp("cub")
-    prepared(folder, "cub")
-    return folder
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
     written = prepared(tmp_path, name)
@@ -61,19 +54,17 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
     parts["query" if splits.gallery else "test"] = splits.test
     for split, files in written.items():
         part = parts[split]
-        assert [part.name(i) for i in range(len(part))] == [file.name for file in files]
-        assert [part.content(i) for i in range(len(part))] == [file.content for file in files]
-        assert part.class_names.tolist() == [file.label for file in files]
-        sizes = [Image.open(io.BytesIO(file.content)).size[::-1] for file in files]
-        assert list(map(tuple, part.sizes)) == sizes
-        _, labels = np.unique([file.label for file in files], return_inverse=True)
-        same = part.labels[:, None] == part.labels
-        np.testing.assert_array_equal(same, labels[:, None] == labels)
-        groups = [file.coarse_label for file in files]
-        if any(groups):
-            assert part.coarse_labels.tolist() == groups
+        names, labels, coarse_labels, contents = zip(*files, strict=True)
+        assert tuple(part.names) == names and tuple(part.class_names) == labels
+        assert tuple(part.content(i) for i in range(len(part))) == contents
+        sizes = [Image.open(io.BytesIO(content)).size[::-1] for content in contents]
+        np.testing.assert_array_equal(part.sizes, sizes)
+        assert len({*zip(part.labels, labels, strict=True)}) == part.num_classes == len({*labels})
+        if any(coarse_labels):
+            assert tuple(part.coarse_labels) == coarse_labels
             numbers = np.array(part.coarse_labels_of_classes())[part.renumbered().labels]
-            np.testing.assert_array_equal(numbers, np.unique(groups, return_inverse=True)[1])
+            expected = np.unique(coarse_labels, return_inverse=True)[1]
+            np.testing.assert_array_equal(numbers, expected)
         else:
             assert part.coarse_labels is None and part.coarse_labels_of_classes() == ()
     (note,) = splits.notes
@@ -87,49 +78,34 @@ def test_a_copy_without_test_images_is_tested_on_held_out_classes(tmp_path, repo
         open_splits(load(repository, tmp_path, "cub"))
     splits = open_splits(load(repository, tmp_path, "cub", "data.test_classes=2"))
     assert len(splits.train) == len(splits.test) == 6
+    assert {*splits.train.names}.isdisjoint(splits.test.names)
     assert splits.train.num_classes == splits.test.num_classes == 2
-    names = [{part.name(i) for i in range(6)} for part in (splits.train, splits.test)]
-    assert names[0].isdisjoint(names[1])
     assert splits.notes[1] == "tested on 2 of the training classes, held out"
 
 
-def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository, cub):
+def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository):
     """Labels and sizes are equal, but one image has other pixels."""
-    name = "images/001.Bird_1/Bird_1_0000.jpg"
-    other = disk.picture(name, "other")
-    classes = (1, 2, 3, 101, 102, 103)
-    prepared(tmp_path, "cub", lambda root: disk.write_cub(root, classes, broken={name: other}))
+    name, cub = "images/001.Bird_1/Bird_1_0000.jpg", tmp_path / "cub"
+    prepared(cub, "cub")
+    other = {name: disk.picture(name, "other")}
+    prepared(tmp_path, "cub", lambda root: disk.write_cub(root, BIRDS, broken=other))
     a, b = (open_splits(load(repository, folder, "cub")) for folder in (cub, tmp_path))
     np.testing.assert_array_equal(a.train.sizes, b.train.sizes)
     assert a.fingerprint != b.fingerprint
-    again = open_splits(load(repository, cub, "cub", "seed=5"))
+    fields = ["data.decoder=fast", "train.sampling=drawn_classes", "train.repeat_images=True"]
+    config = load(repository, cub, "cub", *fields, "seed=5")
+    again = open_splits(config)
+    assert any("fast" in note for note in again.notes) and again.train.fast and again.test.fast
     assert again.fingerprint == a.fingerprint
-
-
-def test_the_fast_decoder_is_noted_with_every_result(cub, repository):
-    splits = open_splits(load(repository, cub, "cub", "data.decoder=fast"))
-    assert any("fast" in note for note in splits.notes)
-    assert splits.train.fast and splits.test.fast
-
-
-@pytest.mark.parametrize("kind", [EpochClassPlans, DrawnClassPlans])
-def test_a_configuration_selects_its_sampling(cub, repository, kind):
-    sampling = {EpochClassPlans: "epoch_classes", DrawnClassPlans: "drawn_classes"}[kind]
-    repeats = kind is DrawnClassPlans
-    fields = [f"train.sampling={sampling}", f"train.repeat_images={repeats}"]
-    config = load(repository, cub, "cub", *fields)
-    plans = create_plans(config, open_splits(config))
-    assert type(plans) is kind and plans.repeats == repeats
+    plans = create_plans(config, again)
+    assert type(plans) is DrawnClassPlans and plans.repeats
     assert (plans.batch_size, plans.samples_per_class) == (4, 2)
 
 
 def test_unusable_copies_are_rejected(tmp_path, repository):
-    for i, (name, write, message) in enumerate(
-        [
-            ("cub", lambda root: disk.write_cub(root, (101, 102)), "no training images"),
-            ("cub", lambda root: disk.write_cub(root, (1, 2, 101)), "test part .* has 1 class"),
-        ]
+    for i, (classes, message) in enumerate(
+        [((101, 102), "no training images"), ((1, 2, 101), "test part .* has 1 class")]
     ):
-        prepared(tmp_path / str(i), name, write)
+        prepared(tmp_path / str(i), "cub", lambda root, x=classes: disk.write_cub(root, x))
         with pytest.raises(UserError, match=message):
-            open_splits(load(repository, tmp_path / str(i), name))
+            open_splits(load(repository, tmp_path / str(i), "cub"))

@@ -63,11 +63,9 @@ def test_cells_of_tables(tmp_path, text, expected):
 def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):
     write_pictures(tmp_path, ["a.png"])
     (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
-    names, images = read(
-        tmp_path / "t.csv",
-        "path,label,split\na.png,x,query\na.png,x,gallery\na.png,y,gallery\nb.png,x,query\n",
-    )
-    assert names == ["a.png", "a.png", "a.png", "b.png"]
+    rows = "path,label,split\na.png,x,query\na.png,x,gallery\na.png,y,gallery\nb.png,x,query\n"
+    _, images = read(tmp_path / "t.csv", rows)
+    assert images.names.tolist() == [str(tmp_path / f"{name}.png") for name in "aaab"]
     assert images.splits.tolist() == ["query", "gallery", "gallery", "query"]
 
 
@@ -143,12 +141,12 @@ def test_masked_labels_are_missing():
 @pytest.mark.parametrize("missing", [None, float("nan"), ""])
 def test_missing_labels_are_no_class(tmp_path, missing):
     with pytest.raises(UserError, match="1 of the 3 images have no label, such as image 1"):
-        labelled_images((PIXELS, ["a", missing, "b"]))
+        labelled_images({"Training": (PIXELS, ["a", missing, "b"])})
+    assert {*labelled_images({"Training": (PIXELS, "aab")}).splits} == {"train"}
     labels = np.array(["a", missing, "b"], object)
     table = feature_table({"features": np.eye(3), "labels": labels}, "x")
     assert table.labels.tolist() == ["a", "", "b"]
-    column = [1.0, None, 2.0] if missing is None else [1.0, float("nan"), 2.0]
-    rows = [{"path": name, "label": label} for name, label in zip("abc", column, strict=True)]
+    rows = [{"path": "a", "label": 1.0}, {"path": "b", "label": missing or None}]
     with pytest.raises(UserError, match="row 2 needs"):
         find_images(str(write_table(tmp_path / "t.parquet", rows)))
 
@@ -188,8 +186,8 @@ def test_folders_with_names_of_splits(tmp_path, names, expected):
             find_images(str(tmp_path))
         return
     images = find_images(str(tmp_path))
-    classes = [name.split("/")[expected is not None : -1] for name in names.split()]
-    assert images.class_names.tolist() == ["".join(name) for name in classes]
+    classes = ["".join(name.split("/")[expected is not None : -1]) for name in names.split()]
+    assert images.class_names.tolist() == classes
     assert (None if images.splits is None else images.splits.tolist()) == expected
 
 

@@ -1,10 +1,11 @@
 """Writes small copies of the official datasets, in their official folders and lists.
 
-Each function takes the folder to write to; some take the number of images per class, and the
-content of broken files by image name. It returns the images of each split, in the dataset's order.
+Each function takes the folder to write to, and returns the images of each split, in the dataset's
+order.
 """
 
 import io
+import itertools
 import pathlib
 import shutil
 import zlib
@@ -13,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-_BOX = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")  # Of the annotations of cars.
+CAR_BOX = (3, 2, 18, 12)  # Of all cars: left, top, right and bottom, counted from 1.
+_BOX_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
+_CAR_NAMES = np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)
 
 
 class Written(NamedTuple):
-    """One image: its name in the dataset, class, group of classes, and file content."""
+    """An image."""
 
     name: str
     label: str
@@ -25,104 +28,85 @@ class Written(NamedTuple):
     content: bytes
 
 
-def write_cub(root, classes=(1, 2, 101, 102), images=3, broken=None):
-    """Writes root/CUB_200_2011; class numbers above 100 are in the test split."""
+def write_cub(root, classes=(1, 2, 101, 102), broken=None):
+    """Writes root/CUB_200_2011, with the contents of broken files by name."""
     splits = {"train": [], "test": []}
-    for number in classes:
+    for number, i in itertools.product(classes, range(3)):
         label = f"{number:03d}.Bird_{number}"
-        names = [f"images/{label}/Bird_{number}_{i:04d}.jpg" for i in range(images)]
-        written = [_written(name, label, broken=broken) for name in names]
-        splits["train" if number <= 100 else "test"] += written
+        image = _written(f"images/{label}/Bird_{number}_{i:04d}.jpg", label, broken=broken)
+        splits["train" if number <= 100 else "test"].append(image)
     return _write(root / "CUB_200_2011", splits)
 
 
-def write_cars(root, classes=(1, 2, 99, 100), images=3, half_box=None):
-    """Writes root/cars196; class numbers above 98 are in the test split.
-
-    With a box for all images, writes root/cars_train and root/devkit, which hold the training half.
-    """
+def write_cars(root, classes=(1, 2, 99, 100)):
+    """Writes root/cars196, with all photos in one folder."""
     splits, rows = {"train": [], "test": []}, []
-    titles = {"class_names": np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)}
-    for number in classes:
-        for i in range(images):
-            file, (title,) = f"{len(rows) + 1:06d}.jpg", titles["class_names"][:, number - 1]
-            name = f"{'cars_train' if half_box else 'car_ims'}/{file}"
-            splits["train" if number <= 98 else "test"].append(_written(name, title))
-            named = (number, file) if half_box else (name, number, i % 2)
-            rows.append((*(half_box or (1, 2, 18, 19)), *named))
-    if half_box:
-        _save(root / "devkit/cars_meta.mat", **titles)
-        path, fields, titles, folder = (
-            root / "devkit/cars_train_annos.mat",
-            ("class", "fname"),
-            {},
-            root,
-        )
-    else:
-        path, fields = root / "cars196/cars_annos.mat", ("relative_im_path", "class", "test")
-        folder = root / "cars196"
-    _save(path, annotations=_struct((*_BOX, *fields), rows), **titles)
-    return _write(folder, splits)
+    for number, official_test in itertools.product(classes, (0, 1, 0)):
+        name = f"car_ims/{len(rows) + 1:06d}.jpg"
+        _add_car(splits, name, number)
+        rows.append((*CAR_BOX, name, number, official_test))
+    fields = (*_BOX_FIELDS, "relative_im_path", "class", "test")
+    rows = rows[3:] + rows[:3]  # Not in the order of classes.
+    _save(root / "cars196/cars_annos.mat", fields, rows, class_names=_CAR_NAMES)
+    return _write(root / "cars196", splits)
 
 
-def write_cars_halves(root, classes=(1, 2, 99, 100), doubled=False):
+def write_cars_halves(root, halves=("cars_train", "cars_test"), doubled=False):
     """Writes root/cars_train, root/cars_test, and their annotations.
 
     If `doubled`, folders are in others, and a list is numbered, as in copies of Kaggle.
     """
-    splits, rows = {"train": [], "test": []}, {"cars_train": [], "cars_test": []}
+    splits, rows = {"train": [], "test": []}, {half: [] for half in halves}
+    for number, half, _ in itertools.product((1, 2, 99, 100), halves, range(2)):
+        file = f"{len(rows[half]) + 1:05d}.jpg"
+        _add_car(splits, f"{half}/{file}", number)
+        rows[half].append((*CAR_BOX, number, file))
     devkit = root / ("car_devkit/devkit" if doubled else "devkit")
-    titles = np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)
-    for number in classes:
-        for folder, annotations in rows.items():
-            for _ in range(2):
-                file = f"{len(annotations) + 1:05d}.jpg"
-                image = _written(f"{folder}/{file}", titles[0, number - 1])
-                splits["train" if number <= 98 else "test"].append(image)
-                annotations.append((1, 2, 18, 19, number, file))
-    _save(devkit / "cars_meta.mat", class_names=titles)
-    files = devkit / "cars_train_annos.mat", root / "cars_test_annos_withlabels.mat"
+    lists = {"cars_train": devkit / "cars_train_annos.mat"}
+    lists["cars_test"] = root / "cars_test_annos_withlabels.mat"
     if doubled:
-        files = files[0], devkit / "cars_test_annos_withlabels (1).mat"
-    for file, annotations in zip(files, rows.values(), strict=True):
-        _save(file, annotations=_struct((*_BOX, "class", "fname"), annotations))
+        lists["cars_test"] = devkit / "cars_test_annos_withlabels (1).mat"
+    for half in halves:
+        _save(lists[half], (*_BOX_FIELDS, "class", "fname"), rows[half])
+    _save(devkit / "cars_meta.mat", class_names=_CAR_NAMES)
     _write(root, splits)
-    for folder in rows if doubled else ():
+    for folder in halves if doubled else ():
         (root / folder).rename(root / "moved")
         (root / folder).mkdir()
         (root / "moved").rename(root / folder / folder)
     return splits
 
 
-# Coarse classes in the order of the list: half of each department's, rounded up, are trained on.
-_GROCERIES = {
-    "Fruit": ("Apple", "Kiwi", "Plum"),
-    "Packages": ("Juice", "Milk"),
-    "Vegetables": ("Asparagus", "Cabbage", "Leek"),
-}
+def _add_car(splits, name, number):
+    split = "train" if number <= 98 else "test"
+    splits[split].append(_written(name, _CAR_NAMES[0, number - 1]))
+
+
+# Departments and coarse classes of products. Of each department's classes, half are trained on.
+_GROCERIES = (
+    *("Fruit/Apple", "Fruit/Apple", "Fruit/Kiwi", "Fruit/Plum", "Packages/Juice", "Packages/Milk"),
+    *("Vegetables/Asparagus", "Vegetables/Cabbage", "Vegetables/Leek"),
+)
+_TESTED_GROCERIES = ("Fruit/Plum", "Packages/Milk", "Vegetables/Leek")
 
 
 def write_grocery(root, icons=False):
-    """Writes root/GroceryStoreDataset: apples of two kinds, and one product of other classes.
-
-    With `icons`, photos search the pictures of all products.
-    """
+    """Writes root/GroceryStoreDataset; with `icons`, photos search the pictures of all products."""
     folder, tested = root / "GroceryStoreDataset/dataset", "query" if icons else "test"
-    lists = {part: [] for part in ("train", "val", "test")}
+    lists = {"train": [], "val": [], "test": []}
     classes = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),..."]
     splits, gallery = {"train": [], tested: []}, []
-    for department, names in _GROCERIES.items():
-        for place, coarse in enumerate(names):
-            for i in range(2 if coarse == "Apple" else 1):
-                number, product, path = len(classes) - 1, f"{coarse}-{i}", f"{department}/{coarse}"
-                icon = f"iconic-images-and-descriptions/{path}/{product}_Iconic.jpg"
-                classes.append(f"{product},{number},{coarse},0,/{icon},/{icon}.txt")
-                gallery.append(_written(icon, product, path))
-                split = "train" if place < (len(names) + 1) // 2 else tested
-                for part, rows in lists.items():
-                    photo = f"{part}/{path}/{product}/{product}_001.jpg"
-                    rows.append(f"{photo}, {number}, 0")
-                    splits[split].append(_written(photo, product, path))
+    for number, path in enumerate(_GROCERIES):
+        coarse = path.split("/")[1]
+        product = f"{coarse}-{number}"
+        icon = f"iconic-images-and-descriptions/{path}/{product}_Iconic.jpg"
+        classes.append(f"{product},{number},{coarse},0,/{icon},/{icon}.txt")
+        gallery.append(_written(icon, product, path))
+        for part, rows in lists.items():
+            photo = f"{part}/{path}/{product}/{product}_001.jpg"
+            rows.append(f"{photo}, {number}, 0")
+            split = tested if path in _TESTED_GROCERIES else "train"
+            splits[split].append(_written(photo, product, path))
     for part, rows in lists.items():
         _write_lines(folder / f"{part}.txt", rows)
     _write_lines(folder / "classes.csv", classes)
@@ -132,16 +116,14 @@ def write_grocery(root, icons=False):
 def write_sop(root):
     """Writes root/Stanford_Online_Products: bicycles and chairs."""
     folder = root / "Stanford_Online_Products"
-    splits, image_id = {"train": [], "test": []}, 0
+    splits = {"train": [], "test": []}
     for split, first in (("train", 1), ("test", 11319)):
         rows = ["image_id class_id super_class_id path"]
-        for number in range(first, first + 3):
+        for number, i in itertools.product(range(first, first + 3), range(3)):
             super_id, group = ((1, "bicycle"), (4, "chair"))[number % 2]
-            for i in range(3):
-                image_id += 1
-                name = f"{group}_final/{110000000000 + number}_{i}.JPG"
-                rows.append(f"{image_id} {number} {super_id} {name}")
-                splits[split].append(_written(name, f"{group}/{number}", group))
+            name = f"{group}_final/{110000000000 + number}_{i}.JPG"
+            rows.append(f"{len(rows)} {number} {super_id} {name}")
+            splits[split].append(_written(name, f"{group}/{number}", group))
         _write_lines(folder / f"Ebay_{split}.txt", rows)
     return _write(folder, splits)
 
@@ -149,22 +131,21 @@ def write_sop(root):
 def write_inshop(root, photos="img"):
     """Writes root/Inshop_Clothes, whose photos are in Img/img or another folder.
 
-    Of a test class, one image is a query, the others the gallery.
+    One image of a test class is a query, the others are the gallery.
     """
     folder = root / "Inshop_Clothes"
     splits, rows = {"train": [], "query": [], "gallery": []}, []
-    for number in range(1, 7):
+    for number, i in itertools.product(range(1, 7), range(3)):
         item, group = f"id_{number:08d}", ("WOMEN/Dresses", "MEN/Denim")[number % 2]
-        for i in range(3):
-            name = f"img/{group}/{item}/{i + 1:02d}_1_front.jpg"
-            split = "train" if number <= 3 else "gallery" if i else "query"
-            splits[split].append(_written(name, item, group))
-            rows.append(f"{name:<70} {item:<15} {split}")
+        name = f"img/{group}/{item}/{i + 1:02d}_1_front.jpg"
+        split = "train" if number <= 3 else "gallery" if i else "query"
+        splits[split].append(_written(name, item, group))
+        rows.append(f"{name:<70} {item:<15} {split}")
     header = "image_name item_id evaluation_status"
     _write_lines(folder / "Eval/list_eval_partition.txt", [str(len(rows)), header, *rows])
-    written = _write(folder, splits, subfolder="Img")
+    _write(folder / "Img", splits)
     (folder / "Img/img").rename(folder / "Img" / photos)
-    return written
+    return splits
 
 
 def write_omniglot(root, small=False):
@@ -172,22 +153,18 @@ def write_omniglot(root, small=False):
 
     Both small sets contain the alphabet Greek, which counts only in the first one.
     """
-    alphabets = {"train": ("Balinese", "Greek", "Latin"), "test": ("Atlantean", "Greek2", "Oriya")}
-    folders = {"train": "images_background", "test": "images_evaluation"}
-    if small:
-        alphabets["test"] = ("Greek", "Sanskrit", "Tagalog")
-        folders = {split: f"images_background_small{i}" for i, split in enumerate(folders, 1)}
-    written, drawn = {"train": [], "test": []}, 0
-    for split, folder in folders.items():
-        for alphabet in alphabets[split]:
-            for character in (1, 2):
-                label = f"{alphabet}/character{character:02d}"
-                drawn += 1
-                for i in (1, 2, 3):
-                    name = f"{folder}/{label}/{drawn:04d}_{i:02d}.png"
-                    written[split].append(_written(name, label, alphabet))
-    kept = _write(root, written)
-    return kept | {"test": [w for w in kept["test"] if w.coarse_label not in alphabets["train"]]}
+    tested = ("Greek", "Sanskrit", "Tagalog") if small else ("Atlantean", "Greek2", "Oriya")
+    alphabets = {"train": ("Balinese", "Greek", "Latin"), "test": tested}
+    folders = ("background_small1", "background_small2") if small else ("background", "evaluation")
+    splits = {"train": [], "test": []}
+    for folder, (split, names) in zip(folders, alphabets.items(), strict=True):
+        for alphabet, character, i in itertools.product(names, (1, 2), (1, 2, 3)):
+            label = f"{alphabet}/character{character:02d}"
+            name = f"images_{folder}/{label}/0001_{i:02d}.png"
+            splits[split].append(_written(name, label, alphabet))
+    _write(root, splits)
+    listed = [image for image in splits["test"] if image.coarse_label not in alphabets["train"]]
+    return splits | {"test": listed}
 
 
 def pack(folder, archive):
@@ -214,14 +191,13 @@ def picture(name, label):
 
 def _written(name, label, coarse_label="", broken=None):
     content = (broken or {}).get(name)
-    content = picture(name, label) if content is None else content
-    return Written(name, label, coarse_label, content)
+    return Written(name, label, coarse_label, picture(name, label) if content is None else content)
 
 
-def _write(folder, splits, subfolder=""):
+def _write(folder, splits):
     """Writes the images, and in each folder a macOS file, as copies often contain."""
     for written in (w for part in splits.values() for w in part):
-        path = folder / subfolder / written.name
+        path = folder / written.name
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
             path.with_name(f"._{path.name}").write_bytes(b"macOS file")
@@ -234,15 +210,12 @@ def _write_lines(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _struct(fields, rows):
-    """Struct and cell arrays of one row, as in the official files."""
-    annotations = np.empty((1, len(rows)), [(field, object) for field in fields])
-    annotations[0, :] = rows
-    return annotations
-
-
-def _save(path, **variables):
+def _save(path, fields=(), rows=(), **variables):
+    """Writes struct arrays of one row, as in the official MATLAB files."""
     import scipy.io
 
+    if rows:
+        variables["annotations"] = np.empty((1, len(rows)), [(field, object) for field in fields])
+        variables["annotations"][0, :] = rows
     path.parent.mkdir(parents=True, exist_ok=True)
     scipy.io.savemat(path, variables)

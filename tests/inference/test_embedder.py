@@ -41,42 +41,35 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
     pathlib.Path("photos/class1/broken.jpg").write_text("no image")
     where = f"--workdir={run}"
     commands.call("embed", where, "--images=photos", "--output=g.npz", "--export=parquet")
-    told = capsys.readouterr().out
-    assert "wrote the embeddings of 60 images to g.npz" in told
-    assert "broken.jpg (not an image)" in told
-    assert pathlib.Path("g.parquet").exists()
+    printed = capsys.readouterr().out
+    assert "wrote the embeddings of 60 images to g.npz" in printed
+    assert "broken.jpg (not an image)" in printed and pathlib.Path("g.parquet").exists()
     query = "--query=photos/class3/2.png"
     commands.call("search", where, "--gallery=g.npz", query, "--k=5", "--output=hits.png")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    _, distances, judged, paths = zip(*(line[:4] for line in lines[2:7]), strict=True)
+    _, distances, marks, paths = zip(*(line[:4] for line in lines[2:7]), strict=True)
     assert "photos/class3/2.png" not in paths and pathlib.Path("hits.png").exists()
-    assert [word == "right" for word in judged] == ["class3" in path for path in paths]
+    assert [mark == "right" for mark in marks] == ["class3" in path for path in paths]
     assert [*distances] == sorted(distances, key=float) and float(distances[0]) > 0
     commands.call("search", where, "--gallery=g.npz", query, "--k=1", "--keep_self")
     assert capsys.readouterr().out.count("photos/class3/2.png") == 2
     commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/*", "--k=1")
-    told = capsys.readouterr()
-    assert told.out.count("rank") == 6 and "broken.jpg (not an image); the other" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.count("rank") == 6
+    assert "broken.jpg (not an image); the other" in printed.err
     with pytest.raises(UserError, match="cannot read .*broken.jpg"):
         commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
 
 
-@pytest.mark.parametrize(
-    ("flags", "keyword"),
-    [
-        (["--k=9"], "k is 9"),
-        (["--expand=9"], "expansion is 9"),
-        (["--prefix=9"], "prefix of 9"),
-        (["--prefix=2", "--rerank"], "leave out the prefix"),
-    ],
-)
-def test_searches_that_no_query_can_make_are_refused_before_a_model_is_opened(
-    tmp_path, flags, keyword
-):
+def test_searches_that_no_query_can_make_are_refused_before_a_model_is_opened(tmp_path):
     embeddings(np.eye(3, dtype=np.float32), Sphere()).save(tmp_path / "g.npz")
-    with pytest.raises(UserError, match=keyword):
-        gallery = f"--gallery={tmp_path / 'g.npz'}"
-        commands.call("search", "--workdir=missing", gallery, "--query=x.jpg", "--k=2", *flags)
+    where = "--workdir=missing", f"--gallery={tmp_path / 'g.npz'}", "--query=x.jpg", "--k=2"
+    for flags, keyword in (
+        *(("--k=9", "k is 9"), ("--expand=9", "expansion is 9"), ("--prefix=9", "prefix of 9")),
+        ("--prefix=2 --rerank", "leave out the prefix"),
+    ):
+        with pytest.raises(UserError, match=keyword):
+            commands.call("search", *where, *flags.split())
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
@@ -85,11 +78,9 @@ def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
     assert len({load(run).fingerprint for run in runs}) == 3
 
 
-FUSED = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
-
-
 def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(tmp_path):
-    for space in (PoincareBall(0.1, 2.3, True), Lorentz(0.3), FUSED):
+    fused = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
+    for space in (PoincareBall(0.1, 2.3, True), Lorentz(0.3), fused):
         embeddings(space.embed(np.eye(3, dtype=np.float32)), space).save(tmp_path / "g.npz")
         read = Embeddings.load(tmp_path / "g.npz")
         assert read.space == space
@@ -113,15 +104,14 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
     paths = find_images(str(photos_folder)).names.tolist()
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
-    found = given_images([*paths[:5], str(broken), *paths[5:]])
-    whole = embedder.embed_to(tmp_path / "whole.npz", found)
+    images = given_images([*paths[:5], str(broken), *paths[5:]])
+    whole = embedder.embed_to(tmp_path / "whole.npz", images)
     batches, seen = embedder.batches, []
-    embed_two_batches(embedder, tmp_path / "g.npz", found)
+    embed_two_batches(embedder, tmp_path / "g.npz", images)
     assert not (tmp_path / "g.npz").exists()
-    monkeypatch.setattr(
-        embedder, "batches", lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]
-    )
-    resumed = embedder.embed_to(tmp_path / "g.npz", found)
+    counting = lambda dataset, few: (seen.append(len(dataset)), batches(dataset))[1]  # noqa: E731
+    monkeypatch.setattr(embedder, "batches", counting)
+    resumed = embedder.embed_to(tmp_path / "g.npz", images)
     assert seen == [61 - 32]
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
@@ -152,21 +142,18 @@ def test_a_projection_of_another_model_is_not_used(run, tmp_path):
         load(tmp_path / "run", "encoder")
 
 
-def test_another_runs_gallery_is_refused(run, embedder, gallery, photos_folder):
-    encoder = load(run, "encoder")
-    assert encoder.space == Sphere()
-    query = photos_folder / "class1/1.png"
+def test_another_models_gallery_is_refused(run, gallery, photos_folder):
     with pytest.raises(UserError, match=r"embedded by .*run \(head\), not by .*run \(encoder\)"):
-        encoder.search(gallery, query, 3)
+        load(run, "encoder").search(gallery, photos_folder / "class1/1.png", 3)
 
 
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     opened = Run.saved(run)
     models = opened.restore(run)
-    kept = {path.name for path in (run / "projections").iterdir()}
+    saved = {path.name for path in (run / "projections").iterdir()}
     prints = {name: model.fingerprint("encoder") for name, model in models.items()}
-    assert kept == {f"encoder-{value}.npz" for value in prints.values()}
+    assert saved == {f"encoder-{value}.npz" for value in prints.values()}
     encoder = load(run, "encoder")
     photos = find_images(str(photos_folder))
     got = encoder.embed_images(photos, few=True).vectors
@@ -191,12 +178,8 @@ def test_scores_are_of_postprocessed_searches(run):
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])
     postprocessing = Postprocessing(2, 0.0, Reranking())
-    options = {
-        "metrics": ["recall@1", "recall@2"],
-        "space": Sphere(),
-        "postprocessing": postprocessing,
-    }
-    expected = query_scores(x, splits.test.labels, **options)
+    options = {"space": Sphere(), "postprocessing": postprocessing}
+    expected = query_scores(x, splits.test.labels, metrics=["recall@1", "recall@2"], **options)
     got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
 
@@ -217,9 +200,8 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)
-    found = find_images(str(photos_folder))
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
-        embedder.embed_to(tmp_path / "g.npz", found)
+        embedder.embed_to(tmp_path / "g.npz", find_images(str(photos_folder)))
     for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
         points = np.full((1, 2), x, np.float32)
         with pytest.raises(UserError, match=f"embedding 0 .*{words}"):

@@ -14,13 +14,12 @@ from PIL import Image
 from hypjax.data import splits as data_splits
 from hypjax.data.parts import Splits
 from hypjax.data.photos import find_images
-from hypjax.data.splits import open_prepared
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.inference import external_embedder
 from hypjax.inference.external_embedder import ExternalEmbedder, open_encoder
 from hypjax.inference.scoring import task_of
-from hypjax.retrieval import query_scores, relevance_at, relevance_scores
+from hypjax.retrieval import relevance_at, relevance_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.types import GroundTruth
 from tests.helpers import commands
@@ -66,40 +65,20 @@ def test_a_gallery_is_searched_by_the_encoder_that_embedded_it(execute, monkeypa
     execute("embed", "--images=photos", "--output=g.npz")
     assert "broken.jpg (not an image)" in capsys.readouterr().out
     execute("embed", "--images=photos", "--output=g.npz")
-    printed = capsys.readouterr().out
-    assert "g.npz holds the embeddings of 60 images already" in printed
-    assert "wrote" not in printed
+    assert "g.npz holds the embeddings of 60 images already" in capsys.readouterr().out
     execute("search", "--gallery=g.npz", "--query=photos/class3/2.png", "--k=5")
     shown = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
     x = Embeddings.load("g.npz")
     own = x.ids.tolist().index(str(find_images("photos/class3/2.png").names[0]))
     unit = x.features() / np.linalg.norm(x.features(), axis=1, keepdims=True)
-    order = np.argsort(-unit @ unit[own])[1:6]
-    assert [x.ids[i].endswith(path) for i, path in zip(order, shown, strict=True)] == [True] * 5
+    nearest = x.ids[np.argsort(-unit @ unit[own])[1:6]]
+    assert all(map(str.endswith, nearest.tolist(), shown)) and len(shown) == 5
     monkeypatch.setattr(Thumbnails, "facts", ["other"])
     with pytest.raises(UserError, match="embedded by own:thumbnail, as it was before"):
         execute("search", "--gallery=g.npz", "--query=photos/class3/2.png")
 
 
-@pytest.mark.slow
-def test_images_of_a_prepared_dataset_are_scored_by_its_protocol(execute, data_dir):
-    where = ["--dataset=glyphs", f"--data_dir={data_dir}"]
-    execute("score", *where, "--ks=1", "--output=s.json")
-    execute("embed", *where, "--output=g.npz")
-    commands.call("score", *where, "--embeddings=g.npz", "--ks=1", "--output=file.json")
-    assert json.load(open("s.json")) == json.load(open("file.json"))
-    splits, x = open_prepared("glyphs", str(data_dir)), Embeddings.load("g.npz")
-    test = x.take(np.flatnonzero(x.splits == "test"))
-    images = [splits.test.image(i, channels=3) for i in range(len(splits.test))]
-    np.testing.assert_array_equal(test.raw_features, thumbnails(images))
-    points = np.asarray(Sphere().embed(test.raw_features))
-    expected = query_scores(points, splits.test.labels, metrics=["recall@1"], space=Sphere())
-    assert json.load(open("s.json"))["recall@1"] == expected["recall@1"].mean()
-
-
-def test_judged_queries_are_cropped_and_scored_by_their_judgements(
-    execute, photos_folder, monkeypatch
-):
+def test_queries_are_cropped_and_scored_by_their_ground_truth(execute, photos_folder, monkeypatch):
     photos = find_images(str(photos_folder))
     whole = dataclasses.replace(
         photos,
@@ -110,29 +89,26 @@ def test_judged_queries_are_cropped_and_scored_by_their_judgements(
     boxes = np.array([[2, 3, 12, 19], [0, 0, 8, 8]])
     queries = dataclasses.replace(whole.take(np.array([0, 30])), boxes=boxes)
     gallery = whole.take(np.arange(1, 30))
-    judged = GroundTruth(
-        *([np.array(own) for own in lists] for lists in ([[0, 1], [2]], [[9], []], [[5], [7, 8]]))
-    )
-    splits = Splits(None, None, queries, gallery, "print", ground_truth=judged, name="judged")
+    items = [[0, 1], [2]], [[9], []], [[5], [7, 8]]  # Easy, hard and junk, of each query.
+    truth = GroundTruth(*([np.array(x, int) for x in of_level] for of_level in items))
+    splits = Splits(None, None, queries, gallery, "print", ground_truth=truth, name="judged")
     monkeypatch.setattr(data_splits, "open_prepared", lambda *_: splits)
 
     execute("score", "--dataset=roxford5k", "--metrics=map", "--output=s.json")
     shown = zip((0, 30), boxes.tolist(), strict=True)
     crops = [Image.open(photos.names[i]).crop(tuple(box)) for i, box in shown]
-    points, items = (
-        np.asarray(Sphere().embed(thumbnails(images)))
-        for images in (crops, [Image.open(path) for path in photos.names[1:30]])
-    )
-    found = json.load(open("s.json"))
+    images = crops, [Image.open(path) for path in photos.names[1:30]]
+    points, items = (np.asarray(Sphere().embed(thumbnails(x))) for x in images)
+    written = json.load(open("s.json"))
     for level in ("easy", "medium"):
-        relevance = relevance_at(level, judged)
+        relevance = relevance_at(level, truth)
         scores = relevance_scores(points, items, relevance, metrics=["map"], space=Sphere())
-        assert found[f"{level}/map"] == pytest.approx(scores["map"].mean(), abs=1e-6)
+        assert written[f"{level}/map"] == pytest.approx(scores["map"].mean(), abs=1e-6)
 
     execute("embed", "--dataset=roxford5k", "--output=g.npz")
     damaged = dataclasses.replace(Embeddings.load("g.npz"), unreadable={"a": "b"})
-    with pytest.raises(UserError, match="1 of the images that the queries are judged by could not"):
-        task_of(damaged, ground_truth=judged)
+    with pytest.raises(UserError, match="1 of the images with ground truth could not"):
+        task_of(damaged, ground_truth=truth)
 
 
 def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
@@ -152,9 +128,8 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
 
 def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
     table = tmp_path / "table.csv"
-    table.write_text(
-        f"path,label,split,coarse_label\n{photos_folder}/class2/3.png,finch,test,bird\n"
-    )
+    row = f"{photos_folder}/class2/3.png,finch,test,bird"
+    table.write_text(f"path,label,split,coarse_label\n{row}\n")
     found = embedder.embed_images(find_images(str(table)), few=True)
     found.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")

@@ -63,16 +63,6 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     assert hits.query == hits.paths[0] == "image 0" and hits.distances[0] < 1e-5
 
 
-def test_images_in_memory_are_read_as_their_files(model, tmp_path):
-    values = np.random.default_rng(0).integers(0, 65536, (30, 20)).astype(np.uint16)
-    image = Image.fromarray(values)
-    image.getexif()[0x0112] = 6  # To be turned by 90 degrees.
-    image.save(tmp_path / "image.tiff", exif=image.getexif())
-    upright = model.embed(np.rot90(values >> 8, -1).astype(np.uint8))
-    for given in (image, tmp_path / "image.tiff"):
-        np.testing.assert_allclose(model.embed(given), upright, rtol=0, atol=1e-6)
-
-
 def test_what_is_no_image_is_refused(model):
     for images, message in [
         (3, "int is no image"),
@@ -85,12 +75,9 @@ def test_what_is_no_image_is_refused(model):
 
 
 def test_matches_of_queries_are_measured_in_their_gallery():
-    splits = SimpleNamespace(
-        validation=None,
-        ground_truth=None,
-        test=dataset_without_images(np.arange(20) % 10),
-        gallery=dataset_without_images(np.arange(10)),
-    )
+    parts = {"test": np.arange(20) % 10, "gallery": np.arange(10)}
+    parts = {name: dataset_without_images(labels) for name, labels in parts.items()}
+    splits = SimpleNamespace(validation=None, ground_truth=None, **parts)
     _, queries, gallery = choose(splits)
     assert len(queries) == 20 and len(gallery) == 10
     points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
@@ -99,44 +86,29 @@ def test_matches_of_queries_are_measured_in_their_gallery():
 
 
 @pytest.mark.slow
-def test_a_nearest_hit_beyond_the_matches_is_told(model, run, published, photos_folder):
-    """The distance is that of 95% of the validation images, found here one by one."""
+def test_a_nearest_hit_beyond_95_percent_of_the_matches_has_a_remark(
+    model, run, published, photos_folder
+):
     images = open_splits(saved_config(run)).validation
     points = model.embed([images.name(i) for i in range(len(images))])
-    nearest = []
-    for i, label in enumerate(images.labels):
-        (alike,) = np.nonzero(images.labels == label)
-        distances = [model.space.distance(points[i], points[j]) for j in alike if j != i]
-        nearest.append(min(map(float, distances)))
+    distances = np.array(model.space.distance(points[:, None], points))
+    alike = images.labels[:, None] == images.labels
+    np.fill_diagonal(alike, False)
+    nearest = np.where(alike, distances, np.inf).min(axis=1)
     (distance,) = [m.distance for f, m in read_matches(run).items() if f == model.fingerprint]
     assert len(nearest) == 18 and distance == pytest.approx(max(nearest), rel=1e-3)
 
     queries = [np.full((20, 20, 3), colour, np.uint8) for colour in (255, (255, 0, 0))]
     queries += sorted(photos_folder.glob("class*/0.png"))
-    remarks = []
-    for source in (model, hypjax.load(published)):
-        remarks.append([])
-        for hits in source.search(photos_folder, queries, k=1):
-            assert bool(hits.remark) == (hits.distances[0] > distance)
-            assert hits.remark in ("", str(hits).splitlines()[-1])
-            remarks[-1].append(hits.remark)
+    found = [x.search(photos_folder, queries, k=1) for x in (model, hypjax.load(published))]
+    remarks = [[hits.remark for hits in of_model] for of_model in found]
+    for hits in found[0]:
+        assert bool(hits.remark) == (hits.distances[0] > distance)
+        assert hits.remark in ("", str(hits).splitlines()[-1])
     assert remarks[0] == remarks[1] and len({*remarks[0]}) == 2
     assert max(remarks[0]).startswith("perhaps no match: 95% of the validation images with a match")
     expanded = model.search(photos_folder, queries, 1, Postprocessing(expansion=1))
     assert not any(hits.remark for hits in expanded)
-
-
-@pytest.mark.slow
-def test_a_published_folder_gives_the_same_embeddings_and_tells_no_paths(
-    run, published, photos_folder
-):
-    for part in ("head", "encoder"):
-        own, other = hypjax.load(run, part), hypjax.load(published, part, batch_size=16)
-        assert np.array_equal(own.embed(photos_folder), other.embed(photos_folder))
-        assert own.fingerprint == other.fingerprint
-    everything = (published / "README.md").read_text() + (published / "hypjax.json").read_text()
-    assert str(photos_folder.parent) not in everything and photos_folder.name in everything
-    assert '"run.' not in everything
 
 
 @pytest.mark.parametrize(
@@ -160,11 +132,8 @@ def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
-    for source, message in [
-        ("runs/a", "runs/a does not exist"),
-        ("me/other", "me/other holds no model of hypjax"),
-    ]:
-        with pytest.raises(UserError, match=message) as raised:
+    for source, problem in (("runs/a", "does not exist"), ("me/other", "holds no model of hypjax")):
+        with pytest.raises(UserError, match=f"{source} {problem}") as raised:
             hypjax.load(source)
         assert raised.value.__cause__ is raised.value.__context__ is None
         frames = traceback.extract_tb(raised.value.__traceback__)

@@ -26,11 +26,10 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     params = jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape) / 20), shapes)["params"]
     features = np.array(model.apply({"params": params}, pooled[:, 0], method="project").projected)
     spaces = scored_spaces(config, objective, params)
-    first, second, both = (
-        to_points(model, params, spaces, pooled[:, scales]) for scales in ([0], [1], [0, 1])
+    first, second, mean = (
+        to_points(model, params, spaces, pooled[:, x]) for x in ([0], [1], [0, 1])
     )
-    found = dict(first)
-    ball = PoincareBall(0.1, 2.3)
+    found, ball = dict(first), PoincareBall(0.1, 2.3)
     assert (np.linalg.norm(features[:, :9], axis=1) < np.linalg.norm(features, axis=1)).all()
     for dim in (3, 9, 20):
         for name, space in ((f"head@{dim}", ball), (f"head@{dim}:sphere", Sphere())):
@@ -40,4 +39,4 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     np.testing.assert_array_equal(found["head"], ball.embed(features))
     for name, space in spaces.items():
         expected = space.mean(np.stack([first[name], second[name]], axis=-2))
-        np.testing.assert_allclose(both[name], expected, atol=1e-6)
+        np.testing.assert_allclose(mean[name], expected, atol=1e-6)

@@ -6,9 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from hypjax.data.photos import find_images
 from hypjax.errors import UserError
-from hypjax.inference.image_embedder import Shard
 from hypjax.retrieval.embeddings import Embeddings
 from tests.helpers import commands
 from tests.helpers.process_pair import python
@@ -29,6 +27,8 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, tmp_path):
     with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
         execute("--merge")
     execute("--shard=1/2")
+    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 parts"):
+        execute("--shard=1/9", "--batch_size=16")
     renamed = (tmp_path / "photos/class3").rename("photos/class_3")
     with pytest.raises(UserError, match="holds other images than --images lists now"):
         execute("--merge")
@@ -48,13 +48,3 @@ def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
     with np.load("one.npz") as one, np.load("three.npz") as three:
         assert all(np.array_equal(one[name], three[name]) for name in one.files)
     assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1
-
-
-def test_parts_are_whole_batches_and_hold_all_images(photos_folder):
-    images = find_images(str(photos_folder))
-    for count in range(1, 9):
-        parts = [Shard(i, count).of(images, 8) for i in range(1, count + 1)]
-        assert [name for part in parts for name in part.names] == images.names.tolist()
-        assert all(map(len, parts)) and all(len(part) % 8 == 0 for part in parts[:-1])
-    with pytest.raises(UserError, match="60 images in batches of 8 are too few for 9 parts"):
-        Shard(1, 9).of(images, 8)

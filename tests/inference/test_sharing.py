@@ -17,11 +17,16 @@ def fake_hub(tmp_path):
         yield hub
 
 
-def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(fake_hub, run, tmp_path, capsys):
+def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(
+    fake_hub, run, photos_folder, tmp_path, capsys
+):
     folder = hypjax.push(run, NAME, folder=tmp_path / "photos")
+    texts = (folder / "README.md").read_text() + (folder / "hypjax.json").read_text()
+    assert str(photos_folder.parent) not in texts and photos_folder.name in texts
+    assert '"run.' not in texts
     data = huggingface_hub.ModelCard.load(folder / "README.md").data
     results = json.loads((run / "results.json").read_text())
-    scores = {each.metric_type: each.metric_value for each in data.eval_results}
+    scores = {score.metric_type: score.metric_value for score in data.eval_results}
     assert scores == pytest.approx(results["best"]["head"], abs=1e-4)
     own = hypjax.load(run).fingerprint
     first = fake_hub.commits[NAME][-1].oid

@@ -17,11 +17,13 @@ from hypjax.integrations.mteb import MtebEncoder  # noqa: E402
 CURVED = ("objective.c=0.5", "objective.clip_radius=None", "model.head=none")
 
 
-def local_task(paths):
+@pytest.fixture(scope="module")
+def task(photos_folder):
     """A task of mteb like those of MIEB: each photo is a query, and in the gallery itself."""
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata
 
+    paths = sorted(photos_folder.rglob("*.png"))
     names = [f"{path.parent.name}-{path.stem}" for path in paths]
     images = datasets.Dataset.from_dict({"id": names, "image": list(map(str, paths))})
     images = images.cast_column("image", datasets.Image())
@@ -41,14 +43,9 @@ def local_task(paths):
         skip_first_result = True
 
         def load_data(self, **options):
-            relevant = {
-                name: {other: 1 for other in names if other != name and other[:6] == name[:6]}
-                for name in names
-            }
-            split = {
-                **{"corpus": images, "queries": images},
-                **{"relevant_docs": relevant, "top_ranked": None},
-            }
+            relevant = {x: {y: 1 for y in names if x != y and x[:6] == y[:6]} for x in names}
+            split = {"corpus": images, "queries": images, "relevant_docs": relevant}
+            split["top_ranked"] = None
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
     task = Photos()
@@ -61,11 +58,6 @@ def encoder(photos_folder, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "photos"
     small_runs.save_untrained(small_runs.load(photos_folder, *CURVED), run)
     return MtebEncoder(run)
-
-
-@pytest.fixture(scope="module")
-def task(photos_folder):
-    return local_task(sorted(photos_folder.rglob("*.png")))
 
 
 def test_scores_equal_hypjax(task, encoder, monkeypatch, tmp_path):

@@ -49,13 +49,13 @@ def gallery(file):
 def port(model, gallery):
     """The port at which the gallery is served."""
     app = create_app(Searcher(model, gallery), ["photos.example"])
-    own, listener = server.server_of(app), server.listen("127.0.0.1", 0)
-    thread = threading.Thread(target=own.run, kwargs={"sockets": [listener]})
+    running, listener = server.server_of(app), server.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         yield listener.getsockname()[1]
     finally:
-        own.should_exit = True
+        running.should_exit = True
         thread.join()
         listener.close()
 
@@ -85,12 +85,10 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
     path = gallery.ids[3]
     content = pathlib.Path(path).read_bytes()
     body, headers = form(content)
-    for found in (
-        ask(port, "POST", "/embed", content),
-        ask(port, "POST", "/embed", body, **headers),
-    ):
-        assert found[0] == 200 and found[1]["space"] == str(model.space)
-        np.testing.assert_allclose(found[1]["vector"], gallery.vectors[3], atol=1e-6)
+    for request in ((content, {}), (body, headers)):
+        status, found = ask(port, "POST", "/embed", request[0], **request[1])
+        assert status == 200 and found["space"] == str(model.space)
+        np.testing.assert_allclose(found["vector"], gallery.vectors[3], atol=1e-6)
     status, found = ask(port, "POST", "/search?k=60", content)
     assert status == 200 and found["query"] == {} and found["hits"][0]["key"] == "3"
     keys, distances = ([hit[name] for hit in found["hits"]] for name in ("key", "distance"))
@@ -103,8 +101,12 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
     folder = f"{file.parent}/photos/"
     assert [folder + hit["name"] for hit in found["hits"]] == hits.paths
     assert found["query"]["key"] == "3" and found["remark"] == hits.remark
-    places = np.array([each["place"] for each in (found["query"], *found["hits"])])
+    places = np.array([image["place"] for image in (found["query"], *found["hits"])])
     assert (np.linalg.norm(places, axis=1) < 1).all()
+    status, found = ask(port, "GET", "/search/7?class=class2&k=1000")
+    assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
+    status, found = ask(port, "GET", "/thumbnail/7")
+    assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
 
 
 @pytest.mark.parametrize("engine", ["usearch", "qdrant"])
@@ -112,6 +114,8 @@ def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
     find_export(engine)(gallery, tmp_path / f"gallery.{engine}")
     galleries = gallery, open_gallery(tmp_path / f"gallery.{engine}")
     assert galleries[1].model == gallery.model != ""
+    with pytest.raises(UserError, match="not by this one"):
+        Searcher(type("Other", (), {"fingerprint": "another"}), galleries[1])
     searchers = [Searcher(model, opened) for opened in galleries]
     for k, label in ((5, None), (99, None), (3, "class4"), (9, "none")):
         hits = []
@@ -121,13 +125,6 @@ def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
             hits.append({hit["name"]: hit["distance"] for hit in answer["hits"]})
         assert [*hits[0]] == [*hits[1]] and bool(hits[0]) == (label != "none")
         np.testing.assert_allclose(*(list(found.values()) for found in hits), atol=1e-3)
-
-
-def test_a_class_is_searched_and_images_are_shown(port, gallery):
-    status, found = ask(port, "GET", "/search/7?class=class2&k=1000")
-    assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
-    status, found = ask(port, "GET", "/thumbnail/7")
-    assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
 
 
 def test_slow_uploads_do_not_stop_searches(port, gallery):
@@ -172,11 +169,6 @@ def test_hostile_requests_are_refused_in_one_sentence(port, gallery):
         assert status == expected and keyword in answer["error"], (path, answer)
     proxied = {"host": "photos.example", "origin": "https://photos.example"}
     assert ask(port, "POST", "/embed", image, **proxied)[0] == 200
-
-
-def test_the_gallery_of_another_run_is_refused(gallery):
-    with pytest.raises(UserError, match="not by this one"):
-        Searcher(type("Other", (), {"fingerprint": "another"}), gallery)
 
 
 def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, gallery):

@@ -1,7 +1,6 @@
 """Galleries in a graph of usearch."""
 
 import pathlib
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,14 +11,8 @@ from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.integrations.usearch import GraphGallery, export_usearch
 from hypjax.retrieval.embeddings import open_gallery
 from hypjax.retrieval.neighbors import search
-from tests.helpers.galleries import (
-    check_neighbours,
-    check_wrong_points_are_refused,
-    clusters,
-    embeddings,
-    found_in,
-    tree,
-)
+from tests.helpers import galleries
+from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 from tests.helpers.manual import program_with
 
 pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
@@ -42,34 +35,13 @@ def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
 
 @pytest.mark.parametrize(("c", "dim"), [(0.1, 64), (1.0, 8)])
 def test_trees_are_searched_up_to_the_boundary(c, dim):
-    ball, points = PoincareBall(c, None), tree(c, dim)
+    ball, points = PoincareBall(c, None), galleries.tree(c, dim)
     assert np.sqrt(c) * np.linalg.norm(points, axis=1).max() > 0.99
     gallery = GraphGallery.build(embeddings(points, ball))
     assert gallery.recall >= 0.98
     assert gallery.index.dtype.name == "F32"  # Rounding would be too coarse.
     queries = points[-500:]
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
-
-
-def test_points_far_out_are_reached_when_norms_differ():
-    """In a random order, the same graph finds fewer of them."""
-    ball = PoincareBall(1.0, None)
-    points = np.asarray(ball.embed(ann._features(3000, 128)))
-    gallery = GraphGallery.build(embeddings(points, ball))
-    gallery.candidates, queries = 128, points[:500]
-    check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 0.99)
-
-
-@pytest.mark.parametrize(("dense", "candidates"), [((64, 512), (12, 512)), ((6, 12), (12,))])
-def test_it_finds_as_many_neighbours_of_new_images_as_it_says(dense, candidates, monkeypatch):
-    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", dense)
-    monkeypatch.setattr("hypjax.integrations.usearch._CANDIDATES", candidates)
-    points = clusters(BALL, 4000)
-    queries, points = points[::4], np.delete(points, np.s_[::4], axis=0)
-    gallery = GraphGallery.build(embeddings(points, BALL))
-    assert gallery.recall > 0.85
-    # Two shares of a thousand queries each differ by 0.01 or less, by chance.
-    check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, gallery.recall - 0.01)
 
 
 def test_images_are_added_found_removed_and_gone(tmp_path):
@@ -98,7 +70,7 @@ def test_images_are_added_found_removed_and_gone(tmp_path):
             gallery.add(wrong)
     with pytest.raises(UserError, match="3.png is not in"):
         gallery.remove(["3.png"])
-    check_wrong_points_are_refused(gallery, points[:9], BALL)
+    galleries.check_wrong_points_are_refused(gallery, points[:9], BALL)
 
 
 def test_it_finds_as_many_after_every_change_as_it_says(monkeypatch, tmp_path):
@@ -134,15 +106,6 @@ def test_all_images_find_themselves(monkeypatch, tmp_path):
     gallery.save(path)
     found = found_in(GraphGallery.open(path), points, 1)[1][:, 0]
     assert (found == np.arange(1500)).all()
-
-
-def test_an_interrupted_save_leaves_the_old_gallery(tmp_path, monkeypatch):
-    path, points = tmp_path / "gallery.usearch", clusters(BALL, 60)
-    export_usearch(embeddings(points[:50], BALL), path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pathlib.Path, "replace", mock.Mock(side_effect=KeyboardInterrupt))
-        export_usearch(embeddings(points, BALL), path)
-    assert found_in(open_gallery(path), points[:50], 1)[1].ravel().tolist() == [*range(50)]
 
 
 def test_a_damaged_gallery_is_refused(tmp_path):

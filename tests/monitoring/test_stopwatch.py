@@ -1,7 +1,6 @@
-"""Where time goes: parts, compiling within them, and the moment of launch."""
+"""The parts of a run's time."""
 
 import jax
-import pytest
 
 from hypjax.monitoring import stopwatch
 from hypjax.monitoring.stopwatch import Stopwatch
@@ -9,40 +8,27 @@ from hypjax.monitoring.stopwatch import Stopwatch
 COMPILING = "/jax/core/compile/backend_compile_duration"
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only moves when it is told to; also JAX's events are told by hand."""
+def test_compiling_is_taken_out_of_the_part_it_happens_in(monkeypatch):
+    now = 100.0
 
-    class Clock:
-        now = 100.0
+    def wait(seconds, compiling=None):
+        """Moves the clock; JAX then reports `compiling` seconds of compilation."""
+        nonlocal now
+        now += seconds
+        if compiling:
+            jax.monitoring.record_event_duration_secs(COMPILING, compiling)
 
-        def compile(self, seconds):
-            self.now += seconds
-            self.compiled(seconds)
-
-        def compiled(self, seconds):
-            jax.monitoring.record_event_duration_secs(COMPILING, seconds)
-
-    clock = Clock()
-    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: clock.now)
-    return clock
-
-
-def spent(watch):
-    return {name: value for name, value in watch.seconds().items() if value}
-
-
-def test_compiling_is_taken_out_of_the_part_it_happens_in(clock):
+    monkeypatch.setattr(stopwatch.time, "monotonic", lambda: now)
     watch = Stopwatch()
     watch.turn_to("steps")
-    clock.now += 1
-    clock.compile(2)  # A program alone;
-    clock.now += 3
-    clock.compile(4)  # one that is traced while
-    clock.compile(5)  # (as is a second one)
-    clock.now += 6
-    clock.compiled(15)  # another is,
+    wait(1)
+    wait(2, compiling=2)
+    wait(3)
+    wait(4, compiling=4)  # Two programs that are traced within
+    wait(5, compiling=5)
+    wait(6, compiling=15)  # a third, of 4 + 5 + 6 seconds.
     with watch.part("evaluation"):
-        clock.compile(7)  # and one in another part.
-        clock.now += 8
-    assert spent(watch) == {"compile": 2 + 15 + 7, "steps": 1 + 3, "evaluation": 8, "total": 36}
+        wait(7, compiling=7)
+        wait(8)
+    parts = {name: seconds for name, seconds in watch.seconds().items() if seconds}
+    assert parts == {"compile": 2 + 15 + 7, "steps": 1 + 3, "evaluation": 8, "total": 36}

@@ -43,7 +43,7 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
     def compute(params, features):
         return loss_of(built, (params, state), features, LABELS, key=KEY)
 
-    found, (after, told) = compute(params, features)
+    loss, (after, metrics) = compute(params, features)
 
     @jax.jit
     def angles_outside(apexes, features):
@@ -55,11 +55,12 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
     outside = np.asarray(angles_outside(params["apexes"], features))
     push = np.mean(np.maximum(0.2 - outside[~own], 0))
     expected = np.mean(np.maximum(outside[own], 0)) + 0.3 * push
-    np.testing.assert_allclose(told["cone_loss"], expected, rtol=1e-5)
-    assert told["cone_inside"] == np.mean(outside[own] <= 0) >= 1 / len(LABELS) and push > 0
-    np.testing.assert_allclose(told["cone_inside_others"], np.mean(outside[~own] <= 0), rtol=1e-6)
-    np.testing.assert_allclose(found, np.sum(features) + 0.7 * told["cone_loss"], rtol=1e-5)
-    assert after["base"]["steps"] == told["own"] == 1
+    np.testing.assert_allclose(metrics["cone_loss"], expected, rtol=1e-5)
+    assert metrics["cone_inside"] == np.mean(outside[own] <= 0) >= 1 / len(LABELS) and push > 0
+    outside_others = np.mean(outside[~own] <= 0)
+    np.testing.assert_allclose(metrics["cone_inside_others"], outside_others, rtol=1e-6)
+    np.testing.assert_allclose(loss, np.sum(features) + 0.7 * metrics["cone_loss"], rtol=1e-5)
+    assert after["base"]["steps"] == metrics["own"] == 1
     assert np.array_equal(after["coarse"], COARSE)
 
 

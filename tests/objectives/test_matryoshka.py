@@ -73,5 +73,5 @@ def test_wrong_fields_are_refused():
         with pytest.raises(UserError, match=f"config.{field} is .*; it must be "):
             validate(config)
     base = objectives.PairObjective(SPHERE, objectives.supcon, None)
-    with pytest.raises(UserError, match="of 12 dimensions is not shorter than the head's output"):
+    with pytest.raises(UserError, match="has 12; it must be below the head's 12"):
         Matryoshka(base, (3, 12)).init(jax.random.key(0), SPEC)

@@ -31,18 +31,18 @@ def points_of(space, n, seed=0):
 @pytest.mark.parametrize("size", [4, 10, 12])
 def test_a_memory_holds_the_latest_points(size):
     """Batches of 4, through four ends of the memory or more."""
-    kept, memory = collections.deque(maxlen=size), empty_memory(size, 3)
+    latest, memory = collections.deque(maxlen=size), empty_memory(size, 3)
     write, rng = jax.jit(Memory.written), np.random.default_rng(0)
     for step in range(14):
         points, labels = rng.normal(size=(4, 3)).astype("f"), rng.integers(0, 9, 4)
         rows, memory = memory.rows(4), write(memory, points, labels)
-        kept.extend(zip(points.tolist(), labels.tolist(), strict=True))
+        latest.extend(zip(points.tolist(), labels.tolist(), strict=True))
         np.testing.assert_array_equal(memory.points[rows], points)
         np.testing.assert_array_equal(rows, (4 * step + np.arange(4)) % size)
-        found = sorted(zip(memory.points.tolist(), memory.labels.tolist(), strict=True))
-        assert [row for row in found if row[1] >= 0] == sorted(kept)
-        oldest = int(memory.place) if len(kept) == size else 0
-        assert memory.points[oldest].tolist() == kept[0][0]
+        pairs = sorted(zip(memory.points.tolist(), memory.labels.tolist(), strict=True))
+        assert [pair for pair in pairs if pair[1] >= 0] == sorted(latest)
+        oldest = int(memory.place) if len(latest) == size else 0
+        assert memory.points[oldest].tolist() == latest[0][0]
 
 
 def test_a_memory_takes_no_points_that_are_not_finite():
@@ -110,20 +110,21 @@ def assert_steps(config, rows, expected, taught=False):
         return loss_of(objective, ({}, state), projected, LABELS, teacher=teacher)
 
     wanted, embed = jax.jit(jax.value_and_grad(expected)), jax.jit(space.embed)
-    kept = collections.deque(maxlen=rows)
+    latest = collections.deque(maxlen=rows)
     for number in range(4):
-        outputs, shown = np.random.default_rng(number).normal(size=(2, 6, 4)) + 0.3
-        kept.extend(zip(np.asarray(embed(shown if taught else outputs)), LABELS, strict=True))
-        points, labels = map(np.array, zip(*kept, strict=True))
-        empty = rows - len(kept)
+        outputs, of_teacher = np.random.default_rng(number).normal(size=(2, 6, 4)) + 0.3
+        remembered = embed(of_teacher if taught else outputs)
+        latest.extend(zip(np.asarray(remembered), LABELS, strict=True))
+        points, labels = map(np.array, zip(*latest, strict=True))
+        empty = rows - len(latest)
         references = References(
             np.pad(points, ((0, empty), (0, 0))), np.pad(labels, (0, empty), constant_values=-1)
         )
-        (loss, (state, told)), slope = step(outputs, state, shown)
-        value, slopes = wanted(outputs, references, np.arange(len(kept) - 6, len(kept)))
+        (loss, (state, metrics)), slope = step(outputs, state, of_teacher)
+        value, slopes = wanted(outputs, references, np.arange(len(latest) - 6, len(latest)))
         np.testing.assert_allclose(loss, value, rtol=1e-10)
         np.testing.assert_allclose(slope, slopes, rtol=1e-6, atol=1e-10)
-        np.testing.assert_allclose(told["memory_filled"], len(kept) / rows)
+        np.testing.assert_allclose(metrics["memory_filled"], len(latest) / rows)
     assert state["memory"].points.shape == (rows, 4)
 
 

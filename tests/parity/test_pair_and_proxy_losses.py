@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 pml = pytest.importorskip(
     "pytorch_metric_learning", reason="needs the parity extra: pytorch-metric-learning"
 )
-from pytorch_metric_learning import distances, losses, miners, reducers  # noqa: E402
+from pytorch_metric_learning import distances, losses, reducers  # noqa: E402
 
 CLASSES, CENTRES, DIM = 9, 4, 7
 LABELS = np.array([0, 4, 0, 1, 7, 7, 2, 0, 4, 3, 7, 8])  # 1, 2, 3 and 8 have one image.
@@ -22,7 +22,6 @@ RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(len(LABELS), DIM)) + 1.5  # Not all far apart.
 IDENTICAL = np.repeat(FEATURES[:1], len(LABELS), axis=0)
 COSINE = distances.CosineSimilarity()
-CHORD = distances.LpDistance(normalize_embeddings=True, p=2, power=2)
 
 
 class Sum(reducers.MeanReducer):
@@ -55,11 +54,10 @@ def ours(function, features, proxies=None, **settings):
     return found
 
 
-def theirs(loss, features, miner=None):
+def theirs(loss, features):
     """The same of a loss of pytorch-metric-learning."""
     x = torch.tensor(features, requires_grad=True)
-    labels = torch.tensor(LABELS)
-    value = loss(x, labels, miner(x, labels) if callable(miner) else miner)
+    value = loss(x, torch.tensor(LABELS))
     value.backward()
     return value.item(), (x.grad.numpy(), *(rows(p.grad) for p in loss.parameters()))
 
@@ -133,53 +131,3 @@ def test_value_and_gradients(name):
     for features in (FEATURES, IDENTICAL):
         loss.zero_grad()
         assert_equal(ours(function, features, *proxies), theirs(loss, features))
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.3])
-def test_multi_similarity_with_its_miner(epsilon):
-    found = ours(objectives.multi_similarity, FEATURES, epsilon=epsilon)
-    miner = miners.MultiSimilarityMiner(epsilon)
-    assert_equal(found, theirs(losses.MultiSimilarityLoss(2, 50, 0.5), FEATURES, miner=miner))
-    everything = ours(objectives.multi_similarity, FEATURES, mining=False)
-    assert abs(found[0] - everything[0]) > 1e-3
-
-
-def test_hard_triplets():
-    loss = losses.TripletMarginLoss(0.2, distance=CHORD, reducer=reducers.MeanReducer())
-    expected = theirs(loss, FEATURES, miner=miners.BatchHardMiner(distance=CHORD))
-    assert expected[0] > 0.1
-    assert_equal(ours(objectives.triplet, FEATURES, margin=0.2), expected)
-    ours(objectives.triplet, IDENTICAL)
-
-
-def test_semihard_triplets():
-    """Of the miner's triplets, the nearest negative of each pair; the mean is over all pairs."""
-    x, labels = torch.tensor(FEATURES), torch.tensor(LABELS)
-    margin, d = 1.0, CHORD(x).numpy()
-    mined = miners.TripletMarginMiner(margin, "semihard", distance=CHORD)(x, labels)
-    nearest = {}
-    for a, p, n in np.stack(mined).T:
-        if (a, p) not in nearest or d[a, n] < d[a, nearest[a, p]]:
-            nearest[a, p] = n
-    chosen = torch.tensor([(a, p, n) for (a, p), n in nearest.items()]).T
-    pairs = int(np.sum(LABELS[:, None] == LABELS) - len(LABELS))
-    assert 2 < len(nearest) < pairs
-    loss = losses.TripletMarginLoss(margin, distance=CHORD, reducer=reducers.MeanReducer())
-    value, (slope,) = theirs(loss, FEATURES, miner=tuple(chosen))
-    share = len(nearest) / pairs
-    found = ours(objectives.triplet, FEATURES, margin=margin, mining="semihard")
-    assert_equal(found, (share * value, (share * slope,)))
-    ours(objectives.triplet, IDENTICAL, mining="semihard")
-
-
-def test_weights_of_negatives_are_the_gradient_of_the_loss():
-    """HypMix's p(x⁻) for a positive and 11 negatives, by the loss of its Eq. 5."""
-    apart = torch.tensor(RANDOM.uniform(1, 3, size=12), requires_grad=True)
-    terms = torch.exp(-apart / 0.2)
-    (-0.2 * torch.log(terms[0] / terms.sum())).backward()
-    positives = np.arange(12)[None] == 0
-    weights = objectives.negative_weights(
-        apart.detach().numpy()[None], positives, ~positives, temperature=0.2
-    )
-    np.testing.assert_allclose(weights[0, 1:], -apart.grad[1:], rtol=1e-6)
-    np.testing.assert_allclose(weights.sum(), apart.grad[0], rtol=1e-6)

@@ -145,8 +145,8 @@ def run_hypjax(config, params, batches, held_out):
     trained, _ = optim.split_frozen(params, learner.frozen)
     size, samples = config.train.batch_size, config.train.samples_per_class
     spec = ProblemSizes(size // samples, samples, model.encoder.dim, model.head_dim, MEMORY, size)
-    _, kept = learner.objective.init(jax.random.key(0), spec)
-    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), kept, jnp.int32(0))
+    _, of_loss = learner.objective.init(jax.random.key(0), spec)
+    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), of_loss, jnp.int32(0))
     step, rows = jax.jit(make_train_step(learner), donate_argnums=0), []
     for batch in batches:
         state, metrics = step(state, jax.device_put(batch))

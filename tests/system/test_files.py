@@ -3,6 +3,8 @@
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from hypjax.system.files import absolute, checksum, replacing
 
 
@@ -15,6 +17,10 @@ def test_a_folder_is_there_while_others_replace_it(tmp_path):
             (temporary / "file").write_text(content)
 
     replace("0")
+    with pytest.raises(KeyboardInterrupt), replacing(folder) as temporary:
+        temporary.mkdir()
+        raise KeyboardInterrupt
+    assert (folder / "file").read_text() == "0"
     with ThreadPoolExecutor(2) as pool:
         writes = [pool.submit(replace, str(i)) for i in range(30)]
         while not all(write.done() for write in writes):

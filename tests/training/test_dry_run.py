@@ -8,7 +8,7 @@ from benchmarks.programs import TINY, config_of
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
 from hypjax.training.dry_run import dry_run
-from hypjax.training.gpu_hours import gpu_hours, step_operations
+from hypjax.training.gpu_hours import step_operations
 from tests.helpers import small_runs
 
 
@@ -19,13 +19,13 @@ def test_without_steps_the_evaluation_is_rehearsed(run, photos_folder, capsys):
 
 
 @pytest.mark.slow
-def test_tells_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+def test_prints_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     dry_run(saved_config(run))  # Its programs are compiled.
-    told = capsys.readouterr().out
-    assert re.search(r"0\.0 million parameters and takes 0\.00 billion multiplications", told)
-    assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", told)
-    seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", told)
+    printed = capsys.readouterr().out
+    assert re.search(r"0\.0 million parameters and takes 0\.00 billion multiplications", printed)
+    assert re.search(r"memory of each device: 0\.\d\d GiB for parameters", printed)
+    seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", printed)
     assert 0 < float(seconds[1]) < 10
     assert not list(tmp_path.iterdir())
 
@@ -40,9 +40,3 @@ def test_hours_on_gpus_are_estimated_without_data_and_weights(tmp_path, capsys):
     # without attention's matrices, of which the last block computes the class token alone.
     kernels, tokens = 12 * 128**2, 17 * 8
     assert 6 * kernels * tokens < step_operations(config) < 2 * 6 * kernels * 2 * tokens
-
-
-def test_hours_are_those_of_the_measured_step():
-    hours = gpu_hours(23.6e12, 3600)  # Of ViT-S/16 with 900 images; 1,000 times its seconds.
-    assert 0.0616 < hours["H100"] < 0.125 and 0.126 < hours["A100"] < 0.25
-    assert 4.2 < hours["T4"] < 8.4  # Each above its roofline time, by less than twice.

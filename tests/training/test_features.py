@@ -8,14 +8,13 @@ import pytest
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Sphere
 from hypjax.retrieval import recall_at_k
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
-from tests.training.test_interruptions import assert_same_run, saved_arrays
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py")
 FIELDS = small_runs.SHORT_FEATURES
@@ -90,27 +89,3 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     points = np.asarray(Sphere().embed(given["features"][test]))
     expected = recall_at_k(points, given["labels"][test], ks=(1, 2), space=Sphere())
     assert scores["encoder"] == {f"recall@{k}": value for k, value in expected.items()}
-
-
-def test_what_cannot_be_trained_on_is_refused(file, tmp_path):
-    np.savez(tmp_path / "f.npz", **{**np.load(file), "splits": np.full(48, "pilot")})
-    with pytest.raises(UserError, match="the split 'pilot'"):
-        build(load(tmp_path / "f.npz"))
-
-
-@pytest.mark.slow
-def test_proxies_that_are_points_of_the_ball_are_moved_and_resumed(file, tmp_path):
-    fields = ["objective.name=hier+proxy_anchor", "objective.space=poincare"]
-    fields += ["objective.hier_neighbors=4", "objective.hier_proxies=8", "run.checkpoint_every=1"]
-    config = load(file, *fields, "objective.hier_optimizer=riemannian")
-    train.train_and_evaluate(config, tmp_path / "whole")
-    with small_runs.interrupted_after(6):
-        train.train_and_evaluate(config, tmp_path / "again")
-    train.train_and_evaluate(config, tmp_path / "again")
-    assert_same_run(tmp_path / "again", tmp_path / "whole", least=10)
-    saved = saved_arrays(tmp_path / "whole")
-    proxies = saved["['training']['objective']['hierarchy']"]
-    built = build(config)
-    first = random_state(built.learner, built.spec).params["objective"]["hierarchy"]
-    PoincareBall(0.1).check(proxies)
-    assert np.linalg.norm(proxies - first, axis=-1).min() > 1e-3

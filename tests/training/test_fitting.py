@@ -77,5 +77,5 @@ def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch
     (tmp_path / "results.json").write_text(json.dumps(results))
     capsys.readouterr()
     assert train.train_and_evaluate(config, tmp_path) == results
-    told = capsys.readouterr()
-    assert "holds this run's results already" in told.out and "did not help" in told.err
+    printed = capsys.readouterr()
+    assert "holds this run's results already" in printed.out and "did not help" in printed.err

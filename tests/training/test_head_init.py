@@ -23,22 +23,22 @@ def shrunk_covariance(x):
     return share * identity + (1 - share) * sample
 
 
-@pytest.mark.parametrize(("images", "dim", "kept"), [(200, 6, 6), (200, 6, 4), (5, 8, 8)])
+@pytest.mark.parametrize(("images", "dim", "head_dim"), [(200, 6, 6), (200, 6, 4), (5, 8, 8)])
 def test_coordinates_are_halfway_to_whitened_by_the_covariance_of_ledoit_and_wolf(
-    images, dim, kept
+    images, dim, head_dim
 ):
     """For 5 images in 8 dimensions, too, where their own covariance is singular."""
-    given = features(images, dim)
-    head = pca_head(given, kept)
-    found = given @ head["kernel"].astype(np.float64) + head["bias"]
-    np.testing.assert_allclose(found.mean(0), 0, atol=1e-4)
-    np.testing.assert_allclose(np.mean(np.sum(found**2, axis=1)), 4.6**2, rtol=1e-4)
-    centred = given - given.mean(0, dtype=np.float64)
+    encoded = features(images, dim)
+    head = pca_head(encoded, head_dim)
+    coordinates = encoded @ head["kernel"].astype(np.float64) + head["bias"]
+    np.testing.assert_allclose(coordinates.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.mean(np.sum(coordinates**2, axis=1)), 4.6**2, rtol=1e-4)
+    centred = encoded - encoded.mean(0, dtype=np.float64)
     variances, axes = np.linalg.eigh(shrunk_covariance(centred))
-    variances, axes = variances[::-1][:kept], axes[:, ::-1][:, :kept]
+    variances, axes = variances[::-1][:head_dim], axes[:, ::-1][:, :head_dim]
     expected = centred @ axes / variances**0.25
     expected *= 4.6 / np.sqrt(np.mean(np.sum(expected**2, axis=1)))
-    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)
+    np.testing.assert_allclose(np.abs(coordinates), np.abs(expected), atol=1e-4)
 
 
 def test_equal_features_are_refused():

@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted, then resumed."""
+"""Runs that are killed or interrupted, then resumed, and runs with the device cache."""
 
 import os
 import pathlib
@@ -13,6 +13,10 @@ import pytest
 from hypjax import train
 from tests.helpers import small_runs
 
+RIEMANNIAN = [
+    *("objective.name=hier+proxy_anchor", "objective.hier_optimizer=riemannian"),
+    *("objective.hier_neighbors=4", "objective.hier_proxies=8"),
+]
 STEADY = ["train.total_steps=12", "run.checkpoint_every=1", "optim.learning_rate=1e-3"]
 
 
@@ -75,9 +79,10 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     [
         ["optim.name=muon", "train.head_warmup_steps=1"],
         ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9"],
-        ["train.cached_features=True", "optim.frozen=encoder"],
+        ["run.cache=device", "run.microbatch=3"],
+        ["train.cached_features=True", "optim.frozen=encoder", *RIEMANNIAN],
     ],
-    ids=["muon", "learned_curvature", "cached_features"],
+    ids=["muon", "learned_curvature", "device_cache", "cached_features"],
 )
 def test_other_runs_resume_to_the_same_result(photos_folder, tmp_path, fields):
     fields = [*fields, "train.total_steps=6", "run.checkpoint_every=1"]
@@ -90,3 +95,14 @@ def test_other_runs_resume_to_the_same_result(photos_folder, tmp_path, fields):
     assert small_runs.step_metrics(tmp_path / "resumed") == small_runs.step_metrics(
         tmp_path / "whole"
     )
+
+
+@pytest.mark.slow
+def test_a_run_with_the_device_cache_equals_the_hosts(photos_folder, tmp_path):
+    metrics = []
+    for cache in ("none", "device"):
+        fields = ["run.log_every=1", "eval.every=0", f"run.cache={cache}", "run.microbatch=3"]
+        train.train_and_evaluate(small_runs.load(photos_folder, *fields), tmp_path / cache)
+        metrics.append(small_runs.step_metrics(tmp_path / cache))
+    assert metrics[0].keys() == metrics[1].keys() == set(range(1, 13))
+    np.testing.assert_allclose(*([*steps.values()] for steps in metrics), rtol=1e-2)

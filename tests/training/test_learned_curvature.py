@@ -95,16 +95,6 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     assert objective.space == model.space
 
 
-def test_a_published_model_has_its_curvature(photos_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    folder = tmp_path / "published"
-    params = small_runs.save_untrained(small_runs.load(photos_folder, *LEARNED), tmp_path / "run")
-    hypjax.push(tmp_path / "run", "me/model", folder=folder)
-    published, model = hypjax.load(folder), hypjax.load(tmp_path / "run")
-    assert published.space.c == model.space.c == scalar_values(params["model"]["scalars"])["c"]
-    assert published.fingerprint == model.fingerprint
-
-
 def test_further_numbers_are_used_by_whatever_is_made_of_the_run(file, tmp_path):
     fields = ["objective.name=hypmix", "objective.learn=ball_weight,sphere_temperature"]
     params = small_runs.save_untrained(load(file, *fields), tmp_path)["model"]

@@ -79,23 +79,19 @@ def test_the_step_compiles_once_and_reuses_its_state(begun):
 
 @pytest.mark.parametrize(("precision", "variant"), [("float32", "sph"), ("bfloat16", "hyp")])
 def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
-    learner, state = steps.first_shapes(
-        load_glyphs(f"model.precision={precision}", variant=variant)
-    )
-    step = make_train_step(learner)
+    config = load_glyphs(f"model.precision={precision}", variant=variant)
+    learner, state = steps.first_shapes(config)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    scaling, scales = learner.pixel_scaling, (1.0, 0.5)
-    embed = embed_function(learner.model, scaling, spaces, scales)
-    programs = {
-        "train": lower(step, state, random_batch()),
-        "embed": lower(embed, state.params["model"], random_batch().images),
-    }
-    for name, program in programs.items():
-        found = steps.float32_products(program)
-        assert found, name
-        for product in found:
-            assert isinstance(product, re.Match), f"{name}: {product}"
-            assert product.groups() == ("HIGHEST", "HIGHEST"), f"{name}: {product.string}"
+    embed = embed_function(learner.model, learner.pixel_scaling, spaces, (1.0, 0.5))
+    for program in (
+        lower(make_train_step(learner), state, random_batch()),
+        lower(embed, state.params["model"], random_batch().images),
+    ):
+        products = steps.float32_products(program)
+        assert products
+        for product in products:
+            assert isinstance(product, re.Match), product
+            assert product.groups() == ("HIGHEST", "HIGHEST"), product.string
 
 
 @pytest.mark.parametrize(("loss", "slope"), [(1.0, 3.0), (1.0, np.nan), (np.inf, 3.0)])

@@ -56,8 +56,8 @@ def begun(data_dir):
     return begin
 
 
-def trained(state, frozen=("patch_projection",)):
-    return leaves(optim.split_frozen(state.params, frozen)[0]["model"])
+def trained(state):
+    return leaves(optim.split_frozen(state.params, ["patch_projection"])[0]["model"])
 
 
 @pytest.mark.slow

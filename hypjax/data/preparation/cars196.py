@@ -1,8 +1,7 @@
-"""Cars-196: photos of cars (Krause et al., 2013), all of them or the half made to classify.
+"""Cars-196: photos of cars (Krause et al., 2013), split by class.
 
-The usual split is by class over all photos, which lie in one folder, or in the two halves that were
-made to classify. Where only `cars_train` and the devkit are at hand, the photos in it are split by
-class in the same way.
+All photos lie in one folder, or in the two halves that were made to classify. With only
+`cars_train` and the devkit, that half can be split by class in the same way.
 """
 
 import io
@@ -24,13 +23,13 @@ _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset
 
 
 def _list_all(tree: FileTree) -> Iterator[Entry]:
-    """Lists all photos: those of one folder, or of the halves that were made to classify."""
+    """Lists all photos, of one folder or of the two halves."""
     if any(name.startswith("car_ims/") for name in tree.files):
         return _list_images(tree, {_ALL: ""}, _ALL)
     if _find(tree, _TEST) not in tree.files:
         raise UserError(
             f"{tree.root} has neither car_ims nor {_TEST}, which labels cars_test; get one of "
-            "them, or prepare cars_train alone (--part=train, every result will say so)"
+            "them, or prepare only cars_train with --part=train"
         )
     return _list_images(tree, _HALF | {_TEST: "cars_test/"})
 
@@ -38,18 +37,15 @@ def _list_all(tree: FileTree) -> Iterator[Entry]:
 def _list_images(
     tree: FileTree, folders: Mapping[str, str], titles: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists the photos of folders by class number; the official test flag plays no part.
-
-    `folders` are named by MATLAB files of annotations; Kaggle's copies may hold them in folders of
-    the same name. `titles` is the MATLAB file of the classes' names.
-    """
+    """Lists the photos of folders, by their annotations' files, in the order of classes."""
     names = _read(tree, titles, "class_names")
     rows = [(x, row) for file, x in folders.items() for row in _read(tree, file, "annotations")]
+    # Kaggle's copies may hold the folders in folders of the same name.
     files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
     try:
         for folder, row in sorted(rows, key=lambda pair: int(pair[1]["class"])):
             number, name = int(row["class"]), row["fname" if folder else "relative_im_path"]
-            split = "train" if number <= _CLASSES // 2 else "test"
+            split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
             box, name = _box(row) if boxes else None, f"{folder}{name}"
             yield Entry(split, name, str(names[number - 1]), file=files.get(name, name), box=box)
     except (ValueError, TypeError, IndexError) as error:
@@ -57,9 +53,8 @@ def _list_images(
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom, in pixels: they are counted from 1, and the last ones belong."""
-    sides = (f"bbox_{side}" for side in ("x1", "y1", "x2", "y2"))
-    left, top, right, bottom = (int(annotation[side]) for side in sides)
+    """Left, top, right and bottom; annotations count pixels from 1 and include the last."""
+    left, top, right, bottom = (int(annotation[f"bbox_{x}"]) for x in ("x1", "y1", "x2", "y2"))
     return left - 1, top - 1, right, bottom
 
 
@@ -70,7 +65,7 @@ def _find(tree: FileTree, name: str) -> str:
 
 
 def _read(tree: FileTree, name: str, variable: str) -> Any:
-    """Returns a variable of a MATLAB file, or raises UserError."""
+    """Returns a variable of a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)
@@ -78,13 +73,11 @@ def _read(tree: FileTree, name: str, variable: str) -> Any:
     try:
         return np.atleast_1d(scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)[variable])
     except Exception as error:  # scipy raises almost anything on damaged files.
-        problem = f"{variable} cannot be read ({type(error).__name__})"
-        raise tree.damaged(file, problem) from error
+        raise tree.damaged(file, f"{variable} cannot be read ({type(error).__name__})") from error
 
 
 _TRAINING_HALF = OfficialDataset(
     name="cars196",
-    description="The training half of Stanford Cars, split by class: 1 to 98, 99 to 196.",
     counts={"train": Count(4052, 98), "test": Count(4092, 98)},
     folders=("cars196", "stanford_cars"),
     entries=("cars_train", *_DEVKIT),
@@ -92,8 +85,7 @@ _TRAINING_HALF = OfficialDataset(
         Archive("cars_train.tgz", unpacked="cars_train/*"),
         Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
     ),
-    required="cars_train.tgz and car_devkit.tgz",
-    origin=_NO_HOME,
+    source=f"cars_train.tgz and car_devkit.tgz from {_NO_HOME}",
     list_images=lambda tree: _list_images(tree, _HALF),
     note=f"{_NOTE}: not comparable with published Recall@K",
 )
@@ -103,7 +95,6 @@ _CUT_TO_BOXES = _TRAINING_HALF._replace(
 )
 DATASET = OfficialDataset(
     name="cars196",
-    description="Stanford Cars, split by class over all images: 1 to 98, 99 to 196.",
     counts={"train": Count(8054, 98), "test": Count(8131, 98)},
     folders=("cars196", "stanford_cars"),
     entries=(
@@ -115,11 +106,10 @@ DATASET = OfficialDataset(
         *_TRAINING_HALF.archives,
         Archive("cars_test.tgz", unpacked="cars_test/*"),
     ),
-    required=(
-        f"car_ims.tgz and cars_annos.mat, or cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
-        f"{_TEST}"
+    source=(
+        "car_ims.tgz and cars_annos.mat, or cars_train.tgz, cars_test.tgz, car_devkit.tgz and "
+        f"{_TEST}, from {_NO_HOME}"
     ),
-    origin=_NO_HOME,
     list_images=_list_all,
     parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
 )

@@ -18,7 +18,6 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 DATASET = OfficialDataset(
     name="cub200",
-    description="Caltech-UCSD Birds-200-2011, split by class: 1 to 100, 101 to 200.",
     counts={"train": Count(5864, 100), "test": Count(5924, 100)},
     folders=("CUB_200_2011",),
     entries=("images/[0-9][0-9][0-9].*",),
@@ -31,7 +30,6 @@ DATASET = OfficialDataset(
             sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
         ),
     ),
-    required="CUB_200_2011.tgz",
-    origin="https://data.caltech.edu/records/65de6-vp158",
+    source="CUB_200_2011.tgz from https://data.caltech.edu/records/65de6-vp158",
     list_images=_list_images,
 )

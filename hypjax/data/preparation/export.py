@@ -17,10 +17,7 @@ from hypjax.system import console
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
-    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number.
-
-    Names without a suffix get that of the image's format.
-    """
+    """Writes the original image files to OUTPUT/SPLIT/CLASS/NAME; returns their number."""
     if output.exists():
         raise UserError(f"{output} already exists; choose another folder, or remove it")
     folder = prepared_folder(dataset, data_dir)
@@ -38,16 +35,16 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in records.names]
             names = _distinct(names, folders)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
-            for i in tqdm.trange(len(records.names), **bar):
+            for i, name in enumerate(tqdm.tqdm(names, **bar)):
                 with reading(dataset, folder.path):
-                    image, name = records.content(i), names[i]
+                    image = records.content(i)
                 if name == _stem(name):
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as file:
                     file.write(image)
-            count += len(records.names)
+            count += len(names)
         unfinished.rename(output)
     return count
 

@@ -1,8 +1,6 @@
 """Letters of the font files that matplotlib ships, grouped into visually distinct classes.
 
-The files are read from the installed matplotlib. Each face's character map tells which characters
-it contains, except where the map is wrong (see `MISMAPPED_FACES`). Two characters are one class if
-most faces draw them alike (Latin A, Greek Alpha, Cyrillic A).
+Characters that most faces draw alike are one class (Latin A, Greek Alpha, Cyrillic A).
 """
 
 import collections
@@ -26,8 +24,7 @@ MARGIN = 3  # Glyphs are shrunk to keep this distance from the border.
 
 MIN_FACES = 10  # Characters in fewer faces are left out.
 
-# Modifier letters (Lm) are left out: most are accents and primes of a few pixels; the others are
-# superscripts of letters that exist at full size.
+# Without modifier letters (Lm), which are tiny accents or superscripts of other letters.
 LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
 
 # Faces whose character maps assign other shapes to the codes of letters.
@@ -38,15 +35,14 @@ MISMAPPED_FACES = frozenset(
         "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
     }
 )
-# The other Computer Modern faces are correct for A-Z and a-z only: in their TeX encoding U+00C0 is
-# AE, U+00AA is Psi, and in cmmi10 U+00C0 is upsilon.
+# Other Computer Modern faces are correct for A-Z and a-z only: their TeX encoding has AE at U+00C0.
 ASCII_ONLY_PREFIX = "cm"
 # Single errors: this face swaps che with descender and ghe with descender.
 MISMAPPED_GLYPHS = {"DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7})}
 
 # Two drawings are alike if their squared difference is at most this fraction of the larger one's
-# squared ink. Redrawn copies of a letter (STIX Alpha and A) are below 0.01; the closest letters
-# that should differ (O with breve, O with caron) are above 0.014 in the median face.
+# squared ink: redrawn copies of a letter (STIX Alpha and A) are below 0.01, the closest letters
+# that should differ (O with breve, O with caron) above 0.014 in the median face.
 SAME_TOLERANCE = 0.01
 # Characters are one class if more than this fraction of the faces with both draw them alike.
 SAME_SHARE = 0.5
@@ -107,10 +103,8 @@ def letters_of(face: str) -> list[int]:
 
 @functools.cache
 def _load_font(face: str) -> ImageFont.FreeTypeFont:
-    # Basic layout needs no optional library, so all machines draw the same.
-    return ImageFont.truetype(
-        face_path(face), EM * SUPERSAMPLE, layout_engine=ImageFont.Layout.BASIC
-    )
+    layout = ImageFont.Layout.BASIC  # Needs no optional library, so all machines draw the same.
+    return ImageFont.truetype(face_path(face), EM * SUPERSAMPLE, layout_engine=layout)
 
 
 def draw(glyph: Glyph) -> Image.Image:

@@ -1,7 +1,6 @@
-"""Glyphs: a built-in retrieval dataset of letters, drawn from matplotlib's fonts.
+"""Glyphs: a built-in dataset of letters, drawn from matplotlib's fonts.
 
-A class is a letter, its images are the faces that contain it, and no test class occurs in training.
-Nothing is downloaded, and every preparation gives the same records in the same order.
+A class is a letter, its images are the faces that contain it. Records are always the same.
 """
 
 import io
@@ -28,10 +27,7 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """Renders a glyph with random changes: (SIZE, SIZE) uint8, light ink on a dark background.
-
-    The changes depend only on the character and the name of the face.
-    """
+    """Renders a glyph, light on dark, with random but fixed changes: (SIZE, SIZE) uint8."""
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
     changed = drawn.transform(

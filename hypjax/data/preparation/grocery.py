@@ -1,8 +1,7 @@
 """Grocery Store Dataset: photos of groceries, taken with a phone (Klasson et al., WACV 2019).
 
-Its three published parts, made to classify, are pooled and split by class instead, so that the test
-shows other kinds of goods than training did: of each department's coarse classes, in the order of
-`classes.csv`, the first half, rounded up, is for training. No paper reports this split.
+Its three published parts are pooled and split by coarse class instead: the first half, rounded up,
+of each department's, in the order of `classes.csv`, is for training. No paper reports this split.
 """
 
 import csv
@@ -50,10 +49,10 @@ def _list_icons(tree: FileTree) -> Iterator[Entry]:
 
 def _trained(products: list[_Product]) -> set[str]:
     """Coarse classes for training: 10 of 19 of fruit, 5 of 9 of packages, 8 of 15 of vegetables."""
-    departments: dict[str, dict[str, None]] = {}
+    departments: dict[str, dict[str, None]] = {}  # Ordered sets of coarse classes.
     for product in products:
         departments.setdefault(product.department, {})[product.coarse] = None
-    return {coarse for all in departments.values() for coarse in list(all)[: (len(all) + 1) // 2]}
+    return {x for names in departments.values() for x in list(names)[: (len(names) + 1) // 2]}
 
 
 def _products(tree: FileTree) -> list[_Product]:
@@ -71,7 +70,6 @@ def _products(tree: FileTree) -> list[_Product]:
 _HOME = "https://github.com/marcusklasson/GroceryStoreDataset"
 PHOTOS = OfficialDataset(
     name="grocery",
-    description="Grocery Store Dataset, split by coarse class: photos search each other.",
     counts={"train": Count(3098, 45), "test": Count(2323, 36)},
     folders=("GroceryStoreDataset-master/dataset", "GroceryStoreDataset/dataset", "dataset"),
     entries=(
@@ -80,19 +78,15 @@ PHOTOS = OfficialDataset(
     ),
     archives=(
         Archive(
-            "GroceryStoreDataset-master.zip",
-            unpacked="train/*",
-            url=f"{_HOME}/archive/refs/heads/master.zip",
+            "GroceryStoreDataset-master.zip", "train/*", f"{_HOME}/archive/refs/heads/master.zip"
         ),
     ),
-    required="GroceryStoreDataset-master.zip",
-    origin=_HOME,
+    source=f"GroceryStoreDataset-master.zip from {_HOME}",
     list_images=lambda tree: _list_photos(tree, tested="test"),
     downloads="grocery",
 )
 ICONS = PHOTOS._replace(
     name="grocery_icons",
-    description="Grocery Store Dataset, split by coarse class: photos search iconic pictures.",
     counts={"train": Count(3098, 45), "query": Count(2323, 36), "gallery": Count(81, 81)},
     list_images=_list_icons,
 )

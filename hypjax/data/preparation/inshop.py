@@ -6,10 +6,7 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images in the order of the list; the super-class is the category in the path.
-
-    Without `img`, the photos are those of full size in `img_highres`.
-    """
+    """Lists images in the order of the list; the coarse class is the category in the path."""
     folder = _photos(tree)
     pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     file = "list_eval_partition.txt"
@@ -31,12 +28,7 @@ def _note(tree: FileTree) -> str:
 
 DATASET = OfficialDataset(
     name="inshop",
-    description="In-Shop Clothes Retrieval, with its own train, query and gallery.",
-    counts={
-        "train": Count(25882, 3997),
-        "query": Count(14218, 3985),
-        "gallery": Count(12612, 3985),
-    },
+    counts=dict(train=Count(25882, 3997), query=Count(14218, 3985), gallery=Count(12612, 3985)),
     folders=("Inshop_Clothes", "In-shop Clothes Retrieval Benchmark"),
     entries=(
         *("Eval/list_eval_partition.txt", "list_eval_partition.txt"),
@@ -48,9 +40,9 @@ DATASET = OfficialDataset(
         Archive("Img/img_highres.zip", "Img/img_highres/*|Img/img/*|Img/img.zip"),
         Archive("img_highres.zip", "img_highres/*|img/*|img.zip"),
     ),
-    required="Eval/list_eval_partition.txt and Img/img.zip (or img_highres.zip)",
-    origin=(
-        "the 'In-shop Clothes Retrieval Benchmark', on request at "
+    source=(
+        "Eval/list_eval_partition.txt and Img/img.zip (or img_highres.zip) from the 'In-shop "
+        "Clothes Retrieval Benchmark', on request at "
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"
     ),
     list_images=_list_images,

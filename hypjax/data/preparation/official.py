@@ -1,7 +1,7 @@
 """Official datasets: from the files that their authors published to the records we write.
 
-Class numbers, splits and counts follow the official lists and the protocol by which retrieval is
-reported on these datasets (Ermolov et al., CVPR 2022, section 4.1, and the papers it follows).
+Classes, splits and counts follow the official lists, and the protocol of published results (Ermolov
+et al., CVPR 2022, section 4.1).
 """
 
 import concurrent.futures
@@ -60,12 +60,11 @@ class FileTree(NamedTuple):
             return pixels.read_bytes(self.files[name])
         except (KeyError, OSError) as error:
             raise UserError(
-                f"{self.root} lacks {name}, which lists the images, or it cannot be read; fetch it "
-                "again"
+                f"{self.root} has no readable {name}, which lists the images; fetch it again"
             ) from error
 
     def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
-        """Parses the non-empty lines of a list, without some at its beginning, by a pattern."""
+        """Parses the non-empty lines after the first `skip`; each must fit the pattern."""
         # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
         lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
         for n, line in enumerate(lines[skip:], skip + 1):
@@ -75,7 +74,7 @@ class FileTree(NamedTuple):
                 raise self.damaged(f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
 
     def damaged(self, place: str, problem: object) -> UserError:
-        """Returns the error for a damaged list; the place is its file, and line if known."""
+        """The error for a damaged list; `place` is its file, and the line if known."""
         return UserError(f"{self.root / place}: {problem}; the list is damaged, fetch it again")
 
 
@@ -100,9 +99,7 @@ class Archive(NamedTuple):
         """Unpacks it from a dataset's folder to one that stands for that folder."""
         path = root / self.file
         console.say(f"unpacking {path} temporarily")
-        advice = (
-            "; fetch it again, or unpack it yourself and pass that folder with --manual_dir=FOLDER"
-        )
+        advice = "; fetch it again, or unpack it yourself and pass --manual_dir=FOLDER"
         with explained(f"cannot unpack {path} to {folder.parent}", advice):
             unpack(path, (folder / self.file).parent)
 
@@ -134,13 +131,11 @@ class OfficialDataset(NamedTuple):
     """A dataset prepared from the files that its authors published."""
 
     name: str
-    description: str
     counts: Mapping[str, Count]  # Of the splits of the complete dataset.
     folders: tuple[str, ...]  # Possible names of the dataset's folder.
     entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
     archives: tuple[Archive, ...]  # They contain these entries.
-    required: str  # What a user has to obtain, in words.
-    origin: str  # Where to obtain it, in words.
+    source: str  # What a user has to obtain from where, in words.
     # Yields the images in the order of the records, whether or not their files exist. Classes are
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
@@ -155,15 +150,15 @@ class OfficialDataset(NamedTuple):
     @property
     def advice(self) -> str:
         """Tells users without the files what to do."""
-        return f"get {self.required} from {self.origin}; pass their folder with --manual_dir=FOLDER"
+        return f"get {self.source}; pass their folder with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:
-        """Finds or downloads the files; they are readable in the body.
+        """Finds or downloads the files, and unpacks archives for the duration of the body.
 
-        `manual_dir` is the dataset's folder, or one that contains it or its archives. If it is
-        None, `downloads` is searched, and missing archives are downloaded where possible. Archives
-        are unpacked there for the time being. Listed images without a file are left out.
+        `manual_dir` is the dataset's folder, or one that contains it or its archives. If None,
+        `downloads` is searched, and missing archives are downloaded where possible. Listed images
+        without a file are left out.
         """
         base = (manual_dir or downloads).absolute()
         if manual_dir and not base.is_dir():
@@ -177,9 +172,8 @@ class OfficialDataset(NamedTuple):
         needed = [archive for archive in self.archives if archive.is_needed(root)]
         if not needed and not self._files_in(root):
             known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]
-            raise UserError(
-                f"{base} has no files of {self.name} (looked for {', '.join(known)}); {self.advice}"
-            )
+            missing = f"{base} has no files of {self.name} (looked for {', '.join(known)})"
+            raise UserError(f"{missing}; {self.advice}")
         unpacked = downloads / f".{self.name}-unpacked"
         shutil.rmtree(unpacked, ignore_errors=True)  # Of a process that was killed.
         try:
@@ -198,8 +192,8 @@ class OfficialDataset(NamedTuple):
     def _find_root(self, base: pathlib.Path) -> pathlib.Path:
         """Returns the first folder with any of the dataset's files or archives, or else `base`."""
         for root in (base / name for name in self.folders):
-            unpacked = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
-            if unpacked or any(archive.is_needed(root) for archive in self.archives):
+            has_files = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
+            if has_files or any(archive.is_needed(root) for archive in self.archives):
                 return root
         return base
 
@@ -228,7 +222,7 @@ class OfficialDataset(NamedTuple):
 
 
 def _check(tree: FileTree, image: Entry) -> Example | str:
-    """Reads an image, and cuts it to its box; returns its example, or the reason for a failure."""
+    """Reads an image and cuts it to its box; returns its example, or why it cannot be read."""
     try:
         content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)

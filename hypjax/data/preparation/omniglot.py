@@ -7,20 +7,16 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by path; the class is the character, its group the alphabet.
-
-    Of the two small sets, the second is listed without the alphabets that the first also has.
-    """
+    """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
     small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     if small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    trained = set()
+    trained = set()  # Alphabets of the first small set, which the second also has.
     for split, folder in folders.items():
-        paths = (
-            re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", n) for n in sorted(tree.files)
-        )
-        entries = [Entry(split, path[0], path[1], path[2]) for path in paths if path]
+        pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
+        paths = filter(None, map(pattern.fullmatch, sorted(tree.files)))
+        entries = [Entry(split, path[0], path[1], path[2]) for path in paths]
         yield from (entry for entry in entries if entry.coarse_label not in trained)
         trained = {entry.coarse_label for entry in entries} if small else set()
 
@@ -30,7 +26,6 @@ _URL = "https://github.com/brendenlake/omniglot/raw/master/python"
 
 DATASET = OfficialDataset(
     name="omniglot",
-    description="Omniglot, its background alphabets for training, its evaluation ones for test.",
     counts={"train": Count(19280, 964), "test": Count(13180, 659)},
     folders=("omniglot/python", "omniglot", "omniglot-py"),
     entries=("images_background", "images_evaluation", "images_background_small[12]"),
@@ -50,7 +45,9 @@ DATASET = OfficialDataset(
         Archive("images_background_small1.zip", "images_background_small1/*"),
         Archive("images_background_small2.zip", "images_background_small2/*"),
     ),
-    required="images_background.zip and images_evaluation.zip",
-    origin="https://github.com/brendenlake/omniglot/tree/master/python",
+    source=(
+        "images_background.zip and images_evaluation.zip from "
+        "https://github.com/brendenlake/omniglot/tree/master/python"
+    ),
     list_images=_list_images,
 )

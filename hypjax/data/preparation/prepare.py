@@ -26,7 +26,7 @@ from hypjax.system.locks import locked
 
 
 def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
-    """Returns a dataset's declaration, which `hypjax.catalogue` names."""
+    """Returns a dataset's declaration."""
     if name not in PREPARED:
         raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
     module, _, attribute = PREPARED[name].declaration.partition(".")
@@ -73,10 +73,8 @@ def prepare(
             console.say(f"{name} is already prepared")
     prepared = open_folder(name, folder)
     if prepared.part != part:
-        raise UserError(
-            f"{folder} holds the part {prepared.part}, not {part} (None is the whole); remove that "
-            "folder, or name another with --data_dir"
-        )
+        held = f"holds the part {prepared.part}, not {part} (None is the full dataset)"
+        raise UserError(f"{folder} {held}; remove it, or name another folder with --data_dir")
     return prepared
 
 
@@ -103,10 +101,7 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
 
 
 def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
-    """Opens a prepared dataset; one that needs no files is prepared first if necessary.
-
-    `data_dir` is the folder or cloud URL of prepared datasets; `~/tensorflow_datasets` if None.
-    """
+    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
     declaration, root = declared(name), _root(data_dir)
     if is_url(root):
         root = str(_local_copy(root, name))
@@ -114,20 +109,17 @@ def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
     if folder.exists():
         return open_folder(name, folder)
     if isinstance(declaration, OfficialDataset):
-        option = f" --data_dir={root}" if data_dir else ""
-        raise UserError(
-            f"{name} is not prepared in {root}; run python -m hypjax.prepare --dataset={name}"
-            f"{option} (with --manual_dir=FOLDER where the files cannot be downloaded)"
-        )
+        command = f"python -m hypjax.prepare --dataset={name}"
+        command += f" --data_dir={root}" if data_dir else ""
+        note = "(with --manual_dir=FOLDER where the files cannot be downloaded)"
+        raise UserError(f"{name} is not prepared in {root}; run {command} {note}")
     return prepare(name, data_dir=root)
 
 
 def _local_copy(url: str, name: str) -> pathlib.Path:
-    """Copies a dataset from the folder at a URL to the cache; returns the folder of copies.
-
-    Records are read in random order, a few kilobytes at a time, which is slow in object storage. A
-    copy is never compared with its source again, since a prepared version does not change.
-    """
+    """Copies a dataset from the folder at a URL to the cache; returns the folder of copies."""
+    # Random access to a few kilobytes at a time is slow in object storage. Copies are not compared
+    # with their source again: a prepared version does not change.
     root = cache_folder() / "datasets" / url_hash(url)
     folder, source = root / name / VERSION, f"{url.rstrip('/')}/{name}/{VERSION}"
     with explained(f"cannot copy {url} to {root}"), _locked(folder, f"copying {name}") as absent:
@@ -135,10 +127,8 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
             prepared = CloudFolder(source)
             files = prepared.sizes()
             if MANIFEST not in files:
-                raise UserError(
-                    f"{source} holds no dataset; prepare it on local disk (python -m "
-                    f"hypjax.prepare --dataset={name}), and copy its whole folder there"
-                )
+                command = f"python -m hypjax.prepare --dataset={name}"
+                raise UserError(f"{source} holds no dataset; run {command}, and copy its folder")
             console.say(f"copying {source} to {folder} (once)")
             with replacing(folder) as unfinished:
                 prepared.get(files, unfinished)
@@ -163,14 +153,13 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
     """Returns an official dataset, or a part of it; None if it is none."""
-    whole = declared(name)
-    if not isinstance(whole, OfficialDataset):
+    official = declared(name)
+    if not isinstance(official, OfficialDataset):
         return None
-    return whole.parts[part] if part else whole
+    return official.parts[part] if part else official
 
 
 def _root(data_dir: str | None) -> str:
-    """Returns the folder or URL of prepared datasets."""
     default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
     root = os.fspath(data_dir or default)
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
@@ -181,23 +170,16 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
     labels = {split: {image.label for image in images} for split, images in listing.items()}
     tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
     if shared := labels.get("train", set()) & tested:
-        raise UserError(
-            f"{min(shared)} is in both train and test; these files are not a copy of "
-            f"{official.name}"
-        )
+        problem = f"{min(shared)} is in both train and test"
+        raise UserError(f"{problem}; these files are not a copy of {official.name}")
     counts = {split: Count(len(listing[split]), len(labels[split])) for split in listing}
     if (note := _partial(official, counts)) and not allow_partial:
-        raise UserError(
-            f"this is {note}; use --allow_partial to continue; every result will say so"
-        )
+        raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 
 
 def _partial(official: OfficialDataset, counts: Mapping[str, Count]) -> str:
-    """Describes a copy by the splits that differ from the published ones; '' if none does.
-
-    For example 'a partial copy of cub200: train 238 of 5864 images in 4 of 100 classes'.
-    """
-    parts = []
+    """Lists splits that differ from the published counts; '' if none does."""
+    parts = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
     for split, expected in official.counts.items():
         images, classes = counts.get(split, Count(0, 0))
         other_classes = expected.classes not in (None, classes)

@@ -1,7 +1,6 @@
-"""Revisited Oxford and Paris: photos of buildings, judged for each query (Radenović et al., 2018).
+"""Revisited Oxford and Paris: photos of buildings (Radenović et al., 2018).
 
-Queries are not in the gallery. The images have no classes: a query should find the images that are
-judged to show the same building.
+The images have no classes: for each query, a ground truth lists what it should find.
 """
 
 import functools
@@ -25,55 +24,43 @@ def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
 
 
 def _judgements(name: str, tree: FileTree) -> pyarrow.Table:
-    """The judgements by name, with boxes rounded to pixels as Pillow's crop rounds them."""
+    """The ground truth by name, with boxes rounded to pixels as Pillow's crop rounds them."""
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
-    lists = {
-        level: [[truth.gallery[i] for i in items] for items in judged]
-        for level, judged in truth.ground_truth._asdict().items()
-    }
-    columns = {"query": truth.queries, "box": np.rint(truth.boxes).astype(int).tolist(), **lists}
+    columns = {"query": truth.queries, "box": np.rint(truth.boxes).astype(int).tolist()}
+    for level, rows in truth.ground_truth._asdict().items():
+        columns[level] = [[truth.gallery[i] for i in items] for items in rows]
     return pyarrow.table(columns, JUDGEMENTS_SCHEMA)
 
 
-def _dataset(
-    name: str, city: str, images: int, folders: tuple[str, ...], archives: tuple[str, ...]
-) -> OfficialDataset:
+def _dataset(name: str, images: int, old_folder: str, *archives: str) -> OfficialDataset:
     return OfficialDataset(
         name=name,
-        description=f"Revisited {city}: 70 queries with boxes, and a gallery with judgements.",
         counts={"query": Count(70, 1), "gallery": Count(images, 1)},
-        folders=folders,
+        folders=(name, old_folder),
         entries=("jpg", "*.jpg", "paris", f"gnd_{name}.pkl"),
         archives=tuple(Archive(file, unpacked="jpg/*.jpg") for file in archives),
-        required=f"{', '.join(archives)} and gnd_{name}.pkl",
-        origin="https://www.robots.ox.ac.uk/~vgg/data and http://cmp.felk.cvut.cz/revisitop",
+        source=(
+            f"{', '.join(archives)} from https://www.robots.ox.ac.uk/~vgg/data, and gnd_{name}.pkl "
+            "from http://cmp.felk.cvut.cz/revisitop"
+        ),
         list_images=functools.partial(_list_images, name),
         tables={JUDGEMENTS: functools.partial(_judgements, name)},
     )
 
 
-ROXFORD = _dataset(
-    *("roxford5k", "Oxford", 4993, ("roxford5k", "oxford5k")),
-    archives=("oxbuild_images-v1.tgz",),
-)
-RPARIS = _dataset(
-    *("rparis6k", "Paris", 6322, ("rparis6k", "paris6k")),
-    archives=("paris_1-v1.tgz", "paris_2-v1.tgz"),
-)
-
+ROXFORD = _dataset("roxford5k", 4993, "oxford5k", "oxbuild_images-v1.tgz")
+RPARIS = _dataset("rparis6k", 6322, "paris6k", "paris_1-v1.tgz", "paris_2-v1.tgz")
 
 DISTRACTORS = OfficialDataset(
     name="revisitop1m",
-    description="The distractors of Revisited Oxford and Paris, a gallery without queries.",
     counts={"gallery": Count(1_001_001, 1)},
     folders=("revisitop1m",),
     entries=("jpg",),
     archives=tuple(Archive(f"revisitop1m.{i}.tar.gz", unpacked="jpg/*") for i in range(1, 101)),
-    required="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz",
-    origin="http://cmp.felk.cvut.cz/revisitop",
+    source="revisitop1m.1.tar.gz to revisitop1m.100.tar.gz from http://cmp.felk.cvut.cz/revisitop",
     list_images=lambda tree: (
-        Entry("gallery", file, "revisitop1m")
-        for file in sorted(tree.files)
-        if file.endswith(".jpg")
+        Entry("gallery", name, "revisitop1m")
+        for name in sorted(tree.files)
+        if name.endswith(".jpg")
     ),
 )

@@ -1,9 +1,8 @@
-"""Scenes: a built-in dataset of particular objects, made as Revisited Oxford and Paris are.
+"""Scenes: a built-in dataset of particular objects, like Revisited Oxford and Paris.
 
-An object is a letter in one face, seen in many pictures: on clutter, tilted, blurred and covered in
-part. Each letter is there in two faces, so the letter alone does not tell an object. Queries have
-a box, and judgements of what is easy, hard or junk in the gallery. Nothing is downloaded. On other
-kinds of machines, roundings of the perspective might change single pixels.
+An object is a letter in one of two faces, in many pictures: on clutter, tilted, blurred, partly
+covered. Queries have a box, and a ground truth of easy, hard and junk images in the gallery. On
+other kinds of machines, rounding in the perspective might change single pixels.
 """
 
 import itertools
@@ -162,9 +161,9 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
     room = np.array(_CANVAS) - np.ptp(placed, axis=0)
     placed += rng.uniform(0.1, 0.9, 2) * room - placed.min(axis=0)
     # Pillow's eight numbers map points of the result to points of the drawing.
-    (x, y), (u, v), one, none = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
-    first = np.column_stack([x, y, one, none, -u * x, -u * y])
-    second = np.column_stack([none, x, y, one, -v * x, -v * y])
+    (x, y), (u, v), ones, zeros = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
+    first = np.column_stack([x, y, ones, zeros, -u * x, -u * y])
+    second = np.column_stack([zeros, x, y, ones, -v * x, -v * y])
     numbers = np.linalg.solve(np.concatenate([first, second]), np.concatenate([u, v]))
     result = drawn.transform(
         _CANVAS, Image.Transform.PERSPECTIVE, numbers.tolist(), Image.Resampling.BILINEAR
@@ -217,7 +216,7 @@ class SceneObject(NamedTuple):
         return f"{self.letter.name} in {self.glyph.face}"
 
     def views(self, **numbers: int) -> "list[View]":
-        """Returns so many views of each difficulty."""
+        """Returns a number of views of each difficulty."""
         return [View(self, level, i) for level, n in numbers.items() for i in range(n)]
 
 
@@ -240,15 +239,11 @@ class View(NamedTuple):
 
     def example(self) -> Example:
         """Renders the picture of a record."""
-        letter = self.thing.letter
-        return example(self.render().pixels, self.name, self.thing.name, letter.script)
+        return example(self.render().pixels, self.name, self.thing.name, self.thing.letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses two faces of each letter without accents, at random, by what they are for.
-
-    Letters that resemble an earlier one when drawn at the same size are left out.
-    """
+    """Chooses letters for each part at random, in two faces, unless they resemble earlier ones."""
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
     letters = [letters[i] for i in rng.permutation(len(letters))]
@@ -289,13 +284,12 @@ def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyph
 
 def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View]]:
     """Returns the views of each split, in the order of its records."""
+    train = [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)]
+    query = [View(thing, "query", 0) for thing in objects["query"]]
     gallery = [view for thing in objects["query"] for view in thing.views(**GALLERY_VIEWS)]
     distractors = zip(objects["distractor"], itertools.cycle(("easy", "hard")), strict=False)
-    return {
-        "train": [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)],
-        "query": [View(thing, "query", 0) for thing in objects["query"]],
-        "gallery": gallery + [View(thing, level, 0) for thing, level in distractors],
-    }
+    gallery += [View(thing, level, 0) for thing, level in distractors]
+    return {"train": train, "query": query, "gallery": gallery}
 
 
 def contents() -> Contents:
@@ -315,11 +309,10 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
         if anchor.difficulty == "easy"
     ]
     judgements = []
-    for thing in objects["query"]:
-        query = View(thing, "query", 0)
+    for query in (View(thing, "query", 0) for thing in objects["query"]):
         judgements.append({"query": query.name, "box": query.render().box})
         for level, number in GALLERY_VIEWS.items():
-            judgements[-1][level] = [view.name for view in thing.views(**{level: number})]
+            judgements[-1][level] = [view.name for view in query.thing.views(**{level: number})]
     return {
         records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
         records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),

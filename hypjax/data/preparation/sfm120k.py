@@ -23,22 +23,18 @@ def _read(tree: FileTree) -> dict[str, _Part]:
     loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
         return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
-    except (*safe_pickle.UNEXPECTED, IndexError) as error:
+    except Exception as error:  # A pickle of another structure may raise almost anything.
         problem = "it needs train and val, each with cids, cluster, qidxs and pidxs that fit"
         raise tree.damaged(_LIST, problem) from error
 
 
 def _part(split: str, loaded: dict[str, Any]) -> _Part:
-    names = list(loaded["cids"])
-    clusters, anchors, positives = (
-        safe_pickle.as_indices(loaded[key]).tolist() for key in ("cluster", "qidxs", "pidxs")
-    )
-    # Folders are named by the last characters.
-    files = [f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in names]
-    entries = [
-        Entry(split, name, f"{split} cluster {cluster}", file=file)
-        for name, file, cluster in zip(names, files, clusters, strict=True)
-    ]
+    names, entries, keys = list(loaded["cids"]), [], ("cluster", "qidxs", "pidxs")
+    clusters, anchors, positives = (safe_pickle.as_indices(loaded[x]).tolist() for x in keys)
+    for name, cluster in zip(names, clusters, strict=True):
+        # Folders are named by the last characters.
+        file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
+        entries.append(Entry(split, name, f"{split} cluster {cluster}", file=file))
     return entries, [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
 
 
@@ -53,14 +49,12 @@ def _pairs(tree: FileTree) -> pyarrow.Table:
 
 DATASET = OfficialDataset(
     name="sfm120k",
-    description="Retrieval-SfM-120k, its validation clusters as the test part.",
     # Of the released loader's report and the paper; clusters of the test part are not compared.
     counts={"train": Count(91_642, 551), "test": Count(6_403, None)},
     folders=("retrieval-SfM-120k", "sfm120k"),
     entries=("ims", _LIST),
     archives=(Archive("ims/ims.tar.gz", unpacked="ims/[0-9a-f]*"),),
-    required=f"ims/ims.tar.gz and {_LIST}",
-    origin="http://cmp.felk.cvut.cz/cnnimageretrieval",
+    source=f"ims/ims.tar.gz and {_LIST} from http://cmp.felk.cvut.cz/cnnimageretrieval",
     list_images=_list_images,
     tables={PAIRS: _pairs},
 )

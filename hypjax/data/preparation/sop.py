@@ -16,12 +16,10 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 DATASET = OfficialDataset(
     name="sop",
-    description="Stanford Online Products, with its own split by class.",
     counts={"train": Count(59551, 11318), "test": Count(60502, 11316)},
     folders=("Stanford_Online_Products",),
     entries=("Ebay_train.txt", "Ebay_test.txt", "*_final"),
     archives=(Archive("Stanford_Online_Products.zip", unpacked="*_final"),),
-    required="Stanford_Online_Products.zip",
-    origin="https://cvgl.stanford.edu/projects/lifted_struct/",
+    source="Stanford_Online_Products.zip from https://cvgl.stanford.edu/projects/lifted_struct/",
     list_images=_list_images,
 )

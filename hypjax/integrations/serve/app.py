@@ -29,7 +29,7 @@ _HITS = re.compile("[1-9][0-9]{0,2}|1000")
 
 
 def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
-    """Returns the application of a searcher, which answers to further names, too."""
+    """Returns the application of a searcher; `names` are further names of the server."""
     handlers = _Handlers(searcher)
     app = Starlette(
         routes=[
@@ -74,15 +74,14 @@ class _Handlers:
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
-        options = _options(request)
+        options = _search_options(request)
         key = request.path_params.get("key")
         upload = contextlib.nullcontext(key) if key else self._uploads.read(request)
         async with upload as query, admitted(self._free):
             return JSONResponse(await _in(self._worker, self._searcher.search, query, *options))
 
 
-def _options(request: Request) -> tuple[int, str | None, bool]:
-    """The number of hits, their class, and whether they are placed in the disk."""
+def _search_options(request: Request) -> tuple[int, str | None, bool]:
     options = {"k": "10", "class": "", "places": "false"}
     if unknown := set(request.query_params) - set(options):
         name = on_one_line(min(unknown))[:40]
@@ -103,10 +102,9 @@ async def _refused(_: Request, error: HTTPException) -> Response:
 
 
 async def _away(_: Request, error: Exception) -> Response:
-    """Answers where a collection on a server does not."""
-    print(f"error: {error}", file=sys.stderr)
-    words = "the gallery cannot be searched now; the server's log says why"
-    return JSONResponse({"error": words}, 503, {"Retry-After": "5"})
+    print(f"error: {error}", file=sys.stderr)  # Such as that Qdrant does not answer.
+    message = "the gallery cannot be searched now; the server's log says why"
+    return JSONResponse({"error": message}, 503, {"Retry-After": "5"})
 
 
 async def _failed(_: Request, error: Exception) -> Response:

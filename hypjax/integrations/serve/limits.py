@@ -1,4 +1,4 @@
-"""What clients may do: bounds of uploads and their number, and the origins that are answered."""
+"""Bounds on uploads and searches, and the origins whose requests are answered."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ MultiPartParser.spool_max_size = MOST_BYTES  # Nothing is written to a disk.
 
 @contextlib.asynccontextmanager
 async def admitted(free: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Waits a little until another search may begin, or answers that none may."""
+    """Waits briefly until another search may begin, or refuses."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             await free.acquire()
@@ -48,12 +48,11 @@ async def admitted(free: asyncio.Semaphore) -> AsyncIterator[None]:
 class Uploads:
     """Uploads in memory, bounded by their bytes: slow ones hold few, and keep out no others."""
 
-    def __init__(self) -> None:
-        self._held = 0
+    _held = 0
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads an image file, if it is small and fast enough: the body, or the file of a form."""
+        """Reads a small image file that arrives in time: the body, or the file of a form."""
         received = 0
 
         async def receive() -> Message:
@@ -88,7 +87,13 @@ async def _read(request: Request) -> bytes:
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            content = await _content(request)
+            kind = request.headers.get("content-type", "").lower()
+            if not kind.startswith("multipart/form-data"):
+                content = await request.body()
+            else:
+                async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
+                    files = [value for value in form.values() if isinstance(value, UploadFile)]
+                    content = await files[0].read() if files else b""
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
         raise HTTPException(408, message, _END) from error
@@ -99,16 +104,8 @@ async def _read(request: Request) -> bytes:
     return content
 
 
-async def _content(request: Request) -> bytes:
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return await request.body()
-    async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
-        files = [value for value in form.values() if isinstance(value, UploadFile)]
-        return await files[0].read() if files else b""
-
-
 def check_image(encoded: bytes) -> None:
-    """Refuses what does not begin like an image of a bounded size; decodes nothing."""
+    """Refuses files that do not begin like an image of a bounded size; decodes nothing."""
     too_many = HTTPException(413, f"the image has more than {MOST_PIXELS:,} pixels; scale it down")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
@@ -124,9 +121,8 @@ def check_image(encoded: bytes) -> None:
 class Guard:
     """Answers only requests that name this server, and no uploads of other sites' pages.
 
-    A page of another site could otherwise have its own name resolve to this address, or post to it.
-    Localhost and addresses are always names of this server, which Starlette's TrustedHostMiddleware
-    cannot say.
+    Another site's page could otherwise post to this address, or have its own name resolve to it.
+    Unlike with Starlette's TrustedHostMiddleware, localhost and addresses always name this server.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
@@ -155,10 +151,7 @@ class Guard:
 
 
 def _reading_all(receive: Receive, send: Send, unread: bool) -> tuple[Receive, Send]:
-    """Reads what is left of a body before an answer begins.
-
-    A socket that is closed with unread bytes is reset, and most clients then lose the answer.
-    """
+    # A socket that is closed with unread bytes is reset, and most clients then lose the answer.
 
     async def next_part() -> Message:
         nonlocal unread
@@ -179,7 +172,6 @@ def _reading_all(receive: Receive, send: Send, unread: bool) -> tuple[Receive, S
 
 
 def _is_own(name: str) -> bool:
-    """Whether this is localhost or an address."""
     try:
         return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
@@ -187,7 +179,6 @@ def _is_own(name: str) -> bool:
 
 
 def _name(url: str) -> str:
-    """The host of a URL, without its port; '' if there is none."""
     try:
         return urllib.parse.urlsplit(url).hostname or ""
     except ValueError:

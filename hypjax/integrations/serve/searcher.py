@@ -18,17 +18,16 @@ from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
 from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
 
-_SAMPLE = 300  # Images in the disk, whose places take seconds to find.
-_SIDE = 256  # Pixels of the longer side of a thumbnail.
-_THUMBNAILS = 2000  # That are kept, about 10 kB each.
+_SAMPLE = 300  # Images in the disk, whose layout takes seconds.
+_SIDE = 256  # Pixels of a thumbnail's longer side.
+_THUMBNAILS = 2000  # In memory, about 10 kB each.
 _Answer = dict[str, Any]
 
 
 class Searcher:
-    """Embeds images, finds their neighbours, and places both in the Poincaré disk.
+    """Embeds images, finds their neighbours, and places them in the Poincaré disk.
 
-    The methods but `thumbnail` are called by one thread at a time. `about` is what clients are told
-    of the gallery.
+    Only `thumbnail` may be called by several threads at a time. `about` describes the gallery.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
@@ -39,14 +38,14 @@ class Searcher:
             raise UserError("there are no images in the gallery")
         self._root = _shared_folder([item.path for item in sample])
         points = np.stack([item.point for item in sample])
-        places = layout.lay_out(points, model.space)
-        self._place = layout.placing_among(points, places, model.space)
-        shown = zip(sample, _pairs(places), strict=True)
+        positions = layout.lay_out(points, model.space)
+        self._place = layout.placing_among(points, positions, model.space)
+        placed = zip(sample, _pairs(positions), strict=True)
         self.about: _Answer = {
             "images": len(gallery),
             "space": str(model.space),
             "classes": gallery.classes(),
-            "sample": [self._shown(item) | {"place": place} for item, place in shown],
+            "sample": [self._shown(item) | {"place": place} for item, place in placed],
         }
         image = io.BytesIO()  # Compiles what every search runs.
         Image.new("L", (1, 1)).save(image, "png")
@@ -54,7 +53,7 @@ class Searcher:
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
-        """Embeds the file of an image, or refuses what is none."""
+        """Embeds an image file, or refuses another file."""
         check_image(encoded)
         embedded = self.model.gallery([encoded])
         for reason in embedded.unreadable.values():
@@ -62,29 +61,29 @@ class Searcher:
         return embedded.vectors[0]
 
     def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches with the file of an image, or by key with one of the gallery, itself left out.
+        """Searches for an image file, or for an image of the gallery by its key, without itself.
 
-        The hits are of a class, if that is given, and are placed in the disk.
+        With a `label`, hits are of this class; if `placed`, they have positions in the disk.
         """
         row = self._find(query) if isinstance(query, str) else None
         point = row.point if row else self.embed(query)
         paths = [os.path.realpath(row.path)] if row else None
-        (found,) = self._gallery.nearest(point[None], k, paths, label)
-        distances = dict(zip(found.keys, found.distances, strict=True))
-        items = self._gallery.read(found.keys)  # One of a server may be gone meanwhile.
+        (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
+        distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
+        items = self._gallery.read(neighbours.keys)  # One of a server may be gone meanwhile.
         query = self._shown(row) if row else {}
         hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
         if placed:
-            places = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
-            for shown, place in zip((query, *hits), places, strict=True):
-                shown["place"] = place
-        match = self.model.match if found.distances else None
-        remark = match.remark(found.distances[0]) if match else ""
+            pairs = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
+            for image, place in zip((query, *hits), pairs, strict=True):
+                image["place"] = place
+        match = self.model.match if neighbours.distances else None
+        remark = match.remark(neighbours.distances[0]) if match else ""
         return {"query": query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
-        for item in self._gallery.read([key]):
-            return item
+        if items := self._gallery.read([key]):
+            return items[0]
         raise HTTPException(404, "the gallery has no image with this key")
 
     def _shown(self, item: GalleryItem) -> _Answer:
@@ -106,7 +105,7 @@ class Searcher:
 
 
 def _shared_folder(paths: Sequence[str]) -> str:
-    """The folder that holds all files, with a slash at its end; '' if that is none, or the root."""
+    """The common folder of files, with a slash at its end; '' if it is the root, or none."""
     try:
         shared = os.path.commonpath([os.path.dirname(path) for path in paths])
         return "" if shared == os.sep else os.path.join(shared, "")
@@ -114,6 +113,6 @@ def _shared_folder(paths: Sequence[str]) -> str:
         return ""
 
 
-def _pairs(places: layout.Places) -> list[list[float]]:
-    # Rounded towards the origin, so that places remain in the disk.
-    return (np.trunc(np.stack([places.real, places.imag], axis=1) * 1e4) / 1e4).tolist()
+def _pairs(positions: layout.Places) -> list[list[float]]:
+    # Rounded towards the origin, to remain in the disk.
+    return (np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4).tolist()

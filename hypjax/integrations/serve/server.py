@@ -43,10 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         return socket.create_server((address[0], port), family=family, backlog=128)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(
-            f"cannot open port {port} of {host} ({reason(error)}); choose another with --port or "
-            "--host"
-        ) from error
+        problem = f"cannot open port {port} of {host} ({reason(error)})"
+        raise UserError(f"{problem}; choose another with --port or --host") from error
 
 
 def url_of(listener: socket.socket) -> str:
@@ -68,7 +66,7 @@ class _Protocol(H11Protocol):
         self.loop.call_later(HEADER_SECONDS, self._watch, self.cycle)
 
     def _watch(self, seen: object) -> None:
-        """Ends the connection if its last request is answered, and was the last one before, too."""
+        """Ends an idle connection that has begun no request since the last call."""
         is_idle = self.cycle is None or self.cycle.response_complete
         if is_idle and self.cycle is seen:
             self.transport.close()

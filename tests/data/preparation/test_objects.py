@@ -1,4 +1,4 @@
-"""Datasets of particular objects: prepared from official files, and opened with their relations."""
+"""Datasets of particular objects: their lists, and how they are prepared and opened."""
 
 import dataclasses
 import os
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hypjax.config import default_config
+from hypjax.data.ground_truth import read_ground_truth
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -38,44 +39,32 @@ def oxford(folder, data_dir, missing=(), run=None, **judged):
     return opened("roxford5k", data_dir, run)
 
 
-def plain(judgements):
-    return [[items.tolist() for items in part] for part in judgements]
-
-
-def test_revisited_is_opened_with_boxes_and_judgements(tmp_path):
-    object_files.write_roxford(tmp_path)
-    prepared("roxford5k", tmp_path, tmp_path / "data")
-    splits = opened("roxford5k", tmp_path / "data")
+def test_revisited_is_opened_with_boxes_and_its_ground_truth(tmp_path):
+    splits = oxford(tmp_path, tmp_path / "data")
     assert splits.train is None and splits.validation is None and splits.name == "roxford5k"
     assert [len(splits.test), len(splits.gallery)] == [2, 6]
     assert splits.test.boxes.tolist() == 2 * [[2, 3, 16, 12]]
-    assert plain(splits.ground_truth) == [[[0], [1]], [[2, 5], []], [[4], [4]]]
+    lists = [[items.tolist() for items in part] for part in splits.ground_truth]
+    assert lists == [[[0], [1]], [[2, 5], []], [[4], [4]]]
     assert "query 2 of 70 images, gallery 6 of 4993" in splits.notes[0]
     assert splits.test.describe() == "2 images"
-
-
-def test_a_partial_copy_judges_what_it_has(tmp_path):
-    splits = oxford(tmp_path, tmp_path / "data", ["keble_000001", "oxford_000000"])
-    names = [splits.gallery.name(i) for i in splits.ground_truth.hard[0]]
+    partial = oxford(tmp_path / "b", tmp_path / "less", ["keble_000001", "oxford_000000"])
+    names = [partial.gallery.name(i) for i in partial.ground_truth.hard[0]]
     assert names == ["oxford_000002", "oxford_000005"]
-    assert plain(splits.ground_truth)[0] == [[]]
+    assert [items.tolist() for items in partial.ground_truth.easy] == [[]]
 
 
 @pytest.mark.parametrize("cache", ["none", "host"])
 def test_a_query_is_cut_to_its_box_before_it_is_viewed(tmp_path, cache):
     run = {"cache": cache, "cache_dir": str(tmp_path / "cache")}
     queries = oxford(tmp_path, tmp_path / "data", run=run).test
-    for test in ("centre_crop", "squash"):
-        view = View(8, 8, 3, test)
-        whole = dataclasses.replace(queries, boxes=None).image(0, 3)
-        cut = whole.crop((2.4, 3, 15.6, 12))  # Pillow rounds the box.
-        if test == "squash":
-            expected = cut.resize((8, 8), 3)
-        else:  # The shorter side, then the middle.
-            width = int(8 * cut.width / cut.height)
-            left = round((width - 8) / 2)
-            expected = cut.resize((width, 8), 3).crop((left, 0, left + 8, 8))
-        np.testing.assert_array_equal(queries.test_view(0, view), np.asarray(expected))
+    full = dataclasses.replace(queries, boxes=None).image(0, 3)
+    cut = full.crop((2.4, 3, 15.6, 12))  # Pillow rounds the box.
+    width = int(8 * cut.width / cut.height)
+    left = round((width - 8) / 2)
+    centre = cut.resize((width, 8), 3).crop((left, 0, left + 8, 8))
+    for view, expected in (("squash", cut.resize((8, 8), 3)), ("centre_crop", centre)):
+        np.testing.assert_array_equal(queries.test_view(0, View(8, 8, 3, view)), expected)
 
 
 def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
@@ -91,9 +80,7 @@ def test_benchmarks_join_a_dataset_and_distractors_their_galleries(tmp_path):
     splits = opened("sfm120k", tmp_path / "data", **options)
     assert list(splits.tasks) == ["sfm120k", "roxford5k+1m"]
     gallery = splits.tasks["roxford5k+1m"].gallery
-    assert [gallery.name(i) for i in (0, 5, 6, 7)] == [
-        *("oxford_000000", "oxford_000005", "jpg/a.jpg", "jpg/b.jpg")
-    ]
+    assert gallery.names[5:].tolist() == ["oxford_000005", "jpg/a.jpg", "jpg/b.jpg"]
     assert opened("sfm120k", tmp_path / "data").fingerprint == splits.fingerprint
     assert list(splits.fingerprints) == ["images", "images of roxford5k+1m"]
 
@@ -130,3 +117,35 @@ def test_a_damaged_or_malicious_list_is_refused(tmp_path):
         with pytest.raises(UserError, match=keyword):
             prepared("sfm120k", folder, tmp_path / "data")
     assert not (tmp_path / "data/sfm120k/2.1.0").exists()
+
+
+FIRST = {"bbx": [1.5, 2, 30, 40], "easy": np.array([0]), "hard": [1], "junk": np.array([], int)}
+SECOND = {"bbx": np.array([0, 0, 3, 4.0]), "easy": [], "hard": np.array([3], ">i2"), "junk": [2]}
+CONTENTS = {"imlist": [*"abcd"], "qimlist": [*"qr"], "gnd": [FIRST, SECOND]}
+
+
+def test_a_ground_truth_is_read(tmp_path):
+    path = tmp_path / "gnd_roxford5k.pkl"
+    path.write_bytes(pickle.dumps(CONTENTS, protocol=2))
+    truth = read_ground_truth(path)
+    assert (truth.queries, truth.gallery) == (("q", "r"), ("a", "b", "c", "d"))
+    assert truth.boxes.tolist() == [[1.5, 2, 30, 40], [0, 0, 3, 4]]
+    lists = [[items.tolist() for items in part] for part in truth.ground_truth]
+    assert lists == [[[0], []], [[1], [3]], [[], [2]]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gnd": os.system}, r"gnd.pkl is refused: .*system"),
+        ({"qimlist": ["q"]}, "is not a ground truth"),
+        ({"gnd": [FIRST, FIRST | {"easy": [0.5]}]}, "is not a ground truth"),
+        ({"gnd": [FIRST, FIRST | {"junk": [4]}]}, "is damaged"),
+        (None, "is damaged"),  # Half a file.
+    ],
+)
+def test_what_is_no_ground_truth_is_refused(tmp_path, changed, message):
+    path, content = tmp_path / "gnd.pkl", pickle.dumps(CONTENTS | (changed or {}))
+    path.write_bytes(content if changed else content[: len(content) // 2])
+    with pytest.raises(UserError, match=message):
+        read_ground_truth(path)

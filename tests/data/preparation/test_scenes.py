@@ -7,14 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.data import records
 from hypjax.data.preparation import fonts, scenes
-from hypjax.data.records import (
-    open_folder,
-    open_records,
-    read_judgements,
-    read_pairs,
-    write_records,
-)
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +16,9 @@ def objects():
     return scenes.choose_objects(fonts.glyph_classes())
 
 
-@pytest.fixture(scope="module")
-def few(objects):
-    return {part: found[:4] for part, found in objects.items()}
-
-
 def test_sizes_and_names(objects):
     """No letter is in two parts."""
-    sizes = {part: len(found) for part, found in objects.items()}
+    sizes = {part: len(things) for part, things in objects.items()}
     assert sizes == {"train": 600, "query": 70, "distractor": 300}
     splits = scenes.split_views(objects)
     assert [len(splits[name]) for name in ("train", "query", "gallery")] == [6000, 70, 1140]
@@ -41,7 +30,7 @@ def test_sizes_and_names(objects):
     assert len(set.union(*letters)) == sum(map(len, letters))
 
 
-def test_letters_that_differ_in_size_only_are_not_two_objects(objects):
+def test_letters_that_differ_only_in_size_are_not_two_objects(objects):
     things = list(itertools.chain.from_iterable(objects.values()))
     for alike in ("cC", "oO", "sS", "vV", "wW", "xX", "zZ"):
         small, large = ({t.glyph.face for t in things if t.letter.base == a} for a in alike)
@@ -59,24 +48,28 @@ def test_boxes_frame_the_letter(objects):
     assert np.mean(correlations) > 0.5, np.mean(correlations)
 
 
-def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(few, tmp_path, monkeypatch):
+def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
+    objects, tmp_path, monkeypatch
+):
+    few = {part: things[:4] for part, things in objects.items()}
     monkeypatch.setattr(scenes, "choose_objects", lambda classes: few)
-    write_records(tmp_path / "scenes", "scenes", scenes.contents(), None)
+    records.write_records(tmp_path / "scenes", "scenes", scenes.contents(), None)
     view = scenes.split_views(few)["query"][1]
     rendered = view.render()
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
-    folder = open_folder("scenes", tmp_path / "scenes")
-    train, query, gallery = (open_records(folder, s) for s in ("train", "query", "gallery"))
+    folder = records.open_folder("scenes", tmp_path / "scenes")
+    train, query, gallery = (
+        records.open_records(folder, split) for split in ("train", "query", "gallery")
+    )
     assert len({*train.labels, *query.labels, *gallery.labels}) == 3 * 4
-    pairs = read_pairs(folder, train.names)
+    pairs = records.read_pairs(folder, train.names)
     assert len({tuple(pair) for pair in pairs}) == len(pairs) == 4 * 5 * 9
     assert np.array_equal(*train.labels[pairs.T]) and (pairs[:, 0] != pairs[:, 1]).all()
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
-    boxes, judgements = read_judgements(folder, query.names, gallery.names)
+    boxes, truth = records.read_judgements(folder, query.names, gallery.names)
     assert np.array_equal(Image.open(io.BytesIO(query.content(1))), rendered.pixels)
     assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.thing.name
-    for label, *items in zip(query.labels, *judgements, strict=True):
-        assert [len(found) for found in items] == [5, 5, 2]
-        assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(items))
-        for level, found in zip(scenes.GALLERY_VIEWS, items, strict=True):
-            assert all(f"/{level}" in name for name in gallery.names[found])
+    for label, *lists in zip(query.labels, *truth, strict=True):
+        assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(lists))
+        for (level, number), items in zip(scenes.GALLERY_VIEWS.items(), lists, strict=True):
+            assert sum(f"/{level}" in name for name in gallery.names[items]) == len(items) == number
