@@ -1,11 +1,15 @@
 """Tuples of arrays that the packages exchange, and names of classes and splits in all tables."""
 
+import contextlib
+import decimal
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
+
+from hypjax.errors import UserError
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
 # Splits, and their other usual names, such as in the library `datasets`.
@@ -22,12 +26,22 @@ _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 _MISSING = {"none", "nan", "nat", "<na>"}  # How missing values that are no strings print.
 
 
-def class_name(label: object) -> str:
-    """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'."""
-    value = label.item() if hasattr(label, "item") else label
-    text = (value.decode() if isinstance(value, bytes) else str(value)).strip()
-    if not isinstance(value, str) and text.lower() in _MISSING:
+def class_name(label: object, where: str = "labels") -> str:
+    """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'.
+
+    Raises a UserError that names the place if the label is neither a name nor a whole number.
+    """
+    value = label.item() if getattr(label, "ndim", None) == 0 else label
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):
+            value = value.decode()
+    if is_real := isinstance(value, float | decimal.Decimal):
+        value = int(value) if value % 1 == 0 else value
+    text = str(value).strip()
+    if label is np.ma.masked or (not isinstance(value, str) and text.lower() in _MISSING):
         return ""
+    if not isinstance(value, str | int) and (is_real or hasattr(value, "__len__")):
+        raise UserError(f"{where}: {label!r:.80} is neither a name nor a whole number")
     return whole[1] if (whole := _WHOLE_NUMBER.fullmatch(text)) else text
 
 
@@ -38,8 +52,20 @@ def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str
 
 def split_name(name: object) -> str:
     """The split that a name stands for, such as 'validation' for Val, or else the name."""
-    text = class_name(name)
+    text = class_name(name, "splits")
     return _SPLIT_OF.get(_SUFFIX.sub("", text.lower()), text)
+
+
+def split_names(names: Iterable[object]) -> list[str]:
+    """The splits of a dataset; raises a UserError if two names, as test and eval, stand for one."""
+    texts = [class_name(name, "splits") for name in names]
+    split_of = {text: split_name(text) for text in dict.fromkeys(texts)}
+    spellings: dict[str, str] = {}
+    for text, split in split_of.items():
+        first = spellings.setdefault(split, text)
+        if first.lower() != text.lower():
+            raise UserError(f"{first} and {text} are both names of the split {split}; rename one")
+    return [split_of[text] for text in texts]
 
 
 class GroundTruth(NamedTuple):

@@ -21,7 +21,7 @@ from hypjax.errors import UserError, counted
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import Frame, View, class_name, split_name
+from hypjax.types import Frame, View, class_name, split_names
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
@@ -251,8 +251,8 @@ def table_of_names(
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
     """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
-    named = {"splits": map(split_name, splits), "coarse_labels": map(class_name, coarse_labels)}
-    columns = {name: np.array([*column], object) for name, column in named.items()}
+    named = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
+    columns = {name: np.array(column, object) for name, column in named.items()}
     columns = {name: column if any(column) else None for name, column in columns.items()}
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(

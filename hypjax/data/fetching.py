@@ -15,6 +15,7 @@ from hypjax.errors import UserError, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
+from hypjax.types import SPLITS, split_name
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _LISTED = 1000  # Members of a .tar file that tell whether it holds folders.
@@ -49,9 +50,11 @@ def local_path(where: str) -> pathlib.Path:
         with explained(f"cannot unpack {path}", advice), replacing(folder) as unfinished:
             unfinished.mkdir(parents=True)
             unpack(path, unfinished)
-    while len(below := _folders(folder)) == 1 and _folders(below[0]):
-        (folder,) = below  # It contains everything else.
-    return folder
+    top = [x for x in folder.iterdir() if x.name[0] != "." and x.name != "__MACOSX"]
+    folders = [x for x in top if x.is_dir()]
+    if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, top)):
+        return folder
+    return folders[0] if any(x.is_dir() for x in folders[0].glob("[!.]*")) else folder
 
 
 def _holds_folders(path: pathlib.Path) -> bool:
@@ -62,13 +65,16 @@ def _holds_folders(path: pathlib.Path) -> bool:
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
     except (OSError, tarfile.TarError):  # Who reads it says so.
         return False
-    known, files = Image.registered_extensions(), [x for x in files if x.name[0] != "."]
-    return all(len(x.parts) > 1 and x.suffix.lower() in known for x in files)
+    samples = {True: set(), False: set()}  # As WebDataset names them, of images and other files.
+    for file in files:
+        if file.name[0] != ".":
+            samples[_is_image(file)].add(file.parent / file.name.partition(".")[0])
+    images, others = samples[True], samples[False]
+    return bool(images) and images.isdisjoint(others) and all(len(x.parts) > 1 for x in images)
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Visible folders in a folder, without the one that macOS adds to archives."""
-    return [x for x in folder.iterdir() if x.is_dir() and x.name[0] != "." and x.name != "__MACOSX"]
+def _is_image(path: pathlib.PurePath) -> bool:
+    return path.suffix.lower() in Image.registered_extensions()
 
 
 def image_at(url: str) -> Dataset:

@@ -26,7 +26,7 @@ from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
-from hypjax.types import SPLITS, class_name, split_name
+from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
@@ -247,7 +247,9 @@ def read_table(table: pathlib.Path) -> Dataset:
     first_row, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
-        label, coarse_label = (class_name(row.get(name)) for name in ("label", "coarse_label"))
+        label, coarse_label = (
+            class_name(row.get(name), where) for name in ("label", "coarse_label")
+        )
         if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{where} needs a path, without null characters, and a label")
         if "\n" in path + label:
@@ -259,7 +261,7 @@ def read_table(table: pathlib.Path) -> Dataset:
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
-    if any(class_name(row.get(name)) for row in rows for name in _BOX):
+    if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; cut the images")
     return _files(*zip(*images, strict=True))
 
@@ -269,18 +271,17 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
 
     Without a column of splits, rows that are neither are training images.
     """
-    names = "is_query", "is_gallery"
+    names, where = ("is_query", "is_gallery"), str(table)
     try:
-        roles = [[_FLAGS[class_name(row.get(name)).lower()] for name in names] for row in rows]
+        roles = [[_FLAGS[class_name(row.get(x), where).lower()] for x in names] for row in rows]
     except KeyError as error:
         raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
     parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
-    splits = []
-    for number, (row, role) in enumerate(zip(rows, roles, strict=True), start=1):
-        split = split_name(row.get("split"))
+    named, splits = split_names(row.get("split") for row in rows), []
+    for number, (split, role) in enumerate(zip(named, roles, strict=True), start=1):
         if any(role) and split == "train":
             raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
-        training = any(map(any, roles)) and "split" not in row
+        training = any(map(any, roles)) and "split" not in rows[0]
         splits.append([*itertools.compress(parts, role)] or ["train" if training else split])
     return splits
 
@@ -315,7 +316,7 @@ def labelled_images(dataset: Any) -> Dataset:
     of labels, and perhaps of splits and coarse classes; or {split: any of these}.
     """
     if isinstance(dataset, Mapping) and dataset:
-        parts = [(split_name(split), _labelled(part)) for split, part in dataset.items()]
+        parts = zip(split_names(dataset), map(_labelled, dataset.values()), strict=True)
         images = stacked([replace(x, splits=np.full(len(x), split)) for split, x in parts])
     else:
         images = _labelled(dataset)
@@ -343,7 +344,7 @@ def _labelled(dataset: Any) -> Dataset:
                 "path, label), a dataset of Hugging Face, or a dictionary of these by split"
             ) from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-    classes = ["" if np.ndim(label) else class_name(label) for label in labels]
+    classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"
         raise UserError(f"{missing}, such as image {classes.index('')}; give one, or leave it out")

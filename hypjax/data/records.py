@@ -71,6 +71,7 @@ class Contents(NamedTuple):
     splits: Mapping[str, Iterable[Example]]  # In the order of the records.
     total: int  # Number of all examples, for the progress bar.
     tables: Mapping[str, pyarrow.Table]  # Of relations, by name.
+    note: str = ""  # How it differs from the published dataset, for all results.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ class RecordFolder:
     splits: Mapping[str, Count]  # Those with images.
     tables: Sequence[str]  # Names of its tables of relations.
     part: str | None  # The part of the dataset that was prepared; None: the whole.
+    note: str = ""
 
 
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
@@ -114,7 +116,8 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
             **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
             check_data=False,  # The check needs TensorFlow.
         )
-    write_json(folder / MANIFEST, {"splits": splits, "tables": [*contents.tables], "part": part})
+    facts = {"splits": splits, "tables": [*contents.tables], "part": part}
+    write_json(folder / MANIFEST, {**facts, "note": contents.note})
 
 
 def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.errors import UserError, explained, require_package
 from hypjax.system import console, hub
-from hypjax.types import class_name, class_names, split_name
+from hypjax.types import class_name, class_names, split_names
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # Usual names of columns, the first of which is taken.
@@ -48,12 +48,13 @@ def find_dataset(where: str) -> Dataset | None:
             raise UserError(f"{where}: there is no split {unknown[0]}; the splits are {names}")
         parts = {split: parts[split] for split in wanted}
     tables = []
-    for split, part in parts.items():
+    names = parts if "split" in options else split_names(parts)
+    for name, (split, part) in zip(names, parts.items(), strict=True):
         if not len(part):
             continue
         table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
         if len(parts) > 1 and "split" not in options:
-            table = dataclasses.replace(table, splits=np.full(len(table), split_name(split)))
+            table = dataclasses.replace(table, splits=np.full(len(table), name))
         tables.append(table)
     if not tables:
         raise UserError(f"{location} has no images")
@@ -201,6 +202,4 @@ def _values(dataset: Any, column: str, where: str) -> list[str]:
     kind, values = dataset.features[column], dataset[column][:]
     if names := getattr(kind, "names", None):
         return class_names(values, names)
-    if not hasattr(kind, "dtype") or _holds_bytes(kind):
-        raise UserError(f"{where}: {column} is {kind}; classes are names or whole numbers")
-    return [*map(class_name, values)]
+    return [class_name(x, f"{where}, {column} of row {i}") for i, x in enumerate(values)]

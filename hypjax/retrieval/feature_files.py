@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped
 from hypjax.errors import UserError, explained
 from hypjax.retrieval import inputs
 from hypjax.system import files
-from hypjax.types import class_name, split_name
+from hypjax.types import class_name, split_names
 
 _TABLES = (".parquet", ".csv")  # Perhaps of images.
 _ARRAYS = (".npz", ".npy", ".pt")
@@ -29,7 +29,7 @@ IN_SPACE = "in_space"  # Array beside features that are points of a space, which
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
-_NUMBER = re.compile(r"[-+.\d]+(e[-+]\d+)?")  # As NumPy writes it.
+_NUMBER = re.compile(r"[-+.\d]+([eE][-+]\d+)?")  # As NumPy writes it.
 _CHECKED = 1 << 16  # Rows that are checked at once.
 
 
@@ -64,9 +64,9 @@ def has_features(path: pathlib.Path) -> bool:
 def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
     """The delimiter, the columns' names (0, 1, ... without a header), and whether it has one."""
     delimiter, names = files.csv_header(path)
-    names, numbers = files.column_names(names), [str(i) for i in range(len(names))]
+    names, numbers = [*map(str.strip, names)], [str(i) for i in range(len(names))]
     has_header = names == numbers or not all(map(_NUMBER.fullmatch, names))
-    return delimiter, names if has_header else numbers, has_header
+    return delimiter, files.column_names(names) if has_header else numbers, has_header
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
@@ -105,16 +105,19 @@ def as_names(
     """Converts labels, ids or other names to strings; None if there are none."""
     if column is None:
         return None
-    values = np.asarray(column)
-    # Columns of tables with gaps hold whole numbers as floats.
-    whole = values.dtype.kind != "f" or not np.any(values[np.isfinite(values)] % 1)
-    if values.shape != (count,) or values.dtype.kind not in "iufbUSO" or not whole:
+    values = np.ma.asarray(column)  # Its list has None for masked values.
+    if values.shape != (count,) or values.dtype.kind not in "iufbUSO":
         kind = f"{values.dtype} of shape {list(values.shape)}"
         raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
-    as_name = split_name if name == "splits" else class_name
-    if name == "ids":  # Paths stay as they are.
-        return np.array([x if isinstance(x, str) else class_name(x) for x in values.tolist()], str)
-    return np.array([*map(as_name, values.tolist())], dtype=str)
+    if name == "splits":
+        return np.array(split_names(values.tolist()), dtype=str)
+    names = [
+        value  # Paths stay as they are.
+        if name == "ids" and isinstance(value, str)
+        else class_name(value, f"{name} of {source}, row {row}")
+        for row, value in enumerate(values.tolist())
+    ]
+    return np.array(names, dtype=str)
 
 
 def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:

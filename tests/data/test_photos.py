@@ -14,6 +14,7 @@ from PIL import Image
 from hypjax.config import default_config
 from hypjax.data import pixels
 from hypjax.data import splits as opening
+from hypjax.data.fetching import local_path
 from hypjax.data.photos import find_images, list_folder
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -317,6 +318,39 @@ def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, 
     if kind != "tar":  # Which may be another library's.
         with pytest.raises(UserError, match="cannot unpack .*photos.*unpack it yourself"):
             find_images(archive)
+
+
+def packed(folder, kind, files):
+    """Writes pictures and other files, which are empty, to an archive; returns its path."""
+    write_pictures(folder, [file for file in files.split() if file.endswith(".png")])
+    for file in files.split():
+        (folder / file).touch()
+    return shutil.make_archive(folder, kind, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "classes", "splits"),
+    [  # Of the images, in alphabetical order.
+        ("zip", "train/a/1.png train/b/2.png", "ab", ["train"] * 2),
+        ("zip", "photos/cars/a/1.png photos/cars/b/2.png", ["cars"] * 2, None),
+        ("zip", "1.png photos/a/2.png", ["", "photos"], None),
+        ("tar", "a/1.png b/2.png README.md", "ab", None),
+        ("tar", "photos/a/1.png photos/b/2.png photos/LICENSE", "ab", None),
+    ],
+)
+def test_an_archive_has_the_classes_and_splits_of_its_folder(
+    tmp_path, monkeypatch, kind, files, classes, splits
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = find_images(packed(tmp_path / "files", kind, files))
+    assert images.class_names.tolist() == [*classes]
+    assert (None if images.splits is None else images.splits.tolist()) == splits
+
+
+def test_tar_files_of_samples_are_no_folders(tmp_path):
+    for files in ("a/1.png a/1.cls", "1.png 2.png", "x/a.b/1.png x/a.b/1.seg.json"):
+        archive = packed(tmp_path / files.replace("/", "-"), "tar", files)
+        assert str(local_path(archive)) == archive
 
 
 def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):

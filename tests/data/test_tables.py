@@ -1,5 +1,6 @@
 """Tables of images: their cells, names of classes and splits, and what is refused."""
 
+import decimal
 import pathlib
 import re
 
@@ -11,7 +12,7 @@ from hypjax.data.photos import find_images, given_images, labelled_images
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import feature_table
-from hypjax.types import class_name, split_name
+from hypjax.types import class_name, split_name, split_names
 from tests.helpers.pictures import write_pictures, write_table
 
 PIXELS = [Image.new("RGB", (4, 4))] * 3
@@ -42,12 +43,15 @@ def read(path, text):
         ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
         ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
-        ("path,label\na.jpg,x\ns/../a.jpg,x\n", "row 2: s/../a.jpg is already in row 1"),
+        ("path,label\na.jpg,x\n/HERE/a.jpg,x\n", "row 2: .*/a.jpg is already in row 1"),
+        ("path,label\na.jpg,x\nb/../a.jpg,x\n", "row 2: b/../a.jpg is already in row 1"),
+        ("path,label,split\na.jpg,x,test\nb.jpg,x,eval\n", "test and eval are both .* split test"),
         ("path,label,is_query\na.jpg,x,perhaps\n", "perhaps"),
         ("path,label,split,is_query\na.jpg,x,train,True\n", "row 1 is a query .* train"),
     ],
 )
 def test_cells_of_tables(tmp_path, text, expected):
+    text = text.replace("/HERE", str(tmp_path))
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
             read(tmp_path / "t.csv", text)
@@ -89,9 +93,11 @@ def test_columns_of_open_metric_learning(tmp_path, capsys, roles, splits):
 
 def test_names_of_classes_and_splits():
     for names, labels in {
-        "3": (3, 3.0, "3", "3.0", " 3 ", np.float32(3), np.int64(3), b"3"),
-        "": (None, float("nan"), np.float32("nan"), np.datetime64("NaT"), ""),
-        "0.5": (0.5, "0.5"),
+        "3": (3, 3.0, "3", "3.0", " 3 ", np.float32(3), np.int64(3), b"3", decimal.Decimal("3.0")),
+        "1" + 16 * "0": (1e16, 10**16),
+        "": (None, float("nan"), np.float32("nan"), np.datetime64("NaT"), "", np.ma.masked),
+        "0.5": ("0.5", b"0.5"),
+        "True": (True, np.True_),
         "-1": (-1, -1.0, "-1"),
         "nan": ("nan",),
     }.items():
@@ -105,6 +111,31 @@ def test_names_of_classes_and_splits():
         "": ("", None, float("nan")),
     }.items():
         assert {split_name(name) for name in names} == {split}
+    assert split_names(["Train", "train", "val"]) == ["train", "train", "validation"]
+
+
+@pytest.mark.parametrize(
+    "label", [0.5, np.float32(2.5), float("inf"), ["a"], ("a", "b"), {}, np.array([3]), b"caf\xe9"]
+)
+def test_labels_that_name_no_class_are_refused_with_their_row(tmp_path, label):
+    labels = np.array(["a", None, "b"], object)
+    labels[1] = label
+    with pytest.raises(UserError, match="label of image 1: .* neither a name nor a whole number"):
+        labelled_images((PIXELS, labels))
+    with pytest.raises(UserError, match="labels of x, row 1: "):
+        feature_table({"features": np.eye(3), "labels": labels}, "x")
+    if not isinstance(label, dict | np.ndarray | np.float32):
+        rows = [{"path": name, "label": label} for name in "ab"]
+        with pytest.raises(UserError, match="t.parquet, row 1: "):
+            find_images(str(write_table(tmp_path / "t.parquet", rows)))
+
+
+def test_masked_labels_are_missing():
+    labels = np.ma.array([1, 2, 3], mask=[False, True, False])
+    with pytest.raises(UserError, match="no label, such as image 1"):
+        labelled_images((PIXELS, labels))
+    table = feature_table({"features": np.eye(3), "labels": labels}, "x")
+    assert table.labels.tolist() == ["1", "", "3"]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), ""])
@@ -137,7 +168,8 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
     ("names", "expected"),
     [  # Splits of the files in alphabetical order, None for classes, or a part of the error.
         ("Test/b/2 Train/a/1", ["test", "train"]),
-        ("Training/a/1 val/c/3 valid/b/2", ["train", "validation", "validation"]),
+        ("Training/a/1 val/c/3 valid/b/2", "val and valid are both names of the split validation"),
+        ("eval/c/3 test/b/2 train/a/1", "eval and test are both names of the split test"),
         ("Testing/b/2 VAL/a/1", ["test", "validation"]),
         ("gallery/a/1 query/a/1", ["gallery", "query"]),
         ("Test/2 Training/1", ["test", "train"]),
@@ -164,3 +196,10 @@ def test_arrays_of_paths_are_paths(tmp_path):
     for images in (np.array(paths), np.array([paths]), np.array(paths, object)):
         assert given_images(images).names.tolist() == paths
     assert given_images(np.array(paths)[0]).names.tolist() == paths[:1]
+
+
+def test_splits_of_a_dictionary_have_usual_names():
+    images = labelled_images({"Training": (PIXELS, "aab"), "val": (PIXELS, "ccd")})
+    assert images.splits.tolist() == ["train"] * 3 + ["validation"] * 3
+    with pytest.raises(UserError, match="val and dev are both"):
+        labelled_images({"val": (PIXELS, "aab"), "dev": (PIXELS, "ccd")})

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.data.photos import find_images, list_folder
+from hypjax.data.photos import find_images, labelled_images, list_folder
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import Embeddings, find_export
@@ -151,15 +151,20 @@ def test_columns_are_known_by_types_names_and_options(birds):
     assert images.class_names.tolist() == ["robin", "wren", "wren", ""]
     assert images.coarse_labels.tolist() == ["x", "y", "y", "y"]
     assert images.image(3, 3).getpixel((0, 0)) == (3, 0, 0)
-    where = birds(label=[1.0, None, 2.0, 0.5], split=["train", "test"] * 2, species=list("abab"))
+    where = birds(label=[1.0, None, 2.0, -3.0], split=["train", "test"] * 2, species=list("abab"))
     images = find_images(where)
-    assert images.class_names.tolist() == ["1", "", "2", "0.5"]
+    assert images.class_names.tolist() == ["1", "", "2", "-3"]
     assert images.splits.tolist() == ["train", "test"] * 2
     assert find_images(f"{where}?label=species").class_names.tolist() == list("abab")
     with pytest.raises(UserError, match="no genus"):
         open_at(f"{where}?label=genus")
-    with pytest.raises(UserError, match="whole numbers"):
-        open_at(birds(label=[[1]] * 4))
+    for labels in ([[1]] * 4, [0.5] * 4, [b"\xff"] * 4):
+        with pytest.raises(UserError, match="label of row 0: .* nor a whole number"):
+            open_at(birds(label=labels))
+    made = datasets.Dataset.from_dict({"label": ["a"]})
+    parts = {name: made for name in ("eval", "test")}
+    with pytest.raises(UserError, match="eval and test are both names of the split test"):
+        labelled_images(datasets.DatasetDict(parts))
 
 
 @pytest.mark.parametrize("space", [Sphere(), BALL, HYPERBOLOID], ids=str)

@@ -59,6 +59,12 @@ def files(features, labels, tmp_path_factory):
     ]
 
 
+@pytest.mark.parametrize("text", ["0.0,0.0,1.5\n2,0,1\n", "0e+00, 1, 0e+00\n", "0E+00;0E+00\n"])
+def test_a_first_row_of_equal_numbers_is_no_header(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    assert len(read_features(tmp_path / "a.csv").features) == text.count("\n")
+
+
 @pytest.mark.parametrize("space", [Sphere(), BALL])
 def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
     monkeypatch.setattr(inputs, "_BLOCK", 8)  # Three blocks, the last one padded.
@@ -122,7 +128,9 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
     for name, content, keyword in (
         ("a.npz", {"features": np.array([[1.0, 2], [np.nan, 1]])}, "row 1"),
         ("a.npz", {"features": np.eye(3), "labels": np.ones(2, int)}, r"shape \[2\]"),
-        ("a.npz", {"features": np.eye(2), "labels": [0.5, 1]}, "labels .* float64"),
+        ("a.npz", {"features": np.eye(2), "labels": [1, 0.5]}, "labels of .*a.npz, row 1: 0.5 is "),
+        ("a.npz", {"features": np.eye(2), "labels": [b"a", b"\xe9"]}, r"a.npz, row 1: b'\\xe9' "),
+        ("a.npz", {"features": np.eye(2), "splits": ["test", "eval"]}, "test and eval are both"),
         ("a.npz", {"embeddings": np.eye(2)}, "no array features"),
         ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
         ("a.csv", b"path,label\na.jpg,x\n", "no column features"),

@@ -26,15 +26,19 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     count = 0
     with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as parent:
         unfinished = pathlib.Path(parent, output.name)
-        for split in folder.splits:
-            records = open_records(folder, split)
-            folders = list(map(_valid, records.class_names))
-            names = _file_names(folders, records.names)
+        parts = {split: open_records(folder, split) for split in folder.splits}
+        classes = sorted({name for records in parts.values() for name in records.class_names})
+        folders = _distinct([*map(_valid, classes)], [""] * len(classes))
+        folder_of = dict(zip(classes, folders, strict=True))
+        for split, records in parts.items():
+            folders = [folder_of[name] for name in records.class_names]
+            names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in records.names]
+            names = _distinct(names, folders)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
             for i, name in enumerate(tqdm.tqdm(names, **bar)):
                 with reading(dataset, folder.path):
                     image = records.content(i)
-                if pathlib.PurePath(name).suffix.lower() not in Image.registered_extensions():
+                if name == _stem(name):
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,16 +49,24 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     return count
 
 
-def _file_names(folders: Sequence[str], names: Sequence[str]) -> list[str]:
-    """File names without spaces, numbered in folders where two would be equal but for case."""
-    names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in names]
-    folders = [folder.lower() for folder in folders]
-    counts = collections.Counter(zip(folders, map(str.lower, names), strict=True))
-    repeated = {folder for (folder, _), count in counts.items() if count > 1}
-    rows = enumerate(zip(folders, names, strict=True))
-    return [f"{i}_{name}" if folder in repeated else name for i, (folder, name) in rows]
+def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Numbers names in folders where one is empty, or two are equal but for case and suffix.
+
+    Images without a suffix will get one.
+    """
+    stems = ((folder, _stem(name).lower()) for folder, name in zip(folders, names, strict=True))
+    counts = collections.Counter(stems)
+    numbered = {folder for (folder, stem), count in counts.items() if count > 1 or not stem}
+    rows = enumerate(zip(names, folders, strict=True))
+    return [f"{i}_{name}" if folder in numbered else name for i, (name, folder) in rows]
 
 
 def _valid(name: str) -> str:
     """Makes a name valid on every file system."""
     return re.sub(r'[\x00-\x1f<>:"/\\|?*]', " ", name).strip(" ").lstrip(".")
+
+
+def _stem(name: str) -> str:
+    """A name without the suffix of an image."""
+    path = pathlib.PurePath(name)
+    return path.stem if path.suffix.lower() in Image.registered_extensions() else name

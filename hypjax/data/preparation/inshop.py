@@ -3,21 +3,27 @@
 from collections.abc import Iterator
 
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
-from hypjax.system import console
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the order of the list; the coarse class is the category in the path."""
+    folder = _photos(tree)
     pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
-    folders = "Img/img/", "img/", "Img/img_highres/", "img_highres/"
-    folder = next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
-    if "highres" in folder:
-        console.say(f"{tree.root} has no img; the larger photos of img_highres are used")
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
     for match in tree.rows(file, pattern, skip=2):  # Their count, and the columns' names.
         name, group, item, status = match.groups()
         yield Entry(status, f"img/{name}", item, group, f"{folder}{name}")
+
+
+def _photos(tree: FileTree) -> str:
+    folders = "Img/img/", "img/", "Img/img_highres/", "img_highres/"
+    return next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
+
+
+def _note(tree: FileTree) -> str:
+    note = "In-Shop with the larger photos of img_highres: not comparable with published Recall@K"
+    return note if "highres" in _photos(tree) else ""
 
 
 DATASET = OfficialDataset(
@@ -40,4 +46,5 @@ DATASET = OfficialDataset(
         "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"
     ),
     list_images=_list_images,
+    note_of=_note,
 )

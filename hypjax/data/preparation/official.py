@@ -124,6 +124,7 @@ class Files(NamedTuple):
     tree: FileTree
     images: Listing
     tables: Mapping[str, pyarrow.Table]
+    note: str
 
 
 class OfficialDataset(NamedTuple):
@@ -143,6 +144,7 @@ class OfficialDataset(NamedTuple):
     # Parts that may be prepared in its place, by name, with the same name and tables.
     parts: "Mapping[str, OfficialDataset]" = MappingProxyType({})
     note: str = ""  # Of a part: what it is, for all results.
+    note_of: Callable[[FileTree], str] = lambda tree: ""  # How files differ from the published.
     downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
 
     @property
@@ -182,7 +184,8 @@ class OfficialDataset(NamedTuple):
             listing = self._existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{root} has no images of {self.name}; {self.advice}")
-            yield Files(tree, listing, {name: read(tree) for name, read in self.tables.items()})
+            tables = {name: read(tree) for name, read in self.tables.items()}
+            yield Files(tree, listing, tables, self.note_of(tree))
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
 
@@ -257,7 +260,8 @@ def write_files(
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
         # Large images are welcome. Pillow still rejects huge ones.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        write_records(folder, name, Contents(splits, total, files.tables), part)
+        contents = Contents(splits, total, files.tables, files.note)
+        write_records(folder, name, contents, part)
     if not broken:
         return
     summary = f"{len(broken)} of {total} images cannot be read (listed above)"

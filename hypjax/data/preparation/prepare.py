@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
 from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
@@ -52,10 +52,12 @@ def prepare(
     folder = pathlib.Path(root, name, VERSION)
     official = _official(name, part)
     downloads = pathlib.Path(root, "downloads", (official and official.downloads) or name)
+    folders = {*folder.parents, downloads, *downloads.parents}
+    missing = [path for path in folders if not path.exists()]
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_remains, folder, downloads)
         with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
+        stack.callback(_remove_remains, folder, missing)
         if absent:
             console.say(f"preparing {name} in {folder} (once)")
             if official:
@@ -76,13 +78,13 @@ def prepare(
     return prepared
 
 
-def _remove_remains(folder: pathlib.Path, downloads: pathlib.Path) -> None:
-    """Cleans up after a failed preparation: removes the lock and empty folders."""
+def _remove_remains(folder: pathlib.Path, created: Iterable[pathlib.Path]) -> None:
+    """Removes the lock of a dataset that could not be prepared, and created folders if empty."""
     if not folder.exists():
         (folder.parent / ".lock").unlink(missing_ok=True)
-    for path in (folder.parent, downloads):
+    for path in sorted(created, reverse=True):  # Folders after what they contain.
         with contextlib.suppress(OSError):
-            os.removedirs(path)
+            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -92,6 +94,7 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
         yield False
         return
     with locked(folder.parent, purpose):
+        folder.parent.mkdir(parents=True, exist_ok=True)  # If who held the lock failed.
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # Of a process that was killed.
         yield not folder.exists()  # Another process may have written it meanwhile.
@@ -145,7 +148,7 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, _partial(official, folder.splits))))
+    return tuple(filter(None, (official.note, folder.note, _partial(official, folder.splits))))
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:

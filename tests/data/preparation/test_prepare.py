@@ -10,7 +10,7 @@ from PIL import Image
 from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
-from hypjax.data.preparation.export import _file_names, export
+from hypjax.data.preparation.export import export
 from hypjax.data.preparation.prepare import prepare, prepared_folder
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
@@ -110,9 +110,44 @@ def test_exported_files_are_the_prepared_ones_and_have_short_names_without_space
     assert export("cub200", tmp_path / "out", str(tmp_path / "data")) == 12
     files = sorted((tmp_path / "out/train/001.Bird_1").iterdir())
     assert [file.read_bytes() for file in files] == [f.content for f in written["train"][:3]]
-    names = ["train/x y/1.jpg", "train/x y/2 3.jpg", "val/p/1.jpg", "val/q/1.JPG", "x?.png"]
-    expected = ["1.jpg", "2_3.jpg", "2_1.jpg", "3_1.JPG", "x_.png"]
-    assert _file_names(["a", "a", "B", "b", "c"], names) == expected
+
+
+def test_exported_files_have_short_distinct_names_and_classes_have_folders(tmp_path, monkeypatch):
+    images = {  # Classes and names by file.
+        "4_a/1.png": ("a", "x y/1.png"),
+        "4_a/2_3.png": ("a", "x y/2 3.png"),
+        "3_B/2_1.png": ("B", "p/1.png"),
+        "3_B/3_1.PNG": ("B", "q/1.PNG"),
+        "5_b/1.png": ("b", "1"),
+        "1_A B/5_p.png": ("A/B", "p"),
+        "1_A B/6_p.png": ("A/B", "p.png"),
+        "2_A B/p_.png": ("A:B", "p .png"),
+        "0_/png.png": ("?", ".png"),
+    }
+    picture = encoded(Image.new("RGB", (4, 4)))
+    examples = [records.Example(picture, 4, 4, name, label) for label, name in images.values()]
+    contents = records.Contents({"query": examples[1:], "gallery": examples}, 17, {})
+    monkeypatch.setattr(preparation, "declared", lambda name: lambda: contents)
+    assert export("glyphs", tmp_path / "out", str(tmp_path)) == 17
+    files = (tmp_path / "out/gallery").glob("*/*")
+    assert {str(file.relative_to(tmp_path / "out/gallery")) for file in files} == images.keys()
+    folders = {path.name for path in (tmp_path / "out/query").iterdir()}
+    assert folders == {file.split("/")[0] for file in images}
+
+
+@pytest.mark.parametrize("present", ["x/y", "x/y/cub200", "x/y/downloads"])
+def test_a_failure_leaves_the_folders_as_they_were(tmp_path, present):
+    (tmp_path / present).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="has no files of cub200"):
+        prepare("cub200", data_dir=str(tmp_path / "x/y"), manual_dir=str(tmp_path))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_larger_photos_of_in_shop_are_noted_in_all_results(tmp_path):
+    official_files.write_inshop(tmp_path / "files", photos="img_highres")
+    note, partial = preparation.notes(prepared(tmp_path, "inshop"))
+    assert "larger photos of img_highres" in note and partial.startswith("a partial copy")
 
 
 def test_a_part_is_cut_to_boxes_and_every_result_says_so(tmp_path):
