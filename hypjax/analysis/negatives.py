@@ -53,9 +53,9 @@ class Choice(NamedTuple):
         return len(items) - _sizes_of_classes(self.splits)[self.anchors]
 
     def pairs(self, rows: slice) -> tuple[Mask, Mask]:
-        """Marks the positives and the negatives of some anchors among the items.
+        """Masks of the positives and negatives of `anchors[rows]` among the searched images.
 
-        In a batch, negatives are those of the two subsets of the anchor and of its positive.
+        In a batch, only images of the anchor's subset and its positive's subset are negatives.
         """
         anchors, items = self.anchors[rows, None], searched(self.splits).labels
         same, index = self.splits.test.labels[anchors] == items, np.arange(len(items))

@@ -126,7 +126,7 @@ def _choice(validation: Mapping[str, Recalls]) -> str:
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
-    """The mean and the sample standard deviation of the scores over several runs."""
+    """Mean and sample standard deviation of the scores over runs; {} for a single run."""
     return {
         name: {
             part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}

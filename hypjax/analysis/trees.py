@@ -91,8 +91,8 @@ class Tree:
 def purity(tree: Tree, labels: Labels) -> float:
     """Dendrogram purity (Heller and Ghahramani, 2005), exact for any number of children.
 
-    The mean, over all pairs of leaves of one label, of the share of leaves with that label among
-    those of the pair's lowest common ancestor: 1 if each label is a subtree, NaN if all differ.
+    Mean over all pairs of leaves with equal labels: the share of leaves beneath the pair's lowest
+    common ancestor that have this label. It is 1 if each label is a subtree, NaN if all differ.
     """
     pairs = shares = 0.0
     for counts in tree.counts(labels):

@@ -31,7 +31,7 @@ _in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CacheLayout:
-    """Where images are stored in the device cache: one below the other, padded to one width."""
+    """Layout of the device cache: images stacked vertically, all padded to one width."""
 
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths.
     transposed: Bool[np.ndarray, " images"]  # Which are stored with rows and columns swapped.
@@ -114,7 +114,7 @@ def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
 
 
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
-    """Lays training images of these sizes out on the devices; they must fit in memory."""
+    """Plans the device cache for images of these sizes; a `UserError` if memory is too small."""
     layout = lay_out(sizes, channels)
     free = machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:

@@ -35,7 +35,7 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def local_path(where: str) -> pathlib.Path:
-    """Path of a location; for an archive, the cached folder with its unpacked contents."""
+    """Resolves a path; unpacks an archive into the cache first, and returns the unpacked folder."""
     path = pathlib.Path(where).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path
@@ -63,7 +63,7 @@ def _holds_folders(path: pathlib.Path) -> bool:
         with tarfile.open(path) as archive:
             members = itertools.islice(archive, _LISTED)
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
-    except (OSError, tarfile.TarError):  # Who reads it says so.
+    except (OSError, tarfile.TarError):  # The reader reports the error.
         return False
     samples = {True: set(), False: set()}  # As WebDataset names them, of images and other files.
     for file in files:

@@ -262,7 +262,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     if not images:
         raise UserError(f"{table} has no rows")
     if any(row.get(name) for row in rows for name in _BOX):
-        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; cut the images")
+        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
     return _files(*zip(*images, strict=True))
 
 

@@ -51,7 +51,7 @@ def with_repeats(splits: Splits) -> Splits:
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
         notes += [
-            _identical(parts, name, other, checksums, own)
+            _identical_note(parts, name, other, checksums, own)
             for name, other in _APART
             if {name, other} <= parts.keys()
         ]
@@ -68,14 +68,14 @@ def _checksums(images: Dataset) -> list[int] | None:
     return None if images.checksums is None else images.checksums.tolist()
 
 
-def _identical(
+def _identical_note(
     parts: Mapping[str, Dataset],
     name: str,
     other: str,
     checksums: Mapping[str, list[int]],
     own: OwnRows,
 ) -> str:
-    """Says how many images of a part equal others of a part that are not known as their own."""
+    """Says how many `name` images are identical to `other` images, except known own images."""
     total, rows_of = len(checksums[name]), collections.defaultdict(list)
     for row, checksum in enumerate(checksums[other]):
         rows_of[checksum].append(row)

@@ -57,7 +57,7 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """Builds a space from its description; a wrong one is a Key-, Type- or ValueError."""
+    """Builds a space from its description; Key-, Type- or ValueError if it is invalid."""
     fields = dict(description)
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])

@@ -44,9 +44,10 @@ class Match(NamedTuple):
 
 
 def choose(splits: Splits) -> tuple[str, Dataset, Dataset] | None:
-    """Chooses a split to measure a `Match` on: its name, queries and gallery.
+    """Chooses a split to measure a `Match` on; returns its name, queries and gallery.
 
-    There is none with ground truth, where a query's matches are not the images of its class.
+    Returns None if the test has ground truth and there is no validation split: matches of such
+    queries are not the images of their class.
     """
     if splits.validation is not None:
         images = _of_some_classes(splits.validation)

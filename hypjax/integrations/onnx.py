@@ -215,7 +215,7 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
 
 
 def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
-    """Test images of the run to measure on, if it has them, or else random images or features."""
+    """Test images of the run, or random images or features, and a description of them."""
     if measured:
         with contextlib.suppress(OSError, UserError):
             test = embedder.run.splits.test
@@ -229,7 +229,7 @@ def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]
     if not embedder.takes_pixels:
         shape = (_PATTERNS, embedder.module.encoder.dim)
         return f"{_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
-    # Smooth pictures: pixels that are independent would all look alike to a model.
+    # Smooth patterns: to a model, all images of independent pixels look alike.
     coarse = rng.integers(0, 256, (_PATTERNS, 4, 4, view.channels), np.uint8)
     smooth = [from_array(x).resize((view.side,) * 2, Image.Resampling.BICUBIC) for x in coarse]
     return f"{_PATTERNS} random patterns", np.stack(list(map(array, smooth)))

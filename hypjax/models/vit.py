@@ -172,7 +172,7 @@ class VisionTransformer(Encoder):
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """Names of the parameters in timm, see `Encoder`."""
+        """Patterns that turn parameter paths into timm's names, see `Encoder`."""
         # timm has another class, with other names, for models with rotary embeddings.
         scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
         return [

@@ -56,7 +56,7 @@ def timm_weights(name: str) -> str:
 
 
 def repository(weights: str) -> str | None:
-    """The repository on the hub that weights name; None if they name a file or a folder."""
+    """Hub repository of pretrained weights; None if `weights` is the path of a file or folder."""
     name = weights.removeprefix("hf-hub:")
     if weights.startswith(hub.SCHEME):
         name, _ = hub.split(weights)

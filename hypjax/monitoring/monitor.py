@@ -44,7 +44,7 @@ class Trace:
         self._steps = range(first, self._last + 1)
 
     def before(self, step: int) -> None:
-        """Starts the trace with its first step; call it before a step is dispatched."""
+        """Starts the trace at the first traced step; call it before dispatching each step."""
         if step in self._steps:
             self._steps = range(0)
             options = jax.profiler.ProfileOptions()

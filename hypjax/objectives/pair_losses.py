@@ -139,9 +139,9 @@ def supcon(
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
     The mean over each image's positives of −log softmax(s/τ), where the softmax is over all other
-    images and s is the cosine on the sphere, −distance / 2 in any space. The paper sums these over
-    the images. Here the loss is their mean over the images with a positive. The released code also
-    multiplies it by τ/0.07.
+    images and s = −distance / 2 (on the sphere, the cosine up to a constant). The paper sums these
+    over the images. Here the loss is their mean over the images with a positive. The released code
+    also multiplies it by τ/0.07.
     """
     pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
@@ -161,9 +161,9 @@ def scalable_nca(
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
     −log of the probability that a neighbour, drawn with softmax(s/τ) among all other images, is of
-    the image's class, where s is the cosine on the sphere, −distance / 2 in any space. The loss is
-    the mean over the images with a positive. The paper draws neighbours from a memory of all
-    training images, which can be the `references`; by default they are the batch.
+    the image's class, where s = −distance / 2 (on the sphere, the cosine up to a constant). The
+    loss is the mean over the images with a positive. The paper draws neighbours from a memory of
+    all training images, which can be the `references`; by default they are the batch.
     """
     pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)

@@ -53,7 +53,7 @@ def names(ability: Ability) -> list[str]:
 
 
 def find(ability: Ability, name: str) -> Callable[..., Any]:
-    """Imports an integration's function; a missing ability or package is a `UserError`."""
+    """Imports an integration's function; raises UserError if it or a package is missing."""
     if name not in names(ability):
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     row = INTEGRATIONS[name]

@@ -164,7 +164,7 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     indices = np.full(len(images.records), -1)
     indices[images.positions] = np.arange(len(images))
     pairs = indices[np.zeros((0, 2), int) if images.pairs is None else images.pairs]
-    pairs = pairs[(pairs >= 0).all(axis=1)]  # Both images are trained on.
+    pairs = pairs[(pairs >= 0).all(axis=1)]  # Drop pairs with an image outside the training split.
     if not len(pairs):
         raise UserError(
             f"config.train.sampling is tuples, but {config.data.name} lists no pairs of images; "
