@@ -36,7 +36,8 @@ def system(line):
     commands.call(module.removeprefix("hypjax."), *sum(named, []))
 
 get_ipython().system = system
-layout.lay_out_by_umap = layout.lay_out  # It compiles for long: integrations/test_viz_extra.py.
+# UMAP compiles for long: integrations/test_viz_extra.py.
+layout.lay_out_by_umap = lambda *args, neighbours=15, **kwargs: layout.lay_out(*args, **kwargs)
 layout._STEPS = 20  # Of hundreds, each slow without optimisations; see geometry/test_layout.py.
 """
 

@@ -20,7 +20,7 @@ def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
         state, _ = step(state, random_batch(i))
     assert state.objective_state["memory"].place == 8 and state.teacher is not None
     checkpoints = Checkpoints(tmp_path)
-    recalls = states.Measured(untrained={"test": {"head": {"recall@1": 0.5}}})
+    recalls = states.Measured({"test": {"head": {"recall@1": 0.5}}}, best_steps=[0])
     states.save(checkpoints, learner, state, recalls)
     checkpoints.close()
     fresh, _ = start(config)

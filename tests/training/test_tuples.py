@@ -101,7 +101,7 @@ def test_a_run_killed_in_an_epoch_sees_the_same_tuples(load, tmp_path):
 
 
 def test_what_has_no_tuples_is_refused(load, load_glyphs):
-    with pytest.raises(UserError, match="other classes to mine"):
+    with pytest.raises(UserError, match="4 negatives of other classes"):
         mined(load("train.tuples.negatives=4", "train.batch_size=12"))
     fields = ("train.sampling=tuples", "objective.name=contrastive", "train.batch_size=14")
     with pytest.raises(UserError, match="lists no pairs of images; .* data.name=sfm120k"):
