@@ -97,6 +97,8 @@ def choose_in_batch(
 
 def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
     """The first images of a run's first batch, and the number of images of each class."""
+    if run.config.train.unlabelled:
+        raise UserError("--batch shows images with labels, but this run was trained without them")
     spec = (built := training_run(run)).spec
     samples, most = spec.samples_per_class, spec.batch_size
     if not 2 * samples <= size <= most:

@@ -138,7 +138,8 @@ _FIELDS = {
     "model.pooling": Field("cls"),
     "model.eval_pooling": Field("cls"),
     # Exponent of `gem`, the usual value (Radenović et al., TPAMI 2019), and whether it is learned.
-    "model.gem_exponent": Field(3.0, ABOVE_0),
+    # From about 6.3 on, the least value to this power would be 0 in float32.
+    "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of(*choices.HEADS)),
     # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.

@@ -79,7 +79,12 @@ def specialise(
         hier.use(config, variant, of_hier)
     if of_irt and irt.follows(variant):
         irt.use(config, variant, of_irt)
-    if variant.suffix == "hyp-vit":  # HIER's rate, and ResNet's own pooling.
+    # HIER's rate for CUB and Cars, and ResNet's own pooling.
+    if (
+        variant.suffix == "hyp-vit"
+        or variant.suffix == "unlabelled"
+        and variant.encoder == "resnet50"
+    ):
         config.model.pooling = config.model.eval_pooling = "avg"
     if variant.suffix == "unlabelled":
         train_without_labels(config)

@@ -109,6 +109,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.drop_path", *_CROPPED),
     ("model.gem_exponent", *_GEM),
     ("model.learn_gem", *_GEM),
+    ("model.learn_gem", *_TRAINED),
+    ("model.learn_gem", "train.lora_rank is 0", lambda c: c.train.lora_rank == 0),
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),

@@ -106,6 +106,8 @@ def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = 
     name = config.objective.name
     if name not in divisors:
         raise UserError(f"{name} has no softmax over negatives; {', '.join(divisors)} have one")
+    if config.objective.get("loss_weights"):
+        raise UserError("with objective.loss_weights, each part of the space has its own softmax")
     return float(divisors[name]({**config.objective, **(scalars or {})}))
 
 

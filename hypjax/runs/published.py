@@ -25,10 +25,10 @@ _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # The rest
 # Fields that must equal the recipe's: for all rows, and for trained ones. Batch size, steps and
 # optimiser may differ: the comparison shows their effect.
 _EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
-    model.weights model.pooling model.eval_pooling eval.expansion eval.rerank eval.scales eval.pca
-    eval.whiten"""
+    model.weights model.pooling model.eval_pooling model.gem_exponent model.learn_gem eval.expansion
+    eval.rerank eval.scales eval.pca eval.whiten"""
 _TRAINING = """data.train_view data.resize data.flip model.head model.head_dim model.drop_path
-    optim.frozen train.sampling train.samples_per_class train.tuples objective"""
+    optim.frozen train.sampling train.samples_per_class train.tuples train.unlabelled objective"""
 _RATES = {"proxy_rate", "hier_rate"}  # They may differ, too.
 
 
