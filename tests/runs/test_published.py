@@ -27,6 +27,7 @@ FIRST = [  # Run, part, its fields, and the first recall of the first paper with
 NONE = {
     "cub:hyp-dino": "eval.rerank=True | eval.expansion=5 | eval.pca.encoder=128",
     "glyphs": "",
+    "sop:hyp-dino,unlabelled": "",
     "cub:mix-vit": "objective.ball_weight=8 | objective.sphere_temperature=0.1",
     "cub:hier-dino": "model.head_dim=128 | objective.hier_weight=1 | train.sampling=epoch_classes",
     "cub:irt-r": "objective.margin=0.3 | objective.memory=0.5 | data.flip=0 | model.drop_path=0",
