@@ -1,6 +1,7 @@
 """Embeds images with a trained run, or with an encoder of another library."""
 
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from hypjax import command
@@ -54,15 +55,10 @@ def main(
     from hypjax.data.splits import open_prepared
     from hypjax.inference.image_embedder import Shard
     from hypjax.inference.image_embedder import merge as join_shards
-    from hypjax.retrieval.embeddings import find_export
     from hypjax.system.caches import keep_compiled_programs
 
     part = Shard.parse(shard) if shard else None
-    names = [name for value in export or () for name in value.split(",")]
-    exports = {name: find_export(name) for name in names}
-    programs = [name.partition(":")[0] for name in names if "://" not in name]
-    if len(programs) > len(set(programs)):
-        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
+    exports = _exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
     listed = splits.images() if splits else find_images(images)
     complete = False  # Whether the file already existed.
@@ -76,6 +72,16 @@ def main(
         complete = output.exists()
         embeddings = model.embed_to(output, listed)
     _report(output, embeddings, exports, complete)
+
+
+def _exports(names: Sequence[str]) -> dict[str, Callable]:
+    """Functions that write embeddings, by --export; refuses two of one file."""
+    from hypjax.retrieval.embeddings import find_export
+
+    programs = [name.partition(":")[0] for name in names if "://" not in name]
+    if len(programs) > len(set(programs)):
+        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
+    return {name: find_export(name) for name in names}
 
 
 def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any], complete: bool) -> None:

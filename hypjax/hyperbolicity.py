@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from absl import flags
 
@@ -41,10 +41,9 @@ def main(
     from hypjax.evaluate import pretrained_features
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.published import published_delta
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import caches, console
+    from hypjax.system import caches
 
     caches.keep_compiled_programs()
     if config:
@@ -53,13 +52,7 @@ def main(
         published = None if notes else published_delta(loaded)
     else:
         command.refuse_overrides(overrides)
-        saved, notes, published = Embeddings.load(embeddings), (), None
-        points = saved.features()
-        if saved.space.normalized:
-            console.warn(
-                "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder before "
-                "normalisation, as --config does"
-            )
+        points, notes, published = _saved_features(embeddings), (), None
     warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
@@ -73,6 +66,20 @@ def main(
     if output:
         numbers = {"relative_delta": float(deltas.mean()), "std": float(deltas.std())}
         command.write_numbers(output, numbers | noted(notes))
+
+
+def _saved_features(path: str) -> Any:
+    """Features of saved embeddings; warns if they have unit length."""
+    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.system import console
+
+    saved = Embeddings.load(path)
+    if saved.space.normalized:
+        console.warn(
+            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder before "
+            "normalisation, as --config does"
+        )
+    return saved.features()
 
 
 if __name__ == "__main__":

@@ -102,22 +102,26 @@ def main(
 
         run_dry(fields)
     elif mode == "evaluate":
-        from hypjax.evaluate import evaluate, evaluate_pretrained
-        from hypjax.parallel.processes import is_first
-        from hypjax.system import console
-
-        pretrained = fields.model.weights and not named
-        if pretrained and pathlib.Path(folder).exists():
-            console.say(f"to evaluate the run in {folder} instead, add --workdir={folder}")
-        results = evaluate_pretrained(fields) if pretrained else evaluate(fields, folder)
-        if output and is_first():
-            command.write_numbers(output, results)
+        _evaluate(fields, folder, output, pretrained=bool(fields.model.weights and not named))
     else:
         from hypjax.train import train_and_evaluate
 
         report = _write_report if fields.run.report else None
         launched = stopwatch.launch()
         train_and_evaluate(fields, folder, profile=steps, launched=launched, report=report)
+
+
+def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrained: bool) -> None:
+    """Scores a run or a pretrained model."""
+    from hypjax.evaluate import evaluate, evaluate_pretrained
+    from hypjax.parallel.processes import is_first
+    from hypjax.system import console
+
+    if pretrained and pathlib.Path(folder).exists():
+        console.say(f"to evaluate the run in {folder} instead, add --workdir={folder}")
+    results = evaluate_pretrained(config) if pretrained else evaluate(config, folder)
+    if output and is_first():
+        command.write_numbers(output, results)
 
 
 def _write_report(run: Any) -> bool:

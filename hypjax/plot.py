@@ -53,18 +53,7 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    if kind != "disk" and output.suffix == PAGE:
-        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
-    if kind == "hits" and embeddings:
-        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
-    if kind == "grid" and len(parts) > 1:
-        raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    for part in set(parts) - {"train", "test"}:
-        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if output.suffix == PAGE:
-        require_package("bokeh", "an interactive page", "hypjax[viz]")
-    if layout == "umap":
-        require_package("umap", "a layout by UMAP", "hypjax[viz]")
+    _check(kind, embeddings, output, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -94,6 +83,24 @@ def main(
     else:
         disk.draw_disks(drawing, output, thumbnails)
     console.say(f"wrote {output}")
+
+
+def _check(
+    kind: str, embeddings: str | None, output: pathlib.Path, parts: tuple[str, ...], layout: str
+) -> None:
+    """Refuses flags that do not fit each other, and a figure whose packages are missing."""
+    if kind != "disk" and output.suffix == PAGE:
+        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
+    if kind == "hits" and embeddings:
+        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
+    if kind == "grid" and len(parts) > 1:
+        raise UserError("a grid shows one part; give --parts=train or --parts=test")
+    for part in set(parts) - {"train", "test"}:
+        raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
+    if output.suffix == PAGE:
+        require_package("bokeh", "an interactive page", "hypjax[viz]")
+    if layout == "umap":
+        require_package("umap", "a layout by UMAP", "hypjax[viz]")
 
 
 if __name__ == "__main__":

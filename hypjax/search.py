@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from hypjax import command
 from hypjax.errors import UserError
 
-if TYPE_CHECKING:  # It imports JAX.
+if TYPE_CHECKING:  # They import JAX.
+    from hypjax.data.dataset import Dataset
+    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.retrieval.galleries import Gallery
     from hypjax.retrieval.postprocessing import Postprocessing
 
 
@@ -76,7 +79,7 @@ def main(
     """
     from hypjax.data.photos import find_images
     from hypjax.inference.hits import find_hits, require_searchable
-    from hypjax.retrieval.embeddings import Embeddings, open_gallery
+    from hypjax.retrieval.embeddings import open_gallery
     from hypjax.retrieval.galleries import require_model
     from hypjax.system import caches, console
 
@@ -89,14 +92,7 @@ def main(
         require_model(items, embedder.fingerprint, embedder.name)
         queries, match = embedder.embed_images(images, few=True), embedder.match
     else:  # Features: nothing tells which model made them.
-        queries = Embeddings.from_arrays(images.vectors, space=items.space)
-        queries = dataclasses.replace(queries, fingerprint=items.fingerprint)
-        dim = queries.vectors.shape[1]
-        if wrong := [len(item.point) for item in items.sample(1) if len(item.point) != dim]:
-            raise UserError(
-                f"{query} has {dim} coordinates an image, but {gallery} has {wrong[0]}; "
-                "compute both with one model"
-            )
+        queries = _features(images, items, f"{query} has {{}} coordinates, but {gallery} has {{}}")
     if len(queries):  # Otherwise the search raises an error.
         for path, reason in queries.unreadable.items():
             console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
@@ -109,6 +105,17 @@ def main(
         console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
     for hits in results:
         print(hits)
+
+
+def _features(images: Dataset, gallery: Gallery, problem: str) -> Embeddings:
+    """Query features as points of the gallery's space; refuses another dimension."""
+    from hypjax.retrieval.embeddings import Embeddings
+
+    queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
+    dim = queries.vectors.shape[1]
+    if wrong := [len(item.point) for item in gallery.sample(1) if len(item.point) != dim]:
+        raise UserError(f"{problem.format(dim, wrong[0])}; compute both with one model")
+    return dataclasses.replace(queries, fingerprint=gallery.fingerprint)
 
 
 if __name__ == "__main__":

@@ -78,13 +78,7 @@ def train_and_evaluate(
     keep_compiled_programs()
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
-    if dataset is not None:
-        with config.ignore_type():
-            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
+    _choose(config, dataset, encoder, objective)
     validate(config)
     if config.train.total_steps == 0:
         refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
@@ -100,6 +94,17 @@ def train_and_evaluate(
     name = pathlib.Path(folder.location).name
     run = Run(folder.filled(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
+
+
+def _choose(config: ConfigDict, dataset: Any, encoder: Any, objective: Any) -> None:
+    """Sets the fields of what Python passes in place of the configuration's."""
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
+    if objective is not None:
+        choose_custom_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
 
 
 def _train(

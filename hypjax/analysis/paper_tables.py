@@ -60,8 +60,10 @@ def rows_of(table: str, names: Sequence[str]) -> Rows:
         raise UserError(f"no table is {table!r}: {', '.join(tables)}{nearest(table, tables)}")
     chosen = set()
     for name in names:
-        words = _words(name)
-        matching = {row for row in tables[table] if words <= _words(f"{row.name} {row.dataset}")}
+        name_words = _words(name)
+        matching = {
+            row for row in tables[table] if name_words <= _words(f"{row.name} {row.dataset}")
+        }
         if not matching:
             methods = ", ".join(dict.fromkeys(row.method for row in tables[table]))
             raise UserError(f"no row of {table} is {name!r}; its methods are {methods}")

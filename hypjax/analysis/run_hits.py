@@ -63,15 +63,21 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     points = head_points(run, params, space, test)
     gallery = points if alone else head_points(run, params, space, items)
     own_rows = run.splits.own_rows or ([[i] for i in range(len(test))] if alone else [])
-    own = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(-1, len(test))
-    k = min(k, len(items) - len(own))
-    distances, hits = nearest_neighbors(points, gallery, k=k + len(own), space=space)
-    others = np.argsort((hits == own[:, :, None]).any(axis=0), axis=1, kind="stable")[:, :k]
+    excluded_rows = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(
+        -1, len(test)
+    )
+    k = min(k, len(items) - len(excluded_rows))
+    distances, hits = nearest_neighbors(points, gallery, k=k + len(excluded_rows), space=space)
+    others = np.argsort((hits == excluded_rows[:, :, None]).any(axis=0), axis=1, kind="stable")[
+        :, :k
+    ]
     distances, hits = (np.take_along_axis(x, others, axis=1) for x in (distances, hits))
     right = items.labels[hits] == test.labels[:, None]
     # Queries with another image of their class, if there are several classes.
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    own_matches = np.sum((own >= 0) & (items.labels[own] == test.labels), axis=0)
+    own_matches = np.sum(
+        (excluded_rows >= 0) & (items.labels[excluded_rows] == test.labels), axis=0
+    )
     matches = counts[test.labels] - own_matches
     answerable = (test.num_classes > 1) & (matches > 0)
     correct, nearest = right[:, 0], distances[:, 0]

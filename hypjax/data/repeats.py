@@ -41,21 +41,23 @@ def sharing_files(rows: OwnRows) -> str:
 def with_repeats(splits: Splits) -> Splits:
     """Finds the queries that are in the gallery, and counts images that are identical to others."""
     tested = "test" if splits.gallery is None else "query"
-    own = own_rows(splits.test, splits.gallery) if splits.ground_truth is None else ()
+    query_rows = own_rows(splits.test, splits.gallery) if splits.ground_truth is None else ()
     parts = {"training": splits.train, "validation": splits.validation}
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [sharing_files(own) if splits.gallery is None else queries_in_gallery(own)]
+    notes = [
+        sharing_files(query_rows) if splits.gallery is None else queries_in_gallery(query_rows)
+    ]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
         notes += [
-            _identical_note(parts, name, other, checksums, own)
+            _identical_note(parts, name, other, checksums, query_rows)
             for name, other in _APART
             if {name, other} <= parts.keys()
         ]
-    return splits._replace(own_rows=own, repeats=tuple(filter(None, notes)))
+    return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
 def _contents(images: Dataset) -> Contents:

@@ -74,19 +74,19 @@ def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embe
     """The search in which no query finds its own image; says how many queries have one."""
     queries, gallery = task[:2]
     if gallery is None:
-        own = copies(queries.ids.tolist())
-        note = sharing_files(own)
+        excluded_rows = copies(queries.ids.tolist())
+        note = sharing_files(excluded_rows)
     else:
         images = OwnImages(gallery.ids.tolist(), gallery.vectors)
-        own = images.rows(queries.ids.tolist(), queries.vectors, one_table=one_table)
-        note = queries_in_gallery(own)
+        excluded_rows = images.rows(queries.ids.tolist(), queries.vectors, one_table=one_table)
+        note = queries_in_gallery(excluded_rows)
     if note:
         console.say(f"{note} (with --keep_self they do)")
-    if gallery is not None and own == [[i] for i in range(len(gallery))]:
+    if gallery is not None and excluded_rows == [[i] for i in range(len(gallery))]:
         columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
         if all(np.array_equal(*column) for column in columns):
             return Task(gallery)  # Which takes half the time.
-    return task._replace(own_rows=own)
+    return task._replace(own_rows=excluded_rows)
 
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:

@@ -58,11 +58,11 @@ def entailment(
     """
     points, apexes = arithmetic.floating(points, apexes)
     outside = _outside(points, apexes, c, radius)
-    own = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))
-    loss = mean_where(jax.nn.relu(outside), own)
+    in_class = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))
+    loss = mean_where(jax.nn.relu(outside), in_class)
     if not negatives:
         return loss
-    return loss + negatives * mean_where(jax.nn.relu(margin - outside), ~own)
+    return loss + negatives * mean_where(jax.nn.relu(margin - outside), ~in_class)
 
 
 def _outside(
@@ -149,11 +149,11 @@ class Cones(Extension):
         weights = {"negatives": self.negatives, "margin": self.margin}
         of_cones = entailment(points, coarse, apexes, **shape, **weights)
         inside = lax.stop_gradient(_outside(points, apexes, **shape)) <= 0
-        own = coarse[:, None] == jnp.arange(len(apexes))
+        in_class = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
             "cone_loss": of_cones,
-            "cone_inside": mean_where(inside, own),
-            "cone_inside_others": mean_where(inside, ~own),
+            "cone_inside": mean_where(inside, in_class),
+            "cone_inside_others": mean_where(inside, ~in_class),
             "cone_apex_norm": jnp.mean(jnp.linalg.norm(params["apexes"], axis=-1)),
         }
         state = state | {"base": of_base}

@@ -313,8 +313,8 @@ class PairObjective(Objective):
             new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
             memory = state["memory"].written(new, labels)
             omitted = self.memory_only or not taught
-            own = state["memory"].rows(len(labels)) if omitted else None
-            others = References(memory.points, memory.labels, own)
+            own_rows = state["memory"].rows(len(labels)) if omitted else None
+            others = References(memory.points, memory.labels, own_rows)
             of_memory = self.function(points, labels, space=self.space, references=others)
             loss = of_memory if self.memory_only else loss + of_memory
             state = {"memory": memory}

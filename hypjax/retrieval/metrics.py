@@ -161,11 +161,15 @@ def query_scores(
         part_top = None if top is None else top[rows]
         if needs_lists[rows[0]]:
             lists = by_labels(part, searched, [own_rows[row] for row in rows])
-            found = _scores_of_all(part.points, searched.points, lists, selected, space, part_top)
+            part_scores = _scores_of_all(
+                part.points, searched.points, lists, selected, space, part_top
+            )
         else:
-            found = _scores_by_labels(part, searched, matches[rows], selected, space, part_top)
+            part_scores = _scores_by_labels(
+                part, searched, matches[rows], selected, space, part_top
+            )
         for name in metrics:
-            scores[name][rows] = found[name]
+            scores[name][rows] = part_scores[name]
     return scores
 
 

@@ -64,8 +64,8 @@ def copies(ids: Sequence[str]) -> OwnRows:
     rows_of = _rows_by_key(table.paths)
     if len(rows_of) == len(ids):
         return ()
-    own = [rows_of[path] if table.is_file(i) else [i] for i, path in enumerate(table.paths)]
-    return own if any(len(rows) > 1 for rows in own) else ()
+    file_rows = [rows_of[path] if table.is_file(i) else [i] for i, path in enumerate(table.paths)]
+    return file_rows if any(len(rows) > 1 for rows in file_rows) else ()
 
 
 class _Table:

@@ -128,14 +128,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
         size = len(batch.labels)
         slices = parallel.slices(size, learner.mesh, learner.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
-        images = batch.images
-        if store is not None:
-            crop = functools.partial(device_crops.cut, side=learner.view.side)
-            with jax.named_scope("crop"):
-                images = parallel.map_local_images(crop, learner.mesh)(store, images)
-        if learner.colour_changes is not None:
-            with jax.named_scope("colours"):
-                images = _with_changed_colours(learner, key, images, size)
+        images = _seen(learner, key, batch, store)
         # Drawn outside of the microbatches, so that their number does not change the noise.
         key, *noise = _with_noise(learner, key, batch)
 
@@ -160,11 +153,8 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
                 before, after = (params["objective"], state.objective_state), (teacher, batch, key)
                 value, (objective_state, metrics) = loss(*before, outputs, *after)
                 if learner.gradient_covariance:
-                    fixed = jax.lax.stop_gradient(outputs)
-                    slopes = jax.grad(lambda x: loss(*before, x, *after)[0])(fixed).projected
-                    # The nuclear norm of a covariance is its trace (IRT, Section 3.5).
-                    trace = jnp.sum(jnp.var(size * slopes, axis=0))
-                    metrics = {**metrics, "gradient_covariance": trace}
+                    norm = _gradient_covariance(lambda x: loss(*before, x, *after)[0], outputs)
+                    metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
@@ -172,6 +162,27 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
         return _updated(learner, state, gradient, loss, aux)
 
     return train_step
+
+
+def _seen(
+    learner: Learner, key: PRNGKeyArray, batch: Batch, store: device_crops.Store | None
+) -> Any:
+    """A batch's images as the model sees them: cropped from the store, with changed colours."""
+    images = batch.images
+    if store is not None:
+        crop = functools.partial(device_crops.cut, side=learner.view.side)
+        with jax.named_scope("crop"):
+            images = parallel.map_local_images(crop, learner.mesh)(store, images)
+    if learner.colour_changes is not None:
+        with jax.named_scope("colours"):
+            images = _with_changed_colours(learner, key, images, len(batch.labels))
+    return images
+
+
+def _gradient_covariance(loss_of: Callable[[Outputs], Array], outputs: Outputs) -> Array:
+    """Nuclear norm of the covariance of the images' gradients (IRT, Section 3.5): its trace."""
+    slopes = jax.grad(loss_of)(jax.lax.stop_gradient(outputs)).projected
+    return jnp.sum(jnp.var(len(slopes) * slopes, axis=0))
 
 
 def _updated(
