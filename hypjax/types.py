@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
 
 from hypjax.errors import UserError
 
@@ -48,6 +48,13 @@ def class_name(label: object, where: str = "labels") -> str:
 def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:
     """Names of numbered classes; '' where the number is None, or −1, which marks missing labels."""
     return ["" if number is None or number < 0 else names[number] for number in numbers]
+
+
+def coarse_levels(names: Iterable[str]) -> list[Shaped[np.ndarray, " images"]]:
+    """Coarse classes of images at each level, finest first; Food/Fruit is a part of Food."""
+    paths = [str(name).split("/") for name in names]
+    depths = range(max(map(len, paths), default=0), 0, -1)
+    return [np.array(["/".join(path[:depth]) for path in paths], object) for depth in depths]
 
 
 def split_name(name: object) -> str:

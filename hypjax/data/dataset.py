@@ -21,7 +21,7 @@ from hypjax.errors import UserError, counted
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import Frame, View, class_name, split_names
+from hypjax.types import Frame, View, class_name, coarse_levels, split_names
 
 _AHEAD = 4 * usable_cores()  # Images decoded before any of them is written.
 
@@ -77,12 +77,13 @@ class Dataset:
         """Number of distinct labels."""
         return len(np.unique(self.labels))
 
-    def coarse_labels_of_classes(self) -> tuple[int, ...]:
-        """Returns the coarse label of each class, from 0 without gaps; empty if there are none."""
+    def coarse_labels_of_classes(self) -> tuple[tuple[int, ...], ...]:
+        """Coarse labels of classes at each level, finest first, from 0 without gaps."""
         if self.coarse_labels is None:
             return ()
         _, first = np.unique(self.labels, return_index=True)
-        return tuple(np.unique(self.coarse_labels[first], return_inverse=True)[1].tolist())
+        levels = coarse_levels(self.coarse_labels[first])
+        return tuple(tuple(np.unique(x, return_inverse=True)[1].tolist()) for x in levels)
 
     def describe(self) -> str:
         """Returns the numbers of classes and images, in words."""

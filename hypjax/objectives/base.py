@@ -31,8 +31,8 @@ class ProblemSizes(NamedTuple):
     batch_size: int
     # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
-    # Of each class, from 0 without gaps; empty if there are none.
-    coarse_labels: tuple[int, ...] = ()
+    # Of classes at each level of coarse classes, finest first, from 0 without gaps.
+    coarse_labels: tuple[tuple[int, ...], ...] = ()
 
 
 class Group(NamedTuple):

@@ -126,7 +126,7 @@ class Cones(Extension):
             raise UserError("cones+ needs coarse classes: list coarse_labels of the data set")
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
-        coarse = np.asarray(spec.coarse_labels, np.int32)
+        coarse = np.asarray(spec.coarse_labels[0], np.int32)
         apexes = jax.random.normal(of_apexes, (coarse.max() + 1, spec.head_dim))
         apexes *= _first_length(self.radius, self.space.ball().c) / jnp.linalg.norm(
             apexes, axis=-1, keepdims=True

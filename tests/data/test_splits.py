@@ -62,7 +62,7 @@ def test_a_prepared_dataset_is_opened(tmp_path, repository, name):
         assert len({*zip(part.labels, labels, strict=True)}) == part.num_classes == len({*labels})
         if any(coarse_labels):
             assert tuple(part.coarse_labels) == coarse_labels
-            numbers = np.array(part.coarse_labels_of_classes())[part.renumbered().labels]
+            numbers = np.array(part.coarse_labels_of_classes()[0])[part.renumbered().labels]
             expected = np.unique(coarse_labels, return_inverse=True)[1]
             np.testing.assert_array_equal(numbers, expected)
         else:

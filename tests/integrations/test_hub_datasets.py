@@ -125,7 +125,7 @@ def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
     splits = open_splits(config)
     assert splits.train.class_names.tolist() == list("aabb")
     assert splits.test.class_names.tolist() == list("ccdd")
-    assert splits.train.coarse_labels_of_classes() == (0, 1)
+    assert splits.train.coarse_labels_of_classes() == ((0, 1),)
     assert splits.test.image(0, 3).getpixel((0, 0)) == (4, 0, 0)
 
 

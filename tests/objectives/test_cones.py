@@ -16,7 +16,7 @@ NAME = "cones+normalized_softmax"
 COARSE = (1, 0, 1, 2)
 LABELS = np.array([0, 0, 1, 1, 2, 2, 3, 3])
 KEY, STEPS = jax.random.key(0), {"steps": 0}
-SPEC = ProblemSizes(4, 2, 16, 5, 100, len(LABELS), coarse_labels=COARSE)
+SPEC = ProblemSizes(4, 2, 16, 5, 100, len(LABELS), coarse_labels=(COARSE,))
 
 
 @dataclasses.dataclass(frozen=True)

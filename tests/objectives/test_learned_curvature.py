@@ -53,7 +53,7 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     size = len(labels)
     # Classes overlap, no feature is at the clip radius, and some are beyond it.
     features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
-    spec = ProblemSizes(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_labels=(0, 0, 1, 1, 2))
+    spec = ProblemSizes(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_labels=((0, 0, 1, 1, 2),))
     objective = create_objective(config)
     params, state = objective.init(jax.random.key(0), spec)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)

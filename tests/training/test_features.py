@@ -78,7 +78,7 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     assert (splits[built.splits.test.positions] == "test").all()
     assert len(built.splits.train) + len(built.splits.validation) == 32
     assert {*built.splits.train.coarse_labels, *built.splits.test.coarse_labels} == {"0", "1"}
-    images, coarse = built.splits.train, np.array(built.spec.coarse_labels)
+    images, coarse = built.splits.train, np.array(built.spec.coarse_labels[0])
     assert len(coarse) == built.spec.classes == images.num_classes
     np.testing.assert_array_equal(coarse[images.labels], images.coarse_labels.astype(int))
     with pytest.raises(UserError, match="needs coarse classes"):
