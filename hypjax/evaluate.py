@@ -41,13 +41,11 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
 
     The folder may be a URL in cloud storage. Fields that shape neither the images nor the model,
-    such as `eval.ks`, may differ from the run's; a run of other images is refused. Only the last
-    model of a finished run is called final.
+    such as `eval.ks`, may differ from the run's; a run of other images is refused.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
-        1000" instead of "final" if training was interrupted there; "best" is there if validation
-        on held-out classes chose it.
+        1000" instead of "final" if training was interrupted there; validation chooses "best".
     """
     config = config.copy_and_resolve_references()
     models: dict[str, TrainedModel] = {}
@@ -97,8 +95,7 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the weights named in `model.weights` on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and also "head" for a file of the
-    papers' authors with a head.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and "head" if the weights have one.
     """
     validate(config)
     run = Run(config, parts=["encoder"])
@@ -112,8 +109,7 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     """Features [images, dim] of the training images, by the encoder `model.weights`; and notes.
 
     As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
-    whatever `data.resize` says. They use one scale: unlike points of a space, features of several
-    scales have no mean.
+    whatever `data.resize` says. They use one scale, since features have no mean as points do.
     """
     config = config.copy_and_resolve_references()
     validate(config)

@@ -17,8 +17,7 @@ class Processes:
     """The flags of a run in several processes.
 
     Args:
-        coordinator: For runs with several processes: HOST:PORT of the first one, or auto (Slurm,
-            Open MPI, TPU).
+        coordinator: HOST:PORT of the first of several processes, or auto (Slurm, Open MPI, TPU).
         num_processes: With --coordinator: number of processes, unless that is auto.
         process_id: With --coordinator: index of this process, from 0.
     """
@@ -52,17 +51,14 @@ def main(
 
     Args:
         overrides: Fields of the configuration that are set.
-        config: Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph.
-            --config.FIELD=VALUE sets one of its fields.
+        config: Configuration, such as configs/glyphs.py:sph; --config.FIELD=VALUE sets a field.
         workdir: Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>,
             followed by the fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
         mode: Train and then evaluate, or only evaluate the run in --workdir. Without that flag it
             is the run in the default folder or, if model.weights is set, the pretrained model.
-        print_: Print all fields of the configuration, their values and where these come from; then
-            stop.
-        dry_run: Open the images and weights, compile the training step, run a few steps, print
-            memory and expected time; then stop. Nothing is saved.
+        print_: Print all fields, their values and where these come from; then stop.
+        dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
         output: File to write the scores of --mode=evaluate to, such as scores.json.
         processes: The processes of the run.
         profile: Range of steps to trace for TensorBoard or Perfetto, such as 10:15.
@@ -112,7 +108,6 @@ def main(
 
 
 def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrained: bool) -> None:
-    """Scores a run or a pretrained model."""
     from hypjax.evaluate import evaluate, evaluate_pretrained
     from hypjax.parallel.processes import is_first
     from hypjax.system import console

@@ -36,11 +36,9 @@ def main(
         embeddings: Instead of --workdir: file written by python -m hypjax.embed.
         output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
         parts: With --workdir: the images to draw, train, test, or both, train,test.
-        layout: disk, grid: how points are placed: mds preserves distances, umap neighbours (extra
-            viz).
+        layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
         neighbours: disk, grid: number of neighbours of a point in umap's graph.
-        colour: disk, grid: what colours stand for: class, or what classes are grouped by. Default:
-            groups.
+        colour: disk, grid: class, or what classes are grouped by. Default: groups.
         thumbnails: disk: draw images, as many as do not overlap.
         images: disk, grid: largest number of images of each part; of more, random ones are drawn.
             Default: 5000 in a disk, 2000 on a page, 400 on a grid.

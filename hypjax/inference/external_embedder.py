@@ -1,7 +1,6 @@
 """Encoders of other libraries that embed images: timm's, Transformers', and ONNX files.
 
-The library prepares the images. Its features are saved as float32, and compared by cosine unless
-another space is named.
+The library prepares the images. Its features are float32, by default compared by cosine.
 """
 
 import concurrent.futures
@@ -114,6 +113,5 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
-    pixels = {option: value for option, value in pixels.items() if value is not None}
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

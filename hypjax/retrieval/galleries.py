@@ -55,9 +55,8 @@ class Gallery(Protocol):
         """Finds the k nearest images of each query, or all images if there are fewer.
 
         `paths` are, for each query, the path of its file, or another id, or ''; no query finds its
-        own image, see `hypjax.retrieval.own_images`.
-        `label` is the class to search in, None for all. Raises UserError if a query is not a point
-        of the space.
+        own image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None for
+        all. Raises UserError if a query is not a point of the space.
         """
 
     def has_class(self, name: str) -> bool:
@@ -96,7 +95,7 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """See `Gallery.nearest`; a search in a class is exact."""
-        own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
+        own_rows = self.own_images.rows(paths, points) if paths else [[]] * len(points)
         # A query's own image is left out here, so that all queries run one program.
         listed = k + max(map(len, own_rows), default=0)
         if label is None:
@@ -124,10 +123,6 @@ class ArrayGallery:
             described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))
         return described
 
-    def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
-        """Rows of each query's own image."""
-        return self._own_images.rows(paths, points)
-
     def has_class(self, name: str) -> bool:
         """See `Gallery`."""
         return name in self._classes
@@ -150,7 +145,7 @@ class ArrayGallery:
 
     def forget_images(self) -> None:
         """Drops cached properties; call it when the images change."""
-        for name in ("kept_vectors", "_own_images", "_classes"):
+        for name in ("kept_vectors", "own_images", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -159,7 +154,8 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def _own_images(self) -> OwnImages:
+    def own_images(self) -> OwnImages:
+        """Finds the rows of queries' own images."""
         return OwnImages(self.ids.tolist(), getattr(self, "vectors", None))
 
     @functools.cached_property

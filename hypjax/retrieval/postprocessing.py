@@ -24,8 +24,7 @@ _BLOCK_BYTES = 64 * 2**20
 class Postprocessing:
     """How the results of a search are post-processed.
 
-    Re-ranking follows expansion. A search by a prefix computes the gallery's prefixes each time;
-    `prefix_points` computes them once.
+    Re-ranking follows expansion. Each search by a prefix computes the gallery's `prefix_points`.
 
     Attributes:
         expansion: Number of gallery items by which queries are expanded; 0 for none.

@@ -65,8 +65,7 @@ def rerank(
     `own_ids` holds the gallery index of each query, [n], −1 or None for none: its own item is not
     one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
     ascending, [n, depth], float32, and indices into the gallery, [n, depth], int32; fewer than
-    `depth` if there are fewer items. Results of equal distance keep their order. Errors are those
-    of `nearest_neighbors`.
+    `depth` if there are fewer items. Ties keep their order. Raises as `nearest_neighbors` does.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)

@@ -47,8 +47,7 @@ class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
     With `keep`, a gallery of at most 1 GB keeps the vectors of its points between searches, as
-    columns of a matrix: their product with a few queries runs at the speed of the memory. A CPU
-    would copy rows first.
+    columns of a matrix, whose product with a few queries needs no copy on a CPU.
     """
 
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:

@@ -39,8 +39,7 @@ def certify(
     Products in float32 answer most queries. Where points crowd, rounding their lengths hides their
     differences: those queries are asked again by products in float64 around the centre of their
     crowd. Queries with duplicates or near-ties beyond the candidates remain for `by_subtraction`.
-    `by_products` returns the rows of queries whose answer it cannot certify. `result` names the
-    answers in the log.
+    `by_products` returns the rows of queries that it cannot certify. The log names the `result`.
     """
     rows = by_products(np.arange(len(queries)), score)
     repeated = len(rows)

@@ -11,11 +11,10 @@ import pytest
 
 from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Sphere
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.reranking import Reranking, rerank
@@ -76,16 +75,6 @@ def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
     changes = [{}, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]
     assert len({load(run).fingerprint for run in runs}) == 3
-
-
-def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(tmp_path):
-    fused = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
-    for space in (PoincareBall(0.1, 2.3, True), Lorentz(0.3), fused):
-        embeddings(space.embed(np.eye(3, dtype=np.float32)), space).save(tmp_path / "g.npz")
-        read = Embeddings.load(tmp_path / "g.npz")
-        assert read.space == space
-    with pytest.raises(UserError, match="the sphere .* are no inner products"):
-        read.search_vectors()
 
 
 def embed_two_batches(embedder, path, images):
@@ -202,8 +191,4 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     monkeypatch.setattr(embedder, "params", params)
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(photos_folder)))
-    for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
-        points = np.full((1, 2), x, np.float32)
-        with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
-            embeddings(points, PoincareBall(0.1, 2.3)).save(tmp_path / "g.npz")
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.inference.hits import choose, match_distance, read_matches
+from hypjax.inference.hits import match_distance, match_split, read_matches
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
@@ -78,7 +78,7 @@ def test_matches_of_queries_are_measured_in_their_gallery():
     parts = {"test": np.arange(20) % 10, "gallery": np.arange(10)}
     parts = {name: dataset_without_images(labels) for name, labels in parts.items()}
     splits = SimpleNamespace(validation=None, ground_truth=None, **parts)
-    _, queries, gallery = choose(splits)
+    _, queries, gallery = match_split(splits)
     assert len(queries) == 20 and len(gallery) == 10
     points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
     found = match_distance(points, queries.labels, items, gallery.labels, Sphere())

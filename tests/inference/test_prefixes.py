@@ -1,4 +1,4 @@
-"""Scores of prefixes of the head's output."""
+"""Scores of prefixes of the head's output, and sides of images at other scales."""
 
 import jax
 import numpy as np
@@ -7,8 +7,17 @@ import pytest
 from hypjax.config import default_config, validate
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.embedding import part_of, scored_spaces, to_points
-from hypjax.models import create_embedder
+from hypjax.models import ResNet, VisionTransformer, create_embedder
+from hypjax.models.embedder import scaled_side
 from hypjax.objectives import create_objective
+
+
+def test_sides_are_whole_patches():
+    vit = VisionTransformer(image_size=32, patch_size=4, width=24, depth=1, num_heads=2)
+    cases = (224, 16, 0.7071, 160), (224, 16, 0.5, 112), (32, 8, 0.01, 8), (32, 8, 1.0, 32)
+    for size, patch, scale, side in (*cases, (40, 8, 0.5, 24)):  # 2.5 patches are rounded up.
+        assert scaled_side(vit.clone(image_size=size, patch_size=patch), scale) == side
+        assert scaled_side(ResNet(image_size=size), scale) == max(round(size * scale), 1)
 
 
 @pytest.mark.slow
