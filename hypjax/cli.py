@@ -15,10 +15,7 @@ _EMBEDDING = ("embed", "search", "serve", "score")
 _RUNS = ("compare", "tune", "papers", "plot", "report", "hyperbolicity", "hierarchy", "spectrum")
 _NAMES = (*_EMBEDDING, *_RUNS, "negatives", "prepare", "export", "convert")
 # The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its line.
-COMMANDS = {
-    "train": "hypjax.main",
-    **{name: f"hypjax.{name}" for name in _NAMES},
-}
+COMMANDS = {"train": "hypjax.main", **{name: f"hypjax.{name}" for name in _NAMES}}
 
 
 def main() -> None:

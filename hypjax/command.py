@@ -58,7 +58,7 @@ class _ListOf(flags.ListParser):
 
 
 class Engine(flags.ArgumentParser):
-    """Parses a format, or a location, of embeddings; --help lists those of other programs."""
+    """Parses a format or a location of embeddings; --help lists other programs' formats."""
 
     def __init__(self, ability: integrations.Ability) -> None:
         self.syntactic_help = f"formats: {', '.join(integrations.names(ability))}"
@@ -251,9 +251,7 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
 
 def _flag_parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
     """Yields the parameters of a command that are flags, and their descriptions."""
-    entries = re.findall(
-        r"^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"], re.MULTILINE
-    )
+    entries = re.findall(r"(?m)^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"])
     descriptions = {name: " ".join(text.split()) for name, text in entries}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if dataclasses.is_dataclass(parameter.annotation):

@@ -13,7 +13,6 @@ from hypjax.config import flatten, validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.pretrained import only_encoder, released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
@@ -113,13 +112,13 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     """
     config = config.copy_and_resolve_references()
     validate(config)
-    config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
+    config.data.resize = config.data.image_size
     run = Run(config, parts=["encoder"])
     params = only_encoder(run)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    return embedder.features(params, train)[:, 0], run.splits.notes
+    return embedder.features(params, train), run.splits.notes
 
 
 def _report(

@@ -59,9 +59,9 @@ def main(
             is the run in the default folder or, if model.weights is set, the pretrained model.
         print_: Print all fields, their values and where these come from; then stop.
         dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
-        output: File to write the scores of --mode=evaluate to, such as scores.json.
+        output: With --mode=evaluate: file to write the scores to, such as scores.json.
         processes: The processes of the run.
-        profile: Range of steps to trace for TensorBoard or Perfetto, such as 10:15.
+        profile: With --mode=train: steps to trace for TensorBoard or Perfetto, such as 10:15.
 
     Example:
         python -m hypjax.main --config=configs/glyphs.py:sph
@@ -72,9 +72,7 @@ def main(
     source = config or (named if mode == "evaluate" else None)
     if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
-    steps = _parse_steps(profile, mode)
-    if output and mode == "train":
-        raise UserError("--output is for --mode=evaluate; training writes results.json")
+    steps = _parse_steps(profile)
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
@@ -125,12 +123,10 @@ def _write_report(run: Any) -> bool:
     return write_own_report(run)
 
 
-def _parse_steps(text: str | None, mode: str) -> tuple[int, int] | None:
-    """Parses the first and last step of '10:15', which are traced in training."""
+def _parse_steps(text: str | None) -> tuple[int, int] | None:
+    """Parses the first and last step of '10:15'."""
     if text is None:
         return None
-    if mode == "evaluate":
-        raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not re.fullmatch("[0-9]+:[0-9]+", text):
         raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
     return tuple(map(int, text.split(":")))

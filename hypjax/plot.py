@@ -33,7 +33,7 @@ def main(
     Args:
         kind: What to draw.
         workdir: Folder of a trained run, or its URL.
-        embeddings: Instead of --workdir: file written by python -m hypjax.embed.
+        embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
         output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
         parts: With --workdir: the images to draw, train, test, or both, train,test.
         layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
@@ -51,7 +51,7 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _check(kind, embeddings, output, parts, layout)
+    _check(kind, output, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -83,14 +83,10 @@ def main(
     console.say(f"wrote {output}")
 
 
-def _check(
-    kind: str, embeddings: str | None, output: pathlib.Path, parts: tuple[str, ...], layout: str
-) -> None:
+def _check(kind: str, output: pathlib.Path, parts: tuple[str, ...], layout: str) -> None:
     """Refuses flags that do not fit each other, and a figure whose packages are missing."""
     if kind != "disk" and output.suffix == PAGE:
         raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
-    if kind == "hits" and embeddings:
-        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:

@@ -188,15 +188,12 @@ class DatasetEmbedder:
             return self.mapped(points_of_batch, features)
         return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
 
-    def features(
-        self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
-    ) -> Features:
-        """The encoder's embeddings of images at each scale, by default `eval.scales`."""
+    def features(self, params: PyTree, dataset: Dataset) -> Float[np.ndarray, "images dim"]:
+        """The encoder's embeddings of images at one scale."""
         params = parallel.place(params, parallel.replicated(self.mesh))
-        scales = tuple(scales or self.config.eval.scales)
-        features = self._features_in_memory(params, dataset, scales)
-        encode_batch = functools.partial(self._encode, scales, params)
-        return self.mapped(encode_batch, dataset) if features is None else features
+        if (features := self._features_in_memory(params, dataset, ONE_SCALE)) is None:
+            features = self.mapped(functools.partial(self._encode, ONE_SCALE, params), dataset)
+        return features[:, 0]
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
         """Applies a function to sharded batches of images under the test view, or of features."""

@@ -176,8 +176,8 @@ def find_hits(
         if most := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
             listed = min(k - 1 + most, len(gallery) - 1)
-        listed = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
-        neighbours = gallery.neighbours(*listed, own_rows, k)
+        ranked = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
+        neighbours = gallery.neighbours(*ranked, own_rows, k)
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -188,8 +188,7 @@ def find_hits(
     results = []
     for i, nearest in enumerate(neighbours):
         folder = os.path.basename(os.path.dirname(paths[i]))
-        folder_label = folder if folder and has_class(folder) else ""
-        label = images.class_name(i) or nearest.own_label or folder_label
+        label = images.class_name(i) or nearest.own_label or folder * has_class(folder)
         hits = Hits(images.name(i), label, nearest.ids, nearest.labels, nearest.distances)
         if match and hits.distances and hits.mark(0) != "right":
             hits = hits._replace(remark=match.remark(hits.distances[0]))

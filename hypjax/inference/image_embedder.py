@@ -106,22 +106,18 @@ class ImageEmbedder(abc.ABC):
             raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
         return embeddings
 
-    def _embeddings(
-        self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
-    ) -> Embeddings:
+    def _embeddings(self, images: Dataset, rows: np.ndarray, broken: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, splits, coarse = images.names.astype(str), images.splits, images.coarse_labels
+        columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
+        columns["coarse_labels"] = images.coarse_labels
         return Embeddings(
             **self.columns(rows[readable]),
-            ids=ids[readable],
-            labels=images.class_names[readable].astype(str),
+            **{name: x[readable].astype(str) for name, x in columns.items() if x is not None},
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
-            unreadable={str(ids[i]): reason for i, reason in broken.items()},
-            splits=None if splits is None else splits[readable].astype(str),
-            coarse_labels=None if coarse is None else coarse[readable].astype(str),
+            unreadable={str(images.names[i]): reason for i, reason in broken.items()},
         )
 
 

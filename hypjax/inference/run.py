@@ -37,6 +37,8 @@ from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder
 from hypjax.types import View
 
+_QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
+
 
 class Run:
     """A run, as training, evaluation, embedding, analyses and exports share it.
@@ -178,9 +180,7 @@ class Run:
         # Processes decide by them, so they must not differ in a last bit.
         return processes.from_first(lambda: means)
 
-    def query_scores(
-        self, params: PyTree, task: Task
-    ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
+    def query_scores(self, params: PyTree, task: Task) -> dict[str, _QueryScores]:
         """Scores of each query by part and metric; `scores` returns their means."""
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}

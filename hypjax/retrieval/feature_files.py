@@ -23,8 +23,6 @@ from hypjax.retrieval import inputs
 from hypjax.system import files
 from hypjax.types import class_name, split_names
 
-_TABLES = (".parquet", ".csv")  # Perhaps of images.
-_ARRAYS = (".npz", ".npy", ".pt")
 IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
@@ -46,8 +44,8 @@ class FeatureTable(NamedTuple):
 def has_features(path: pathlib.Path) -> bool:
     """Whether a file holds features or points: by its name, or by its columns if it is a table."""
     suffix = path.suffix.lower()
-    if suffix not in _TABLES:
-        return suffix in _ARRAYS
+    if suffix not in (".parquet", ".csv"):  # These may be tables of images.
+        return suffix in _READERS
     try:
         if suffix == ".csv":
             names, metadata = _csv_columns(path)[1], {}

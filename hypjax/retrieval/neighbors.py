@@ -80,10 +80,8 @@ def search(
         gallery = StreamedGallery(gallery)
     task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
     if len(queries):
-        score = Score.around(space, gallery.sample)
-        subtraction.certify(
-            "neighbours", task.queries, score, task.by_products, task.by_subtraction
-        )
+        score, answer = Score.around(space, gallery.sample), (task.by_products, task.by_subtraction)
+        subtraction.certify("neighbours", task.queries, score, *answer)
     return task.distances, task.ids
 
 

@@ -46,11 +46,9 @@ class Projection:
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
-        blocks = []
-        for features in _features(self.space, points):
-            projected = ((features - self.mean) @ self.components.T) * scales
-            blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
-        return np.concatenate(blocks)
+        features = _features(self.space, points)
+        projected = (((x - self.mean) @ self.components.T) * scales for x in features)
+        return np.concatenate([np.asarray(self.space.embed(x.astype("f4"))) for x in projected])
 
     def fingerprint(self, embeddings: str) -> str:
         """Fingerprint of projected embeddings: the projection's and the input's."""

@@ -80,10 +80,8 @@ class StreamedGallery:
         key = rows, str(score.space)
         known, chunks = self._kept  # Read once: threads may share a gallery.
         if known != key:
-            by_columns = NamedSharding(self.mesh, P(None, AXIS))
-            transpose = jax.jit(
-                lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns
-            )
+            columns = NamedSharding(self.mesh, P(None, AXIS))
+            transpose = jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=columns)
             streamed = self._stream(score, rows)
             chunks = [chunk._replace(vectors=transpose(chunk.vectors)) for chunk in streamed]
             self._kept = key, chunks

@@ -21,7 +21,6 @@ from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
-_ByProducts = Callable[[Rows, Score], Rows]
 _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
@@ -32,7 +31,7 @@ _FEW = 64  # Distinct queries for which subtraction costs less than products in 
 
 
 def certify(
-    result: str, queries: Points, score: Score, by_products: _ByProducts, by_subtraction: Callable
+    result: str, queries: Points, score: Score, by_products: Callable, by_subtraction: Callable
 ) -> None:
     """Answers all queries exactly, and logs how many each arithmetic answered.
 

@@ -1,6 +1,7 @@
-"""Embedding and searching own images."""
+"""Embedding and searching own images, also in parts."""
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import shutil
@@ -15,12 +16,13 @@ from hypjax.geometry import Sphere
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
-from tests.helpers.galleries import embeddings
+from tests.helpers.process_pair import python
 from tests.helpers.small_runs import copy_with
 
 
@@ -58,17 +60,6 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
     assert "broken.jpg (not an image); the other" in printed.err
     with pytest.raises(UserError, match="cannot read .*broken.jpg"):
         commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
-
-
-def test_searches_that_no_query_can_make_are_refused_before_a_model_is_opened(tmp_path):
-    embeddings(np.eye(3, dtype=np.float32), Sphere()).save(tmp_path / "g.npz")
-    where = "--workdir=missing", f"--gallery={tmp_path / 'g.npz'}", "--query=x.jpg", "--k=2"
-    for flags, keyword in (
-        *(("--k=9", "k is 9"), ("--expand=9", "expansion is 9"), ("--prefix=9", "prefix of 9")),
-        ("--prefix=2 --rerank", "leave out the prefix"),
-    ):
-        with pytest.raises(UserError, match=keyword):
-            commands.call("search", *where, *flags.split())
 
 
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
@@ -110,15 +101,15 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed(
     run, embedder, gallery, photos_folder, tmp_path
 ):
-    found, path = find_images(str(photos_folder)), tmp_path / "g.npz"
-    renamed = dataclasses.replace(found, class_names=np.array(["x", *found.class_names[1:]]))
-    rolled = found.take(np.roll(np.arange(len(found)), 1))
-    for model, images in ((embedder, renamed), (embedder, rolled), (load(run, "encoder"), found)):
+    photos, path = find_images(str(photos_folder)), tmp_path / "g.npz"
+    renamed = dataclasses.replace(photos, class_names=np.array(["x", *photos.class_names[1:]]))
+    rolled = photos.take(np.roll(np.arange(len(photos)), 1))
+    for model, images in ((embedder, renamed), (embedder, rolled), (load(run, "encoder"), photos)):
         gallery.save(path)
         with pytest.raises(UserError, match="exists already"):
             model.embed_to(path, images)
         path.unlink()
-        embed_two_batches(embedder, path, found)
+        embed_two_batches(embedder, path, photos)
         expected = model.embed_images(images).vectors
         np.testing.assert_array_equal(model.embed_to(path, images).vectors, expected)
 
@@ -192,3 +183,41 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(photos_folder)))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def execute(run, photos_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos_folder, "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+    where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
+    return functools.partial(commands.call, "embed", *where)
+
+
+def test_merged_parts_are_the_gallery_bit_for_bit(execute, tmp_path):
+    execute("--output=whole.npz")
+    execute("--shard=2/2")
+    with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
+        execute("--merge")
+    execute("--shard=1/2")
+    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 parts"):
+        execute("--shard=1/9", "--batch_size=16")
+    renamed = (tmp_path / "photos/class3").rename("photos/class_3")
+    with pytest.raises(UserError, match="holds other images than --images lists now"):
+        execute("--merge")
+    renamed.rename("photos/class3")
+    execute("--merge")
+    with np.load("g.npz") as merged, np.load("whole.npz") as whole:
+        assert merged.files == whole.files
+        assert all(np.array_equal(merged[name], whole[name]) for name in whole.files)
+    assert len(Embeddings.load(tmp_path / "g.npz").unreadable) == 1
+
+
+@pytest.mark.slow
+def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
+    execute("--output=one.npz")
+    arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
+    python("-m", "hypjax.embed", *arguments, devices=3, cwd=tmp_path).check_returncode()
+    with np.load("one.npz") as one, np.load("three.npz") as three:
+        assert all(np.array_equal(one[name], three[name]) for name in one.files)
+    assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1
