@@ -328,8 +328,7 @@ def _explanation(error: Exception, flag_values: flags.FlagValues, known: Sequenc
 
 
 def _choice(signature: inspect.Signature) -> inspect.Parameter | None:
-    parameters = signature.parameters.values()
-    return next((x for x in parameters if x.kind is x.POSITIONAL_ONLY), None)
+    return next((x for x in signature.parameters.values() if x.kind is x.POSITIONAL_ONLY), None)
 
 
 def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> None:

@@ -36,8 +36,7 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    formats = {".onnx": "onnx", ".safetensors": "timm"}
-    suited = formats.get(path.suffix, format)
+    suited = {".onnx": "onnx", ".safetensors": "timm"}.get(path.suffix, format)
     if suited != format:
         raise UserError(f"--output is {path}; set --format={suited}, or name another file")
     if format == "timm":

@@ -60,8 +60,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         run = Run(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
     processes.require_same(run.splits.fingerprints)
-    images = {"images": run.splits.fingerprint}
-    processes.from_first(lambda: require_provenance(folder, images))
+    processes.from_first(lambda: require_provenance(folder, {"images": run.splits.fingerprint}))
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
         for name in names
@@ -87,8 +86,7 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
     require_provenance(workdir, {"images": run.splits.fingerprint})
-    scores = run.query_scores(params, run.splits.task)
-    return scores["head"], run.splits.test.labels
+    return run.query_scores(params, run.splits.task)["head"], run.splits.test.labels
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
@@ -100,8 +98,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     run = Run(config, parts=["encoder"])
     params = released_model(run)
     console.say("evaluating on the test images")
-    results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run, {})
+    return _report(config.model.weights, {"pretrained": run.test_scores(params)}, run, {})
 
 
 def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -64,8 +64,7 @@ def main(
     most = images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
     order = None if first else seed
     if embeddings:
-        path = pathlib.Path(embeddings).expanduser()
-        shown = disk.drawing_of_gallery(path, most, order, colour)
+        shown = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), most, order, colour)
     else:
         shown = disk.drawing_of_run(workdir, parts, most, order, colour)
     drawing, ranks = disk.place_in_disk(*shown, layout, seed, neighbours)

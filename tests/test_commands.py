@@ -87,8 +87,7 @@ def test_mistakes_are_one_sentence(line, keyword, tmp_path, monkeypatch):
 
 def test_flags_overrides_and_words_are_separated():
     main = commands.module("benchmarks").main
-    argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5"]
-    bound = command.parse(main, argv)
+    bound = command.parse(main, ["benchmarks", "job", "--quick", "--config.run.microbatch=5"])
     assert bound.args == ("job",) and bound.kwargs["overrides"] == ["run.microbatch=5"]
     assert bound.kwargs["quick"] and bound.kwargs["repeats"] == 3
     for words in (["jobs"], ["job", "extra"]):

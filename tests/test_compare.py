@@ -131,8 +131,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
         tune(GRIDS[0], "--variant=sph", "--pending")
     finish_default(f"{FILE}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{FILE}:sph", head=0.9, validation=0.6)
-    second = tune(*GRIDS, "--pending", "--seeds=0,4")
-    assert [words[:2] + words[-1:] for words in second] == [
+    assert [words[:2] + words[-1:] for words in tune(*GRIDS, "--pending", "--seeds=0,4")] == [
         ["--config=configs/glyphs.py:hyp", "--config.objective.c=0.3", "--config.seed=4"],
         ["--config=configs/glyphs.py:sph", "--config.objective.temperature=0.1", "--config.seed=4"],
     ]

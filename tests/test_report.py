@@ -58,8 +58,7 @@ def test_searches_and_classes_are_those_of_the_results(run):
 def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monkeypatch, capsys):
     copy = shutil.copytree(run, tmp_path / "written")
     (copy / "results.json").unlink()
-    printing = "hypjax.train.print_results"
-    monkeypatch.setattr(printing, lambda *_: console.warn("<few> classes"))
+    monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
     train.train_and_evaluate(saved_config(copy), copy, report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
     page = (copy / "report.html").read_text()

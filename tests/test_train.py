@@ -102,8 +102,7 @@ def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_
 @pytest.mark.slow
 def test_steps_that_tie_on_the_validation_images_are_counted(photos_folder, tmp_path, monkeypatch):
     recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0 to 4.
-    scores = lambda *_: {"head": {"recall@1": next(recalls)}}  # noqa: E731
-    monkeypatch.setattr(Run, "validation_scores", scores)
+    monkeypatch.setattr(Run, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}})
     config = small_runs.load(photos_folder, "train.total_steps=4", "eval.every=1")
     results = train.train_and_evaluate(config, tmp_path)
     assert results["best_step"] == 4 and results["tied_steps"] == [1, 2, 4]

@@ -59,8 +59,7 @@ class ExternalEmbedder(ImageEmbedder):
             shape = f"the shape {list(first.shape)} for one image, not [1, dim]"
             raise UserError(f"the {encoder.output} of {spec} has {shape}")
         # On a GPU roundings may differ; random masks or dropout change the first digit.
-        tolerance = 1e-2 * np.ptp(first)
-        if not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
+        if not np.allclose(first, second, rtol=0, atol=1e-2 * np.ptp(first), equal_nan=True):
             raise UserError(f"{spec} embeds one image in different ways, so it cannot be searched")
         self._dim = first.shape[1]
         console.say(f"{spec}: features are its {encoder.output}, of dimension {self._dim}")

@@ -172,7 +172,7 @@ def find_hits(
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
         points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
-        own_rows = gallery.own_images.rows(ids, points)
+        own_rows = gallery.own_rows(ids, points)
         if most := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
             listed = min(k - 1 + most, len(gallery) - 1)

@@ -117,7 +117,7 @@ class QdrantGallery:
             results = ArrayGallery()
             for name, key in (("ids", "id"), ("labels", "label")):
                 setattr(results, name, np.array([image.payload[key] for image in images], str))
-            own_rows = results.own_images.rows(paths or [""] * len(points))
+            own_rows = results.own_rows(paths or [""] * len(points))
             neighbours = results.neighbours(distances, items, own_rows, k)
             # Links to a query's file may fill its list.
             short = np.array([len(hits.ids) < k for hits in neighbours], bool)

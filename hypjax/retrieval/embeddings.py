@@ -29,7 +29,6 @@ from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
 COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
-FilePath = str | os.PathLike[str]
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 
@@ -115,7 +114,7 @@ class Embeddings(ArrayGallery):
         """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in(self.space, self.vectors)
 
-    def save(self, path: FilePath) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Checks the points and writes an .npz file atomically.
 
         Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
@@ -136,7 +135,11 @@ class Embeddings(ArrayGallery):
 
     @classmethod
     def load(
-        cls, path: FilePath, space: Space | None = None, *, labels: FilePath | None = None
+        cls,
+        path: str | os.PathLike[str],
+        space: Space | None = None,
+        *,
+        labels: str | os.PathLike[str] | None = None,
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
@@ -145,7 +148,8 @@ class Embeddings(ArrayGallery):
         points of `space`, if it is passed. `labels` is a file of the classes.
 
         Raises:
-            UserError: A file cannot be read, is damaged or of another kind, or a row is not finite.
+            UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
+                finite.
         """
         path = pathlib.Path(path).expanduser()
         return cls._of_arrays(feature_files.read_arrays(path, labels), str(path), space)
@@ -189,7 +193,9 @@ class Embeddings(ArrayGallery):
         return np.asarray(self.space.features(self.vectors) if raw is None else raw, np.float32)
 
 
-def read_features(path: FilePath, labels: FilePath | None = None) -> FeatureTable:
+def read_features(
+    path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
+) -> FeatureTable:
     """Reads features from a file of features, or of points; see `Embeddings.load`."""
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels)
@@ -198,7 +204,7 @@ def read_features(path: FilePath, labels: FilePath | None = None) -> FeatureTabl
     return feature_table(arrays, str(path))
 
 
-def open_gallery(location: FilePath) -> Gallery:
+def open_gallery(location: str | os.PathLike[str]) -> Gallery:
     """Opens a gallery: a .npz file, an exported file or folder, or a collection at a URL.
 
     Raises UserError if it is missing, damaged or something else, or a package is not installed.
@@ -210,7 +216,7 @@ def open_gallery(location: FilePath) -> Gallery:
     return integrations.find("open", engine)(path)
 
 
-def is_gallery(location: FilePath) -> bool:
+def is_gallery(location: str | os.PathLike[str]) -> bool:
     """Whether `open_gallery` opens such locations."""
     location = os.fspath(location)
     return location.endswith(".npz") or _engine(location) in integrations.names("open")

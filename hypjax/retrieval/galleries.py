@@ -95,7 +95,7 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """See `Gallery.nearest`; a search in a class is exact."""
-        own_rows = self.own_images.rows(paths, points) if paths else [[]] * len(points)
+        own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
         # A query's own image is left out here, so that all queries run one program.
         listed = k + max(map(len, own_rows), default=0)
         if label is None:
@@ -123,6 +123,10 @@ class ArrayGallery:
             described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))
         return described
 
+    def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
+        """Rows of each query's own image."""
+        return self._own_images.rows(paths, points)
+
     def has_class(self, name: str) -> bool:
         """See `Gallery`."""
         return name in self._classes
@@ -145,7 +149,7 @@ class ArrayGallery:
 
     def forget_images(self) -> None:
         """Drops cached properties; call it when the images change."""
-        for name in ("kept_vectors", "own_images", "_classes"):
+        for name in ("kept_vectors", "_own_images", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
@@ -154,8 +158,7 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def own_images(self) -> OwnImages:
-        """Finds the rows of queries' own images."""
+    def _own_images(self) -> OwnImages:
         return OwnImages(self.ids.tolist(), getattr(self, "vectors", None))
 
     @functools.cached_property

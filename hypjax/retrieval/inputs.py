@@ -86,8 +86,7 @@ def check_points(
     """Checks shapes and types, and returns points as NumPy arrays."""
     queries, gallery = np.asarray(queries), np.asarray(gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):
-        numbers = jnp.issubdtype(points.dtype, jnp.floating)
-        if not numbers or points.ndim != 2 or 0 in points.shape:
+        if not jnp.issubdtype(points.dtype, jnp.floating) or points.ndim != 2 or 0 in points.shape:
             kind = f"{points.dtype} of shape {points.shape}"
             raise UserError(f"{name} must be floats, [number, dimension] and not empty, not {kind}")
     if (dim := queries.shape[1]) != gallery.shape[1]:

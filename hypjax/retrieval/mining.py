@@ -59,5 +59,4 @@ def _hardest(
         nearest = jnp.argmin(distances, axis=1)
         return without(distances, pool_labels[nearest]), nearest
 
-    chosen = jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1]
-    return chosen.T
+    return jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1].T

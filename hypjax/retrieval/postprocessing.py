@@ -104,7 +104,6 @@ def _means(
     space: Space, points: Float[Array, "b k+1 d"], distances: Float[Array, "b k"], alpha: float
 ) -> Float[Array, "b d"]:
     """Means of queries and the neighbours that follow them, in float64."""
-    similarities = space.similarity(distances.astype(jnp.float64))
-    weights = jnp.maximum(similarities, 0.0) ** alpha
+    weights = jnp.maximum(space.similarity(distances.astype(jnp.float64)), 0.0) ** alpha
     weights = jnp.pad(weights, [(0, 0), (1, 0)], constant_values=1)
     return space.mean(points.astype(jnp.float64), weights)

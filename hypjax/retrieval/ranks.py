@@ -135,8 +135,7 @@ def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable,
         return jax.jit(jax.shard_map(function, **options))
 
     match = functools.partial(_bound_matches, exclude_self=exclude_self)
-    count = functools.partial(_count_before, symmetric=symmetric)
-    return jitted(match, 3, 1), jitted(count, 5, 2)
+    return jitted(match, 3, 1), jitted(functools.partial(_count_before, symmetric=symmetric), 5, 2)
 
 
 def _bound_matches(

@@ -127,8 +127,7 @@ class _Items:
     def _reciprocal(self, items: Rows, k: int) -> _Matrix:
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
-        others = self._nearest(np.unique(nearest.indices), k + 1)
-        return nearest.multiply(others.T).tocsr()
+        return nearest.multiply(self._nearest(np.unique(nearest.indices), k + 1).T).tocsr()
 
     def _nearest(self, items: Rows, k: int) -> _Matrix:
         """The k nearest of each item, itself included."""

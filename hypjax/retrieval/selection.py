@@ -141,8 +141,7 @@ class Selector:
         self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
         # Each thread has an equal share, in parts whose candidates fit into a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
-        bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
-        pairs = itertools.pairwise(bounds)
+        pairs = itertools.pairwise(np.linspace(0, shape[0], parts + 1, dtype=int))
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
         self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
         # All products reuse this buffer, because touching new memory is slow.

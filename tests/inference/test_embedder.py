@@ -157,8 +157,7 @@ def test_scores_are_of_postprocessed_searches(run):
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])
-    postprocessing = Postprocessing(2, 0.0, Reranking())
-    options = {"space": Sphere(), "postprocessing": postprocessing}
+    options = {"space": Sphere(), "postprocessing": Postprocessing(2, 0.0, Reranking())}
     expected = query_scores(x, splits.test.labels, metrics=["recall@1", "recall@2"], **options)
     got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}

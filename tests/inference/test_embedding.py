@@ -66,8 +66,7 @@ def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(
 
     def check(*expected):
         computed.clear()
-        actual = embedding.cached_features(folder, 5, 2, compute)
-        np.testing.assert_array_equal(actual, FEATURES)
+        np.testing.assert_array_equal(embedding.cached_features(folder, 5, 2, compute), FEATURES)
         assert computed == [*expected]
 
     def killed(done):

@@ -77,8 +77,7 @@ def test_what_is_no_image_is_refused(model):
 def test_matches_of_queries_are_measured_in_their_gallery():
     parts = {"test": np.arange(20) % 10, "gallery": np.arange(10)}
     parts = {name: dataset_without_images(labels) for name, labels in parts.items()}
-    splits = SimpleNamespace(validation=None, ground_truth=None, **parts)
-    _, queries, gallery = match_split(splits)
+    _, queries, gallery = match_split(SimpleNamespace(validation=None, ground_truth=None, **parts))
     assert len(queries) == 20 and len(gallery) == 10
     points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
     actual = match_distance(points, queries.labels, items, gallery.labels, Sphere())

@@ -21,8 +21,7 @@ SPACES = [SPHERE, BALL, Fused(((BALL, 1.0), (Sphere(), 2.0)), normalized=False)]
 
 
 def varied(space, n=60, dim=6, seed=0):
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(n, dim)) * 0.8 ** np.arange(dim) + 0.3
+    features = np.random.default_rng(seed).normal(size=(n, dim)) * 0.8 ** np.arange(dim) + 0.3
     return np.asarray(space.embed(features.astype(np.float32)))
 
 
