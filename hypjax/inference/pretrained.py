@@ -101,8 +101,10 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
     if PROXIES in state and "hier_proxies" in config.objective:
         proxies, expected = state[PROXIES], (config.objective.hier_proxies, model.head_dim)
         if proxies.shape != expected:
-            problem = f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}"
-            raise UserError(f"{problem}; set objective.hier_proxies and model.head_dim to these")
+            raise UserError(
+                f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
+                "--config.objective.hier_proxies and --config.model.head_dim accordingly"
+            )
         if config.objective.hier_optimizer == "riemannian":  # Then they are points of the ball.
             proxies = np.asarray(create_objective(config).score_space.embed(proxies))
         params["hierarchy"] = proxies
