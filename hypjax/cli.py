@@ -14,7 +14,8 @@ _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [
 _EMBEDDING = ("embed", "search", "serve", "score")
 _RUNS = ("compare", "tune", "papers", "plot", "report", "hyperbolicity", "hierarchy", "spectrum")
 _NAMES = (*_EMBEDDING, *_RUNS, "negatives", "prepare", "export", "convert")
-# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its line.
+# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its name
+# above, or its module here.
 COMMANDS = {"train": "hypjax.main", **{name: f"hypjax.{name}" for name in _NAMES}}
 
 
