@@ -8,6 +8,7 @@ python -m benchmarks memory: memory of the train step, which is compiled but not
 python -m benchmarks parity: whether this device computes what a CPU does.
 python -m benchmarks programs: what compiled programs move and need, also on absent GPUs.
 python -m benchmarks job: where the time of a whole run goes, from launch to results.
+python -m benchmarks waits: seconds that people wait for commands, and where they go.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
 _MODULES = {"memory": "programs"}  # Of suites that have no module of their own name.
-_OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann")
+_OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits")
 
 
 def main(
