@@ -21,13 +21,13 @@ from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import register_dataset
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import Workdir, require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build_from, custom_provenance, shared_provenance
+from hypjax.training.setup import TrainingRun, build_from, provenance, shared_provenance
 from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
@@ -86,7 +86,7 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        folder.require(custom_provenance(config))
+        processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
         print(f"{folder.location} holds this run's results already:")
         print_results(results, folder.filled())
         return results

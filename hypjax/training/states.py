@@ -1,4 +1,4 @@
-"""Starts, saves and restores a run's state."""
+"""Starts and restores a run's state."""
 
 import functools
 from collections.abc import Sequence
@@ -133,20 +133,6 @@ def with_pretrained(
     averages = start_averages(learner, params)
     averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
     return state._replace(params=params, **averages)
-
-
-def save(
-    checkpoints: Checkpoints,
-    learner: Learner,
-    state: TrainState,
-    measured: Measured,
-    score: float | None = None,
-) -> None:
-    """Saves `trees` of a state unless it is saved already."""
-    step = int(state.step)
-    if step not in checkpoints.steps:
-        record = measured._asdict()
-        checkpoints.save(step, record=record, score=score, **trees(learner, state))
 
 
 def restore(

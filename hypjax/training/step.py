@@ -101,8 +101,8 @@ def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
-    whole = lora.merged(model, adapters)
-    return jax.lax.with_sharding_constraint(whole, parallel.parameter_shardings(mesh, whole))
+    model = lora.merged(model, adapters)
+    return jax.lax.with_sharding_constraint(model, parallel.parameter_shardings(mesh, model))
 
 
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
@@ -175,7 +175,12 @@ def _seen(
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:
         with jax.named_scope("colours"):
-            images = _with_changed_colours(learner, key, images, len(batch.labels))
+            key, size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
+            draws = colours.draw_changes(key, learner.colour_changes, size)
+            rows = jnp.minimum(jnp.arange(len(images)), size - 1)  # Those of padding are not used.
+            draws = jax.tree.map(lambda x: x[rows], draws)
+            change = parallel.map_local_images(lambda _, *x: colours.changed(*x), learner.mesh)
+            images = change((), images, draws)
     return images
 
 
@@ -235,15 +240,6 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
         return new if names & {*lasting} else jnp.where(valid, new, old)
 
     return jax.tree_util.tree_map_with_path(choose, new, old)
-
-
-def _with_changed_colours(learner: Learner, key: PRNGKeyArray, images: Array, size: int) -> Array:
-    """Changes the colours of a batch of `size` images, and of none that pad it."""
-    key = jax.random.fold_in(key, _COLOURS)
-    draws = colours.draw_changes(key, learner.colour_changes, size)
-    rows = jnp.minimum(jnp.arange(len(images)), size - 1)
-    change = parallel.map_local_images(lambda _, *each: colours.changed(*each), learner.mesh)
-    return change((), images, jax.tree.map(lambda x: x[rows], draws))
 
 
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:

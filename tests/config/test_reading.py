@@ -1,7 +1,6 @@
 """Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
 import importlib
-import json
 import re
 
 import pytest
@@ -23,7 +22,6 @@ from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
 from hypjax.objectives.base import Declaration
-from hypjax.runs.workdir import saved_config
 from hypjax.system import machine
 
 
@@ -40,15 +38,6 @@ def test_overrides_take_the_type_of_the_field():
     ):
         loaded = flatten(load_config("glyphs", [text]))[text.partition("=")[0]]
         assert loaded == value and type(loaded) is type(value)
-
-
-def test_the_name_of_a_loss_is_a_string(tmp_path):
-    fields = flatten(load_config("glyphs"))
-    for wrong in (None, 1, True):
-        saved = {"identity": {}, "all": {**fields, "objective.name": wrong}}
-        (tmp_path / "config.json").write_text(json.dumps(saved))
-        with pytest.raises(UserError, match="objective.name is .*; it must be one of"):
-            saved_config(tmp_path)
 
 
 CACHED = "train.cached_features=True optim.frozen=encoder"
