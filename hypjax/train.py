@@ -27,7 +27,7 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build_from, provenance, shared_provenance
+from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance
 from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
@@ -118,7 +118,7 @@ def _train(
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
     # Weights are read before the folder is locked: a wrong name leaves nothing behind.
     resumed = folder.has_checkpoint
-    run, pretrained = (build_from(run), None) if resumed else build_with_weights(run)
+    run, pretrained = (build(run), None) if resumed else build_with_weights(run)
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)

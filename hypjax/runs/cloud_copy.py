@@ -34,10 +34,6 @@ _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
 
-def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
-    return cache_folder() / "workdirs" / (url_hash(url) + suffix)
-
-
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
     """Sizes in bytes of a local copy's files, without hidden and unfinished ones."""
     bytes_of = {}
@@ -75,7 +71,7 @@ class CloudCopy:
     def __init__(self, url: str) -> None:
         """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
         self.location = redacted(url.rstrip("/"))
-        self.folder = _local_folder(url)
+        self.folder = cache_folder() / "workdirs" / url_hash(url)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
@@ -172,7 +168,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
             raise UserError(f"{workdir} holds no model of hypjax (there is no {files.PUBLISHED})")
         yield folder
     elif is_url(workdir):
-        folder = _local_folder(workdir, "-read")
+        folder = cache_folder() / "workdirs" / f"{url_hash(workdir)}-read"
         with locked(folder, f"reading {workdir}"):
             with explained(f"cannot copy {workdir} to {folder}"):
                 _download(workdir, folder, training)

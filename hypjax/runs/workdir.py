@@ -165,10 +165,7 @@ def _required(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Workdir:
-    """Folder of a run that is trained; for a URL, its local copy.
-
-    All processes call each method together. Only the first one reads and writes.
-    """
+    """Folder of a run that is trained; all processes call each method, the first has the files."""
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
         """Opens the folder, which may not exist yet; refuses another run's folder."""

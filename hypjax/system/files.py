@@ -137,10 +137,7 @@ def sync_all(path: pathlib.Path) -> None:
 def locked(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
-    """Creates and locks a folder; waits for another process with a purpose, or else refuses.
-
-    The operating system releases the lock when the process ends.
-    """
+    """Creates and locks a folder; waits for another process with a purpose, or else refuses."""
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,7 +251,7 @@ def read_torch(path: pathlib.Path) -> Any:
     import torch
 
     # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # Flags of scripts.

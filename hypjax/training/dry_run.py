@@ -1,7 +1,4 @@
-"""How much memory and time a run takes, from its first steps, and the hours on GPUs.
-
-The hours are estimated from the lowered program of one step, without data or weights.
-"""
+"""How much memory and time a run takes, by its first steps, or by the lowered program of one."""
 
 import contextlib
 import dataclasses
@@ -134,7 +131,7 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
     steps = range(min(_STEPS, run.config.train.total_steps))
-    if run.learner.cached_features:
+    if run.config.train.cached_features:
         features = features_to_keep(run, state.params["model"])
         source = Input(run, features=np.zeros(features.shape, features.dtype))
     else:
@@ -184,7 +181,7 @@ def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
     state = jax.eval_shape(lambda: create_state(learner, spec))
     shardings = parallel.parameter_shardings(mesh, state)
     state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
-    rows = parallel.slices(spec.batch_size, mesh, learner.microbatch).rows
+    rows = parallel.slices(spec.batch_size, mesh, learner.config.run.microbatch).rows
     shape = (rows, view.side, view.side, view.channels)
     images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
     replicated = parallel.replicated(mesh)

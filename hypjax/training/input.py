@@ -41,7 +41,7 @@ class Input:
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of some steps, counted from 0; close them to end the workers."""
         run, learner = self.run, self.run.learner
-        slices = parallel.slices(plans.batch_size, learner.mesh, learner.microbatch)
+        slices = parallel.slices(plans.batch_size, learner.mesh, learner.config.run.microbatch)
         rows = parallel.local_rows(learner.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
@@ -106,7 +106,7 @@ class Input:
 def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
     features = store = None
-    if steps and run.learner.cached_features:
+    if steps and run.config.train.cached_features:
         computed = training_features if run.learner.cached_block is None else training_activations
         features = computed(run, params)
     elif steps and run.layout is not None:

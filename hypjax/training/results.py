@@ -68,10 +68,10 @@ def collect_results(
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
     tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
-    print(f"{tables.title(tested)}:")
+    print("Scores on the test images:")
     print(tables.format_results(tested))
     if "validation" in results:
-        print("Recall on the images held out for validation:")
+        print("Scores on the images held out for validation:")
         print(tables.format_results(results["validation"]))
     if "best_step" in results:
         print(f"best: {tables.format_best_step(results)}")

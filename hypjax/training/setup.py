@@ -44,14 +44,9 @@ class TrainingRun(Run):
     layout: CacheLayout | None = None  # Of the device cache; None if the host crops images.
 
 
-def build(config: ConfigDict, **fields: str) -> TrainingRun:
-    """Opens the images of a new run, whose `fields` are those of `Run`, for training."""
-    return build_from(Run(config, **fields))
-
-
-def build_from(run: Run) -> TrainingRun:
+def build(run: Run | ConfigDict) -> TrainingRun:
     """Opens a run's images and builds what training needs; computes no parameters."""
-    run = training_run(run)
+    run = training_run(run if isinstance(run, Run) else Run(run))
     if run.config.run.cache == "device":
         run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
     return run

@@ -7,7 +7,6 @@ import pytest
 
 from hypjax.catalogue import PREPARED
 from hypjax.config import (
-    choices,
     default_workdir,
     flatten,
     load_config,
@@ -17,7 +16,6 @@ from hypjax.config import (
     validate,
 )
 from hypjax.data.preparation.prepare import declared
-from hypjax.data.views import TEST_VIEWS, TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field
 from hypjax.objectives import OBJECTIVES, PairwiseCrossEntropy
@@ -103,7 +101,6 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(mo
 
 def test_names_and_implementations_match():
     assert [getattr(declared(name), "name", name) for name in PREPARED] == [*PREPARED]
-    assert choices.TRAIN_VIEWS == tuple(TRAIN_VIEWS) and choices.TEST_VIEWS == tuple(TEST_VIEWS)
     for dataset in ("glyphs", "omniglot", "scenes"):
         for variant in importlib.import_module(f"configs.{dataset}").VARIANTS:
             validate(load_config(f"{dataset}:{variant}"))

@@ -27,33 +27,25 @@ def trajectories(path, training, *cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("training", "cases"), [("36/2/20", ["8/2/12", "8/8/12/remat"]), ("90/9/20", ["8/1/10"])]
+    ("training", "cases"),
+    [
+        ("36/2/20", ["8/2/12", "8/8/12/remat"]),
+        ("90/9/20", ["8/1/10"]),
+        # Padded to 40 images for slices of 5, to 48 for slices on 8 devices.
+        ("36/2/10/taught", ["1/1/5", "8/8/12/remat"]),
+        ("36/2/10/lora", ["8/2/5/remat"]),
+    ],
 )
 def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     """Cases are devices/shards/microbatch; the reference is one device and one slice."""
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
-    assert expected["losses"][-1] < 0.9 * expected["losses"][0]
-    for other in others:
-        np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
-        error = np.linalg.norm(other["gradient"] - expected["gradient"])
-        assert error < 1e-5 * np.linalg.norm(expected["gradient"])
-        assert other["recall"] == expected["recall"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objective", "cases"), [("taught", ["1/1/5", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])]
-)
-def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, cases, tmp_path):
-    """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
-    training = f"36/2/10/{objective}"
-    expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases) and len(expected) == 3
     for other in others:
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
-        for name in ("gradient", "state"):
+        for name in {"gradient", "state"} & expected.keys():
             error = np.linalg.norm(other[name] - expected[name])
             assert error < 1e-5 * np.linalg.norm(expected[name])
+        assert other.get("recall") == expected.get("recall")
 
 
 def test_slices_have_equal_size_and_hold_all_images():
