@@ -70,17 +70,17 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        alone = ocp.options.MultiprocessingOptions()
+        this_process = ocp.options.MultiprocessingOptions()
         if jax.process_count() > 1:  # Or it waits for the others.
-            me = jax.process_index()
-            alone = ocp.options.MultiprocessingOptions(me, {me}, f"process_{me}")
+            i = jax.process_index()
+            this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
         options = ocp.CheckpointManagerOptions(
             # Orbax would wait minutes for a folder that cannot be created asynchronously.
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False, post_finalization_callback=self._sync
             ),
             create=False,
-            multiprocessing_options=alone,
+            multiprocessing_options=this_process,
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=self,
         )

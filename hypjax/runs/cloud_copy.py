@@ -130,8 +130,8 @@ class CloudCopy:
         The order is metrics, new checkpoints, removals, and results, which mark a run as finished.
         """
         if self._cloud.read(_WRITER) != self._id:
-            place = f"this run is in {self.folder}"
-            raise UserError(f"{self.location} was removed or taken over; {place}")
+            problem = f"{self.location} was removed or taken over"
+            raise UserError(f"{problem}; this run is in {self.folder}")
         here, stored = _sizes(self.folder), self._cloud.sizes()
         changed = {name for name in here if everything or here[name] != stored.get(name)}
         others = {name for name in changed if not _steps([name])}

@@ -137,10 +137,9 @@ def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
     features = f"the output of {block} for {count} training images"
     if free is not None and needed > free / 2**30:
-        raise UserError(
-            f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
-            "data.image_size, or set --config.train.cached_features=False"
-        )
+        remedy = "lower data.image_size, or set --config.train.cached_features=False"
+        problem = f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free"
+        raise UserError(f"{problem}; {remedy}")
     console.say(f"keeping {features}: {needed:.1f} GiB of memory")
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 
