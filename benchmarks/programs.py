@@ -31,7 +31,7 @@ from hypjax.objectives import ProblemSizes, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
-from hypjax.training.gpu_hours import assumed_sizes, lower_step
+from hypjax.training.dry_run import assumed_sizes, lower_step
 from hypjax.training.learner import Learner, build_learner
 from hypjax.types import View
 

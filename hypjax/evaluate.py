@@ -21,7 +21,7 @@ from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import is_published
 from hypjax.runs.images import fit_to_features
-from hypjax.runs.tables import format_results, noted, print_notes, title
+from hypjax.runs.tables import format_results, noted, print_notes
 from hypjax.runs.workdir import (
     read_saved_config,
     require_identity,
@@ -122,7 +122,7 @@ def _report(
     models: str, results: Mapping[str, Recalls], run: Run, learned: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prints the table, and returns the results with their notes and learned scalars."""
-    print(f"{title(results)}, by {redacted(models)}:")
+    print(f"Scores on the test images, by {redacted(models)}:")
     print(format_results(results))
     notes = noted(run.splits.notes, run.splits.repeats)
     noted_results = {**results, **notes, **({"learned": learned} if learned else {})}

@@ -21,13 +21,13 @@ from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import register_dataset
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import Workdir, require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build_from, custom_provenance, shared_provenance
+from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance
 from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
@@ -83,7 +83,7 @@ def train_and_evaluate(
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
     if (results := folder.results) is not None:
-        folder.require(custom_provenance(config))
+        processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
         print(f"{folder.location} holds this run's results already:")
         print_results(results, folder.filled())
         return results
@@ -114,7 +114,7 @@ def _train(
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
     # Weights are read before the folder is locked: a wrong name leaves nothing behind.
     resumed = folder.has_checkpoint
-    run, pretrained = (build_from(run), None) if resumed else build_with_weights(run)
+    run, pretrained = (build(run), None) if resumed else build_with_weights(run)
     total = run.config.train.total_steps
     trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
     facts = shared_provenance(run)

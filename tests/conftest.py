@@ -139,7 +139,7 @@ def repository() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """Calls make(folder), unless another process of pytest did, and returns the folder."""
-    from hypjax.system.locks import locked
+    from hypjax.system.files import locked
 
     base = tmp_path_factory.getbasetemp()
     root = base.parent if _IS_XDIST_WORKER else base

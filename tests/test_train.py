@@ -71,15 +71,6 @@ def test_a_run_leaves_results_times_and_a_model(run, capsys):
         evaluate(changed, run)
 
 
-def test_a_run_with_unknown_fields_is_not_evaluated(run, tmp_path):
-    config, copy = saved_config(run), shutil.copytree(run, tmp_path / "run")
-    saved = json.loads((copy / "config.json").read_text())
-    saved["all"]["train.unknown"] = 1
-    (copy / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="config.json is damaged .*unknown"):
-        evaluate(config, copy)
-
-
 def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path):
     """Every number that it logs and saves, bit for bit, although a checkpoint precedes its end."""
     train.train_and_evaluate(saved_config(run), tmp_path)

@@ -1,12 +1,10 @@
-"""Names that configuration fields accept, where no registry lists them.
-
-A new view adds its name here and its code in `hypjax/data/views.py`. A test checks that they agree.
-"""
+"""Names that configuration fields accept, where no registry lists them."""
 
 import fnmatch
 from collections.abc import Collection
 
 from hypjax.catalogue import PREPARED
+from hypjax.data import views
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
@@ -23,8 +21,7 @@ CUSTOM = "own:"  # Prefix of the names of users' encoders and objectives.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Outputs of a model.
-TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
-TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
+TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
 METRICS = (*AT_K, *WITHOUT_K)

@@ -42,7 +42,10 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
 def read_config(spec: str) -> ConfigDict:
     """Loads a configuration file without validation: required fields may still be missing."""
     named, _, variant = spec.partition(":")
-    path = _find(pathlib.Path(named))
+    path = pathlib.Path(named)
+    if not path.is_file() and path.parent in (pathlib.Path("."), _CONFIGS):
+        name = path.name.removesuffix(".py") + ".py"
+        path = next((f / name for f in (_CONFIGS, PACKAGED) if (f / name).is_file()), path)
     if not path.is_file():
         names = {file.stem for folder in (_CONFIGS, PACKAGED) for file in folder.glob("*.py")}
         raise UserError(f"no configuration file {path}; hypjax has {', '.join(sorted(names))}")
@@ -55,14 +58,6 @@ def read_config(spec: str) -> ConfigDict:
         raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
     return config
-
-
-def _find(path: pathlib.Path) -> pathlib.Path:
-    """Returns the file of a configuration: the path, or the file of this name in `configs/`."""
-    if path.is_file() or path.parent not in (pathlib.Path("."), _CONFIGS):
-        return path
-    name = path.name.removesuffix(".py") + ".py"
-    return next((f / name for f in (_CONFIGS, PACKAGED) if (f / name).is_file()), path)
 
 
 def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:

@@ -68,14 +68,6 @@ def validate_relations(config: ConfigDict) -> None:
                 refuse(field, fields[field], rule)
 
 
-def _has_head(config: ConfigDict) -> bool:
-    return config.model.head != "none"
-
-
-def _trains_encoder(config: ConfigDict) -> bool:
-    return not choices.freezes_encoder(config.optim.frozen)
-
-
 _OF_CLASSES = f"train.sampling is {' or '.join(GROUPED)}"
 # Conditions of several fields, each with its test.
 _CROPPED = "train.cached_features is unset", lambda c: not c.train.cached_features
@@ -88,8 +80,8 @@ _CURVED = (
     lambda c: any(has_curvature(SPACES[name]) for name in named_parts(c.objective)),
 )
 _PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
-_HEAD = "model.head is set", _has_head
-_TRAINED = "the encoder is trained", _trains_encoder
+_HEAD = "model.head is set", lambda c: c.model.head != "none"
+_TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
 # Fields that must have their default unless a condition holds.
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.blur", *_CROPPED),
@@ -261,18 +253,18 @@ def _of_data(config: ConfigDict) -> Relations:
         yield len(data[field]) != data.channels, f"data.{field}", rule
     rule = "none or host if train.cached_features is set"
     yield config.train.cached_features and cache == "device", "run.cache", rule
-    dim = _has_head(config) and config.model.head_dim
+    dim = config.model.head != "none" and config.model.head_dim
     large = dim and (config.eval.pca.head or 0) > dim
     yield large, "eval.pca.head", f"at most model.head_dim ({dim})"
 
 
 def _of_training(config: ConfigDict) -> Relations:
-    train, frozen = config.train, not _trains_encoder(config)
+    train, frozen = config.train, choices.freezes_encoder(config.optim.frozen)
     rule = "set, and optim.frozen must name the encoder, if data.name is features"
     trained = not (frozen and train.cached_features)
     yield config.data.name == FEATURES and trained, "train.cached_features", rule
     rule = "another one if optim.frozen names the encoder"
-    yield frozen and not _has_head(config), "model.head", rule
+    yield frozen and config.model.head == "none", "model.head", rule
     blocks = [name for name in config.optim.frozen if name != "patch_projection"]
     rule = "False unless optim.frozen names the encoder, or its lowest layers"
     moving = train.cached_features and not any(map(choices.in_encoder, blocks))

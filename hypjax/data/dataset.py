@@ -19,7 +19,7 @@ from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS
 from hypjax.errors import UserError, counted
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import locked
+from hypjax.system.files import locked
 from hypjax.system.machine import usable_cores
 from hypjax.types import Frame, View, class_name, coarse_levels, split_names
 

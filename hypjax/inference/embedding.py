@@ -31,7 +31,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.locks import locked
+from hypjax.system.files import locked
 from hypjax.types import View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.

@@ -20,8 +20,7 @@ from hypjax.inference.hits import Match
 from hypjax.retrieval.embeddings import COLUMNS, Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.files import remove
-from hypjax.system.locks import locked
+from hypjax.system.files import locked, remove
 
 # Embeddings of a batch, and why some of its images could not be read, by their index.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]

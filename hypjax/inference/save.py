@@ -141,7 +141,7 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     if not isinstance(model.encoder, CustomEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
     fields = identity(config)  # How the run was executed is left out.
-    parts = {"identity": fields, "provenance": provenance, "all": fields}
+    parts = {"provenance": provenance, "all": fields}
     parts[SPACE] = describe_space(trained.objective.score_space)
     if "scalars" in params:
         logs = params["scalars"].items()

@@ -60,11 +60,10 @@ class HealthWatch:
         """Returns a fault, or None, and its evidence."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
-            return "the embeddings have collapsed, or the temperature is too high", (
-                f"the logits span {span:.2g}, and to tell the classes of a batch apart they must "
-                f"span {self._range:.2g}; {values.get('clipped_share', 0.0):.0%} of the features "
-                "are clipped"
-            )
+            clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
+            evidence = f"the logits span {span:.2g}, and to tell the classes of a batch apart they"
+            evidence += f" must span {self._range:.2g}; {clipped}"
+            return "the embeddings have collapsed, or the temperature is too high", evidence
         if (recall := values.get("batch_recall@1", math.inf)) < self._least_recall:
             evidence = f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
             return "nothing is being learned", evidence

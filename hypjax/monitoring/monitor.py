@@ -40,13 +40,12 @@ class Trace:
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(f"--profile must be two ascending steps from 1 to {total}")
         self._folder, self._open = folder, contextlib.ExitStack()
-        first, self._last = steps or (0, -1)
-        self._steps = range(first, self._last + 1)
+        self._first, self._last = steps or (0, -1)
 
     def before(self, step: int) -> None:
         """Starts the trace at the first traced step; call it before dispatching each step."""
-        if step in self._steps:
-            self._steps = range(0)
+        if self._first <= step <= self._last:
+            self._first = self._last + 1  # Once.
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
             written = f"trace written to {self._folder}; open it with XProf or Perfetto"

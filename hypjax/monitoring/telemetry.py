@@ -29,12 +29,13 @@ class Telemetry:
     """Writes measurements to all sinks; a resumed run removes values after its checkpoint."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
-        self._sinks: list[JsonLines | EventFiles | WandbRun] = []
+        self._sinks: list[_JsonLines | _EventFiles | _WandbRun] = []
         if processes.is_first():
             folder.mkdir(parents=True, exist_ok=True)
-            self._sinks += [JsonLines(folder / METRICS, first_step), EventFiles(folder, first_step)]
+            self._sinks = [_JsonLines(folder / METRICS, first_step)]
+            self._sinks.append(_EventFiles(folder, first_step))
             if config.run.wandb_project:
-                self._sinks.append(WandbRun(folder, config))
+                self._sinks.append(_WandbRun(folder, config))
 
     def write(self, step: int, values: Values) -> None:
         """Writes the values of a step; a failure is only a warning."""
@@ -49,14 +50,19 @@ class Telemetry:
                 sink.close()
 
 
-class JsonLines:
+class _JsonLines:
     """A file with one JSON object per line; lines after the first step are removed."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        self._path = path
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        self._path, earlier = path, ""
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):  # A partial line.
+                values = json.loads(line)
+                # Test scores are written before the first step and after the last save.
+                if values["step"] < first_step + ("test" not in values):
+                    earlier += f"{line}\n"
         with console.tolerating(str(path)):
-            write_text(path, "".join(f"{line}\n" for line in lines if _precedes(line, first_step)))
+            write_text(path, earlier)
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; if the disk is full, a partial line is removed again."""
@@ -69,21 +75,10 @@ class JsonLines:
             raise
 
     def close(self) -> None:
-        """Waits until all lines are on the disk."""
         sync(self._path)
 
 
-def _precedes(line: str, first_step: int) -> bool:
-    """Whether a line was written before the checkpoint of the given step was saved."""
-    try:
-        values = json.loads(line)
-    except ValueError:  # A partial line.
-        return False
-    # Scores on the test classes are written before the first step and after the last save.
-    return values["step"] < first_step + ("test" not in values)
-
-
-class EventFiles:
+class _EventFiles:
     """TensorBoard's event files: a new one for each start and after each failure.
 
     TensorBoard drops the steps of earlier files that a new file repeats. tensorboardX's
@@ -96,7 +91,6 @@ class EventFiles:
         self._writer: EventsWriter | None = None
 
     def write(self, step: int, values: Values) -> None:
-        """Writes each number under a name like validation/head/recall@1."""
         try:
             if self._writer is None:
                 self._folder.mkdir(exist_ok=True)
@@ -115,7 +109,6 @@ class EventFiles:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -126,7 +119,7 @@ def require_wandb(config: ConfigDict) -> None:
         require_package("wandb", "config.run.wandb_project", "wandb")
 
 
-class WandbRun:
+class _WandbRun:
     """A Weights & Biases run, resumed together with ours."""
 
     def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
@@ -144,15 +137,13 @@ class WandbRun:
             )
 
     def write(self, step: int, values: Values) -> None:
-        """Logs the numbers of a step."""
         self._run.log(_flat(values), step=step)
 
     def close(self) -> None:
-        """Sends the rest."""
         self._run.finish()
 
 
 def _flat(values: Values) -> dict[str, float]:
     """Numbers by their paths; top-level ones are under train/."""
-    flat = flatten_dict(values, sep="/").items()
+    flat = flatten_dict(values, sep="/").items()  # Such as validation/head/recall@1.
     return {name if "/" in name else f"train/{name}": float(value) for name, value in flat}

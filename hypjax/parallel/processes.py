@@ -51,10 +51,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     try:
         jax.distributed.initialize(explicit, num_processes, process_id, **options)
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"--coordinator={coordinator} detected no cluster ({error}); "
-            "give --coordinator=HOST:PORT --num_processes=N --process_id=I"
-        ) from error
+        remedy = "give --coordinator=HOST:PORT --num_processes=N --process_id=I"
+        problem = f"--coordinator={coordinator} detected no cluster ({error})"
+        raise UserError(f"{problem}; {remedy}") from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
         raise TryAgainError(f"{unconnected} ({reason(error)})") from error
     finally:

@@ -5,17 +5,16 @@ import hashlib
 import logging
 import pathlib
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
-from jax import lax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
@@ -32,22 +31,11 @@ class DamagedError(Exception):
     """A saved state cannot be read, or differs from what was saved."""
 
 
-@jax.jit
-def checksum(tree: PyTree) -> UInt32[Array, ""]:
-    """Returns a checksum of a tree's arrays that any flipped bit changes; computed on the device.
-
-    Orbax reads a file with a flipped bit without complaint, and training would go on from it. The
-    sum modulo 2³² has words that are mixed as in hash functions, with odd weights by position.
-    """
-    total = jnp.uint32(0)
-    for index, leaf in enumerate(jax.tree.leaves(tree)):
-        leaf = leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
-        word = jnp.dtype(f"uint{8 * min(leaf.dtype.itemsize, 4)}")
-        words = lax.bitcast_convert_type(leaf, word).astype(jnp.uint32).reshape(-1)
-        words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
-        words = words ^ (words >> 13)
-        weights = 2 * lax.iota(jnp.uint32, words.size) + 1
-        total += jnp.uint32(2 * index + 1) * jnp.sum(words * weights, dtype=jnp.uint32)
+def checksum(tree: PyTree) -> int:
+    """CRC-32 of a tree's arrays: Orbax reads a file with a flipped bit without complaint."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        total = zlib.crc32(np.ravel(np.asarray(leaf)).view(np.uint8), total)
     return total
 
 
@@ -82,13 +70,17 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
+        this_process = ocp.options.MultiprocessingOptions()
+        if jax.process_count() > 1:  # Or it waits for the others.
+            i = jax.process_index()
+            this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
         options = ocp.CheckpointManagerOptions(
             # Orbax would wait minutes for a folder that cannot be created asynchronously.
             async_options=ocp.AsyncOptions(
                 create_directories_asynchronously=False, post_finalization_callback=self._sync
             ),
             create=False,
-            multiprocessing_options=_this_process_only(),  # Or it waits for the others.
+            multiprocessing_options=this_process,
             cleanup_tmp_directories=not self._read_only,  # Left by killed processes.
             preservation_policy=self,
         )
@@ -108,10 +100,7 @@ class Checkpoints:
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
-        """Step and score of the best checkpoint, the latest one of equal score, if any.
-
-        The few validation images of small datasets tie often, while training still improves.
-        """
+        """Step and score of the best checkpoint; of equal scores, which are common, the latest."""
         return tuple(processes.from_first(lambda: [*self._ranked(), (None, None)][0]))
 
     def _steps(self) -> list[int]:
@@ -140,7 +129,7 @@ class Checkpoints:
         self.wait()
         facts = {
             "score": score,
-            "checksums": {name: int(checksum(tree)) for name, tree in trees.items()},
+            "checksums": {name: checksum(tree) for name, tree in trees.items()},
             "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
@@ -176,12 +165,9 @@ class Checkpoints:
             action()
             return True
         except Exception as error:  # For a full disk, TensorStore raises a ValueError.
-            saved = [int(path.name) for path in self._path.glob("*") if path.name.isdigit()]
-            latest = f"the latest saved state is step {max(saved)}" if saved else "none is"
-            console.warn(
-                f"the state after step {self._saving} could not be saved in {self._path} "
-                f"({reason(error)}); {latest}; the run continues to the next checkpoint"
-            )
+            problem = f"the state after step {self._saving} could not be saved in {self._path}"
+            remedy = "the run continues to the next checkpoint"
+            console.warn(f"{problem} ({reason(error)}); {remedy}")
         self._scores.pop(self._saving, None)
         self._saving = None
         with contextlib.suppress(Exception):  # Other saves of this manager would fail, too.
@@ -202,6 +188,7 @@ class Checkpoints:
         return self._broadcast(lambda: self._first_intact([*dict(self._ranked())], like), like)
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
+        """Reads the first checkpoint that is not damaged; moves those before it aside."""
         restored, damaged = None, {}
         for step in steps:
             try:
@@ -213,7 +200,14 @@ class Checkpoints:
             facts = f"steps {', '.join(map(str, damaged))}: {damaged[max(damaged)]}"
             raise UserError(f"every checkpoint in {self._path} is damaged ({facts}){_ADVICE}")
         for step, why in damaged.items():
-            self._move_aside(step, why)
+            console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({why})")
+            self._scores.pop(step, None)
+            if not self._read_only:
+                target = self._path.parent / f"damaged-step-{step}"
+                with writing(target):
+                    shutil.rmtree(target, ignore_errors=True)
+                    (self._path / str(step)).rename(target)
+                self._manager.reload()
         return restored
 
     def _broadcast(
@@ -245,30 +239,19 @@ class Checkpoints:
         except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(reason(error)) from error
         if not same:  # Orbax would cut or fill the arrays.
-            raise UserError(
-                f"the checkpoints in {self._path} are of another encoder or objective; pass theirs"
-            )
-        trees = jax.device_put({name: read[name] for name in like})
-        for name, tree in trees.items():
-            if int(checksum(tree)) != facts["checksums"][name]:
+            problem = f"the checkpoints in {self._path} are of another encoder or objective"
+            raise UserError(f"{problem}; pass theirs")
+        for name in like:
+            if checksum(read[name]) != facts["checksums"][name]:
                 raise DamagedError(f"its {name} differs from what was saved")
-        return Restored(step, tuple(trees.values()), facts["record"])
+        trees = jax.device_put([read[name] for name in like])
+        return Restored(step, tuple(trees), facts["record"])
 
     def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
         host = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host.items()}
         items[_RECORD] = ocp.args.JsonRestore()
         return self._manager.restore(step, args=ocp.args.Composite(**items))
-
-    def _move_aside(self, step: int, why: str) -> None:
-        console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({why})")
-        self._scores.pop(step, None)
-        if not self._read_only:
-            target = self._path.parent / f"damaged-step-{step}"
-            with writing(target):
-                shutil.rmtree(target, ignore_errors=True)
-                (self._path / str(step)).rename(target)
-            self._manager.reload()
 
     def close(self) -> None:
         """Waits for the checkpoint being saved and closes the folder."""
@@ -280,15 +263,6 @@ class Checkpoints:
 def _is_not_of_orbax(log: logging.LogRecord) -> bool:
     where = f"{log.pathname} {log.getMessage()}"
     return "/orbax/checkpoint/" not in where and ".orbax-checkpoint-tmp" not in where
-
-
-def _this_process_only() -> ocp.options.MultiprocessingOptions:
-    if jax.process_count() == 1:
-        return ocp.options.MultiprocessingOptions()
-    index = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process_{index}"
-    )
 
 
 def _shapes(tree: PyTree) -> str:

@@ -6,6 +6,7 @@ copy replaces it at the start.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
@@ -21,20 +22,16 @@ from hypjax.runs import files
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, is_url, url_hash
-from hypjax.system.locks import locked
+from hypjax.system.files import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
 _PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)  # Files of a published model.
-# A run's files, other than checkpoints, that its readers may need.
+# A run's files, except checkpoints, that its readers may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
-
-
-def _local_folder(url: str, suffix: str = "") -> pathlib.Path:
-    return cache_folder() / "workdirs" / (url_hash(url) + suffix)
 
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
@@ -53,10 +50,7 @@ def _steps(names: Iterable[str]) -> set[int]:
 
 
 def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
-    """Steps of the checkpoints with a file that is missing elsewhere, or of another size.
-
-    All their files are copied: one that was saved again may have files of equal sizes.
-    """
+    """Steps of the checkpoints with a file that is missing elsewhere, or of another size."""
     return _steps(name for name, size in names.items() if others.get(name) != size)
 
 
@@ -67,7 +61,7 @@ def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]
         shutil.rmtree(folder / files.CHECKPOINTS / str(step))
     for name in here.keys() - stored.keys():
         (folder / name).unlink(missing_ok=True)
-    changed = _changed(stored, here)
+    changed = _changed(stored, here)  # All their files: a step saved twice has equal sizes.
     cloud.get({name for name in stored if _steps([name]) <= changed}, folder)
 
 
@@ -77,7 +71,7 @@ class CloudCopy:
     def __init__(self, url: str) -> None:
         """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
         self.location = redacted(url.rstrip("/"))
-        self.folder = _local_folder(url)
+        self.folder = cache_folder() / "workdirs" / url_hash(url)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
@@ -123,14 +117,12 @@ class CloudCopy:
         return explained(f"cannot copy {self.folder} to {self.location}, or back", advice)
 
     def _keep_uploading(self) -> None:
-        warned = False
+        warn = functools.cache(console.warn)  # Once: storage may be away for hours.
         while not self._ending.wait(_INTERVAL):
             try:
                 self._upload()
-            except Exception as error:  # Storage may be away for hours.
-                if not warned:
-                    console.warn(f"cannot write to {self.location} now ({reason(error)})")
-                warned = True
+            except Exception as error:
+                warn(f"cannot write to {self.location} now ({reason(error)})")
 
     def _upload(self, everything: bool = False) -> None:
         """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
@@ -138,9 +130,8 @@ class CloudCopy:
         The order is metrics, new checkpoints, removals, and results, which mark a run as finished.
         """
         if self._cloud.read(_WRITER) != self._id:
-            raise UserError(
-                f"{self.location} was removed or taken over; this run is in {self.folder}"
-            )
+            problem = f"{self.location} was removed or taken over"
+            raise UserError(f"{problem}; this run is in {self.folder}")
         here, stored = _sizes(self.folder), self._cloud.sizes()
         changed = {name for name in here if everything or here[name] != stored.get(name)}
         others = {name for name in changed if not _steps([name])}
@@ -177,7 +168,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
             raise UserError(f"{workdir} holds no model of hypjax (there is no {files.PUBLISHED})")
         yield folder
     elif is_url(workdir):
-        folder = _local_folder(workdir, "-read")
+        folder = cache_folder() / "workdirs" / f"{url_hash(workdir)}-read"
         with locked(folder, f"reading {workdir}"):
             with explained(f"cannot copy {workdir} to {folder}"):
                 _download(workdir, folder, training)
@@ -187,19 +178,18 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
 
 
 def _download(url: str, folder: pathlib.Path, training: bool) -> None:
+    def is_needed(name: str) -> bool:
+        if step := _STEP.match(name):
+            return training or not name.startswith("training/", step.end())
+        return name in _NEEDED or name.startswith(files.PROJECTIONS)
+
     cloud = CloudFolder(url)
-    for attempt in range(_ATTEMPTS):
-        stored = {x: size for x, size in cloud.sizes().items() if _is_needed(x, training)}
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        stored = {name: size for name, size in cloud.sizes().items() if is_needed(name)}
         if files.CONFIG not in stored:
             raise UserError(f"{url} holds no run; name the folder of one with --workdir")
         try:
             return _replace(folder, cloud, stored)
         except FileNotFoundError:
-            if attempt == _ATTEMPTS - 1:
+            if not attempts_left:
                 raise
-
-
-def _is_needed(name: str, training: bool) -> bool:
-    if step := _STEP.match(name):
-        return training or not name.startswith("training/", step.end())
-    return name in _NEEDED or name.startswith(files.PROJECTIONS)

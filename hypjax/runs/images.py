@@ -65,10 +65,8 @@ def open_splits(config: ConfigDict) -> Splits:
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")
     if data.stored_side is not None:
-        notes.append(
-            f"training images' shorter sides are scaled down to {data.stored_side} pixels before "
-            "they are cropped: crops are blurrier than the protocol's"
-        )
+        scaled = f"training images' shorter sides are scaled down to {data.stored_side} pixels"
+        notes.append(f"{scaled} before they are cropped: crops are blurrier than the protocol's")
     return opened._replace(notes=tuple(notes))
 
 

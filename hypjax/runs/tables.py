@@ -53,12 +53,6 @@ def selecting(scores: Mapping[str, float]) -> str:
     return next((name for name in scores if "medium/" in name), next(iter(scores)))
 
 
-def title(results: Mapping[str, Recalls]) -> str:
-    """Title of a table of test scores: recall, or scores if all datasets have ground truth."""
-    names = [name for parts in results.values() for values in parts.values() for name in values]
-    return f"{'Scores' if all('/' in name for name in names) else 'Recall'} on the test images"
-
-
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Returns a table with a row for each state and part; datasets with ground truth come below."""
     rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}

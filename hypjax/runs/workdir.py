@@ -19,14 +19,12 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
-from hypjax.system.files import absolute, write_json
-from hypjax.system.locks import locked
+from hypjax.system.files import absolute, locked, write_json
 
 # Space in which evaluation compares head outputs: in hypjax.json with learned scalars; in
 # config.json, which is written before training, with their first values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"
-_FIELDS = ("identity", "all")  # Of the configuration, in config.json.
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
@@ -69,9 +67,8 @@ def saved_space(workdir: pathlib.Path) -> Space:
         try:
             return space_of(space)
         except KeyError as error:
-            raise UserError(
-                f"the run's space {error.args[0]} is unknown here; call hypjax.register_space first"
-            ) from error
+            problem = f"the run's space {error.args[0]} is unknown here"
+            raise UserError(f"{problem}; call hypjax.register_space first") from error
 
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
@@ -114,26 +111,21 @@ def require_identity(
     workdir: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
 ) -> None:
     """Refuses a folder whose run differs in fields with these prefixes; accepts a new folder."""
-    saved = _saved(workdir)
-    if saved is None:
+    if not (saved := saved_fields(workdir)):
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             problem = f"{workdir} holds a run without its {files.CONFIG}"
             raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
-    began, now = saved["identity"], identity(config)
-    # Fields that were fitted to the images belong to the run.
-    unset = [field for field in FITTED if began[field] is None and now[field] is not None]
-    began |= {field: saved["all"][field] for field in unset}
+    now = identity(config)
+    now |= {field: saved.get(field) for field in FITTED if now[field] is None}
+    began = {field: value for field, value in saved.items() if not field.startswith("run.")}
     if changes := [change for change in differences(began, now) if change.startswith(compared)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if all(change.startswith("train.total_steps") for change in changes):
-            advice += (
-                f", where --config.model.weights={workdir} --config.model.load_head=True starts "
-                "from this run's model"
-            )
-        raise UserError(
-            f"{workdir} holds a run with another configuration ({'; '.join(changes)}); {advice}"
-        )
+            start = f"--config.model.weights={workdir} --config.model.load_head=True"
+            advice += f", where {start} starts from this run's model"
+        problem = f"{workdir} holds a run with another configuration ({'; '.join(changes)})"
+        raise UserError(f"{problem}; {advice}")
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
@@ -141,16 +133,15 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
     saved = (_saved(workdir) or {}).get("provenance")
     changed = {name: now for name, now in provenance.items() if saved and saved.get(name) != now}
     for name, now in changed.items():
+        remedy = "name another folder with --workdir"
         if name in ("loss", "encoder"):
-            console.warn(
-                f"the code of the {name} has changed since the run in {workdir} began; if results "
-                "change with it, name another folder with --workdir"
-            )
+            problem = f"the code of the {name} has changed since the run in {workdir} began"
+            console.warn(f"{problem}; if results change with it, {remedy}")
             continue
-        what = f"the {name} have changed since the run in {workdir} began"
+        problem = f"the {name} have changed since the run in {workdir} began"
         if name == "precision":
-            what = f"the run in {workdir} computes in {saved.get(name)}, but this device in {now}"
-        raise UserError(f"{what}; continue as it began, or name another folder with --workdir")
+            problem = f"the run in {workdir} uses {saved.get(name)}, but this device {now}"
+        raise UserError(f"{problem}; continue as it began, or {remedy}")
 
 
 def _config_path(workdir: pathlib.Path) -> pathlib.Path:
@@ -160,7 +151,7 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
     saved = files.read_object(path := _config_path(workdir))
     with files.damage_explained(path):
-        if saved is not None and not all(isinstance(saved.get(x), dict) for x in _FIELDS):
+        if saved is not None and not isinstance(saved.get("all"), dict):
             raise ValueError("it was not written by hypjax")
     return saved
 
@@ -174,10 +165,7 @@ def _required(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Workdir:
-    """Folder of a run that is trained; for a URL, its local copy.
-
-    All processes call each method together. Only the first one reads and writes.
-    """
+    """Folder of a run that is trained; all processes call each method, the first has the files."""
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
         """Opens the folder, which may not exist yet; refuses another run's folder."""
@@ -205,10 +193,6 @@ class Workdir:
         """Whether there is a state to restore."""
         return processes.from_first(lambda: has_checkpoint(self.path))
 
-    def require(self, provenance: Mapping[str, str]) -> None:
-        """Refuses other images or precision than the run began with; warns of other code."""
-        processes.from_first(lambda: require_provenance(self.path, provenance))
-
     def filled(self) -> ConfigDict:
         """The configuration with the fields that the run has fitted to its images."""
         config = self._config.copy_and_resolve_references()
@@ -229,13 +213,20 @@ class Workdir:
         `filled` is the configuration with the fields that were fitted to the images; `space` is the
         objective's `score_space`, which evaluation needs where the code of a loss is missing.
         """
-        fields = {"all": for_files(filled or self._config)}
+        fields = {"provenance": dict(provenance), "all": for_files(filled or self._config)}
         fields[FIRST_SPACE] = space and describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
-                self._begin(provenance, fields)
+                # Another process may have begun meanwhile.
+                require_identity(self.path, self._config)
+                require_provenance(self.path, provenance)
+                now = machine.describe(self._config.seed)
+                with writing(self.path):
+                    write_json(self.path / files.CONFIG, fields)
+                    earlier = {"earlier_starts": _starts(self.path)}
+                    write_json(self.path / _STARTS, now | earlier)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
@@ -243,23 +234,12 @@ class Workdir:
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
-    def _begin(self, provenance: Mapping[str, str], fields: dict[str, Any]) -> None:
-        require_identity(self.path, self._config)  # Another process may have begun meanwhile.
-        require_provenance(self.path, provenance)
-        facts = {"identity": identity(self._config), "provenance": dict(provenance)}
-        now = {**machine.describe(self._config.seed), "earlier_starts": _starts(self.path)}
-        with writing(self.path):
-            write_json(self.path / files.CONFIG, facts | fields)
-            write_json(self.path / _STARTS, now)
-
     def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
         """Waits until the state after the last step is saved, or refuses to go on."""
         checkpoints.wait()
-        folder = self.path / files.CHECKPOINTS / str(total)
-        if not processes.from_first(folder.is_dir):
-            raise UserError(
-                f"the last state could not be saved in {self.path}; make room, and run this again"
-            )
+        if not processes.from_first((self.path / files.CHECKPOINTS / str(total)).is_dir):
+            problem = f"the last state could not be saved in {self.path}"
+            raise UserError(f"{problem}; make room, and run this again")
 
     def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:
         """Writes results.json, which marks the run as finished, and the warnings of this start."""

@@ -37,9 +37,8 @@ class ArrayCache:
     def is_complete(self) -> bool:
         """Whether all arrays are present, by their sizes."""
         index = self._read_index()
-        with contextlib.suppress(FileNotFoundError):
-            return len(index) == len(self) and self._arrays.stat().st_size == index["end"][-1]
-        return False
+        present = len(index) == len(self) and self._arrays.exists()
+        return present and self._arrays.stat().st_size == index["end"][-1]
 
     def _read_index(self) -> np.ndarray:
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)

@@ -23,10 +23,8 @@ def keep_compiled_programs() -> None:
         if "://" not in folder:
             os.makedirs(folder, exist_ok=True)
     except OSError as error:  # JAX would warn of each program.
-        console.warn(
-            f"compiled programs cannot be kept in {folder} ({error.strerror}); set "
-            "JAX_COMPILATION_CACHE_DIR to another folder"
-        )
+        problem = f"compiled programs cannot be kept in {folder} ({error.strerror})"
+        console.warn(f"{problem}; set JAX_COMPILATION_CACHE_DIR to another folder")
         jax.config.update("jax_enable_compilation_cache", False)
         return
     jax.config.update("jax_compilation_cache_dir", folder)

@@ -1,10 +1,8 @@
 """Messages and progress of a run, on stderr."""
 
-import atexit
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 
@@ -22,17 +20,10 @@ _ITEMS = {
     "images": "  {:.0f} img/s",
     "learning_rate": "  lr {:.1e}",
 }
+# tqdm's monitor thread, killed at exit, aborted a few of a hundred processes.
+tqdm.tqdm.monitor_interval = 0
 _muted = False
 _warnings: list[str] = []
-
-
-@atexit.register
-def join_monitors() -> None:
-    """Ends tqdm's monitor threads: killed at exit, they aborted a few of a hundred processes."""
-    for thread in threading.enumerate():
-        if isinstance(thread, tqdm.TMonitor):
-            thread.was_killed.set()
-            thread.join(timeout=5)
 
 
 def say(text: str, *, always: bool = False) -> None:

@@ -1,10 +1,11 @@
-"""Files: atomic writes, and tables and arrays from untrusted files."""
+"""Files: atomic writes, locks, and tables and arrays from untrusted files."""
 
 import argparse
 import contextlib
 import csv
 import ctypes
 import errno
+import fcntl
 import functools
 import glob
 import hashlib
@@ -13,13 +14,15 @@ import os
 import pathlib
 import pickle
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError, require_package, writing
+from hypjax.system import console
 from hypjax.types import class_names
 
 if TYPE_CHECKING:
@@ -130,6 +133,32 @@ def sync_all(path: pathlib.Path) -> None:
         sync(inner)
 
 
+@contextlib.contextmanager
+def locked(
+    folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
+) -> Iterator[None]:
+    """Creates and locks a folder; waits for another process with a purpose, or else refuses."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.nullcontext() if purpose else writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("a+b", buffering=0))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                owner = lock.read().decode() or "another process"
+                if not purpose:
+                    message = f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
+                    raise UserError(message) from None
+                console.say(f"waiting for {owner} ({purpose})")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # Not every file system has locks.
+                console.warn(f"{folder} cannot be locked; let no other process write to it")
+            lock.truncate(0)  # Only messages read this.
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+
+
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     """Reads a table's column names, in lower case, and its rows.
 
@@ -144,10 +173,8 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
             raise ValueError(f"line {reader.line_num}: {error}; mend its double quotes") from error
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise ValueError(
-                f"the header has {len(header)} columns, and row {number} has {len(row)}; quote "
-                f"cells that contain {delimiter!r}"
-            )
+            counts = f"the header has {len(header)} columns, and row {number} has {len(row)}"
+            raise ValueError(f"{counts}; quote cells that contain {delimiter!r}")
     return column_names(header), rows
 
 
@@ -187,13 +214,12 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
 
     Raises an `OSError` if it cannot be read, and a `ValueError` if it holds anything else.
     """
-    name = ""
+    arrays, name = {}, ""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {}
             for name in file:
                 arrays[name] = np.asarray(file[name][...])  # Bytes have no [...].
-            return arrays
+        return arrays
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise almost anything.
@@ -214,10 +240,9 @@ def _refuse_objects(error: Exception, name: str) -> None:
     """Raises a `ValueError` that names the remedy if an array cannot be read for its dtype."""
     if "Object arrays" in str(error) or "Python objects" in str(error):
         kind = "'float32'" if name == "features" else "str"
-        missing = ", without rows whose label is None" * (name == "labels")
-        raise ValueError(
-            f"{name} has dtype object; save it with {name}.astype({kind}){missing}"
-        ) from error
+        remedy = f"save it with {name}.astype({kind})"
+        remedy += ", without rows whose label is None" * (name == "labels")
+        raise ValueError(f"{name} has dtype object; {remedy}") from error
 
 
 def read_torch(path: pathlib.Path) -> Any:
@@ -226,12 +251,11 @@ def read_torch(path: pathlib.Path) -> Any:
     import torch
 
     # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # Flags of scripts.
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
-        raise ValueError(
-            "damaged, or more than tensors, numbers and strings; convert NumPy arrays to tensors"
-        ) from error
+        problem = "damaged, or more than tensors, numbers and strings"
+        raise ValueError(f"{problem}; convert NumPy arrays to tensors") from error

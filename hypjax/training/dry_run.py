@@ -1,15 +1,18 @@
-"""The first steps of a run, without a folder: how much memory and time the whole run takes."""
+"""How much memory and time a run takes, by its first steps, or by the lowered program of one."""
 
 import contextlib
 import dataclasses
 import datetime
+import math
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
 from hypjax.errors import UserError
@@ -18,22 +21,33 @@ from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
+from hypjax.objectives import ProblemSizes
 from hypjax.system import console, machine
-from hypjax.training.gpu_hours import print_gpu_hours
 from hypjax.training.input import Input, features_to_keep, open_input
+from hypjax.training.learner import Learner, build_learner
 from hypjax.training.setup import TrainingRun, print_summary
 from hypjax.training.states import build_with_weights, random_state, with_pretrained
 from hypjax.training.step import (
     TrainState,
+    create_state,
     evaluated_model,
     jit_train_step,
     make_train_step,
     shard_batch,
 )
-from hypjax.types import View
+from hypjax.types import Batch, View
 
 _STEPS = 6  # Steps that are run; the first is not timed.
 _GIB = 2**30
+# Operations and bytes per second in NVIDIA's data sheets, and the bytes that the compiled step of
+# ViT-S/16 moves for each operation of a product (docs/scale.md). A T4 computes in float32.
+_GPUS = {
+    "T4": (8.1e12, 320e9, 0.0173),
+    "A100": (312e12, 2039e9, 0.00504),
+    "H100": (989e12, 3352e9, 0.00504),
+}
+# The least time by these figures, as a share of the 86.0 ms that a step took on an H200.
+_EFFICIENCY = 0.57
 
 
 def dry_run(config: ConfigDict) -> None:
@@ -117,7 +131,7 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
     if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
     steps = range(min(_STEPS, run.config.train.total_steps))
-    if run.learner.cached_features:
+    if run.config.train.cached_features:
         features = features_to_keep(run, state.params["model"])
         source = Input(run, features=np.zeros(features.shape, features.dtype))
     else:
@@ -136,9 +150,59 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
             seconds.append(time.perf_counter() - start)
     sizes, free = compiled.memory_analysis(), machine.free_memory(mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
+    state_size, step_size = sizes.argument_size_in_bytes / _GIB, sizes.temp_size_in_bytes / _GIB
     print(
-        f"memory of each device: {sizes.argument_size_in_bytes / _GIB:.2f} GiB for parameters, "
-        "their moments, the batch and caches, and "
-        f"{sizes.temp_size_in_bytes / _GIB:.2f} GiB during a step{available}"
+        f"memory of each device: {state_size:.2f} GiB for parameters, their moments, the batch and "
+        f"caches, and {step_size:.2f} GiB during a step{available}"
     )
     return seconds
+
+
+def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> float:
+    """Counts the additions and multiplications in the lowered training step."""
+    config = config.copy_and_resolve_references()
+    config.run.microbatch = 0  # The body of a loop counts once,
+    config.model.precision = "float32"  # and what cuDNN's attention computes not at all.
+    learner = build_learner(config, parallel.create_mesh((1, 1), jax.devices()[:1]))
+    lowered = lower_step(learner, spec or assumed_sizes(config, learner))
+    return lowered.cost_analysis()["flops"]
+
+
+def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
+    """Sizes of a training split of ten batches, for use without the data."""
+    size, samples = config.train.batch_size, config.train.samples_per_class
+    dims = learner.model.encoder.dim, learner.model.head_dim
+    return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)
+
+
+def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
+    """Lowers the training step for images, with shapes in place of parameters and batch."""
+    mesh, view = learner.mesh, learner.view
+    state = jax.eval_shape(lambda: create_state(learner, spec))
+    shardings = parallel.parameter_shardings(mesh, state)
+    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
+    rows = parallel.slices(spec.batch_size, mesh, learner.config.run.microbatch).rows
+    shape = (rows, view.side, view.side, view.channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
+    replicated = parallel.replicated(mesh)
+    numbers = jax.ShapeDtypeStruct((spec.batch_size,), jnp.int32, sharding=replicated)
+    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
+    step = jit_train_step(make_train_step(learner), mesh, state)
+    return step.lower(state, Batch(images, numbers, numbers, flips))
+
+
+def print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> None:
+    """Prints an estimate for a run that trains on images, if its batches and steps are known."""
+    train = config.train
+    if train.cached_features or not (train.batch_size and train.total_steps):
+        return
+    operations, times = step_operations(config, spec), []
+    for name, (peak, bandwidth, moved) in _GPUS.items():
+        # A kernel of a step either moves bytes or computes products, so their times are added.
+        seconds = operations * (1 / peak + moved / bandwidth) / _EFFICIENCY
+        minutes = math.ceil(train.total_steps * seconds / 60)
+        times.append(f"{datetime.timedelta(minutes=minutes)} on one {name}")
+    print(
+        f"{train.total_steps} steps of {operations / 1e12:.3g} TFLOP take about {', '.join(times)} "
+        "(estimated from the computed program; the input may be slower)"
+    )

@@ -1,8 +1,4 @@
-"""A head that starts from the principal components of the training images' features.
-
-It finds unseen classes about as well as the encoder, or better, before the first step. A head with
-random weights has to learn from few classes what a frozen encoder knows of many.
-"""
+"""A head that starts as good as the encoder: from the principal components of its features."""
 
 import numpy as np
 from jaxtyping import Float

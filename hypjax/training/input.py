@@ -41,7 +41,7 @@ class Input:
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of some steps, counted from 0; close them to end the workers."""
         run, learner = self.run, self.run.learner
-        slices = parallel.slices(plans.batch_size, learner.mesh, learner.microbatch)
+        slices = parallel.slices(plans.batch_size, learner.mesh, learner.config.run.microbatch)
         rows = parallel.local_rows(learner.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
@@ -106,7 +106,7 @@ class Input:
 def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
     features = store = None
-    if steps and run.learner.cached_features:
+    if steps and run.config.train.cached_features:
         computed = training_features if run.learner.cached_block is None else training_activations
         features = computed(run, params)
     elif steps and run.layout is not None:
@@ -137,10 +137,9 @@ def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
     features = f"the output of {block} for {count} training images"
     if free is not None and needed > free / 2**30:
-        raise UserError(
-            f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free; lower "
-            "data.image_size, or set --config.train.cached_features=False"
-        )
+        remedy = "lower data.image_size, or set --config.train.cached_features=False"
+        problem = f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free"
+        raise UserError(f"{problem}; {remedy}")
     console.say(f"keeping {features}: {needed:.1f} GiB of memory")
     return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
 

@@ -23,7 +23,8 @@ from hypjax.types import View
 class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
-    model: Embedder
+    config: ConfigDict
+    model: Embedder  # Pools as training does.
     objective: Objective  # With scalars as before training.
     scalars: Scalars  # Learned ones.
     bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
@@ -31,19 +32,12 @@ class Learner:
     schedule: optax.Schedule
     frozen: tuple[str, ...]
     lora: Lora | None
-    ema_decay: float  # Of the moving average of the model that is evaluated; 0 for none.
     pixel_scaling: tuple[Sequence[float], Sequence[float]]  # Mean and deviation by channel.
     view: View
     mesh: Mesh
-    microbatch: int  # Most images embedded at once; 0 for the whole batch.
-    skip_nonfinite: bool
-    cached_features: bool  # Whether batches hold what frozen layers compute, not pixels.
-    # The block whose output is cached; None for the encoder's embeddings.
-    cached_block: str | None
     colour_changes: ColourChanges | None
-    gradient_covariance: bool  # Whether the spread of the images' gradients is measured.
-    drop_path: float  # Rate of stochastic depth in the encoder's last block.
-    seed: int  # Of the initial parameters and of the steps' random keys.
+    # The block whose output is cached; None for the encoder's embeddings.
+    cached_block: str | None = None
 
 
 def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
@@ -68,27 +62,19 @@ def learner_of(run: Run) -> Learner:
     options = {"layer_rate": rates, "head_warmup_steps": train.head_warmup_steps}
     changes = ColourChanges(config.data.colour_jitter, config.data.grey, config.data.blur)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
+    optimizer = configured_optimizer(config.optim, schedule, objective.groups, learned, **options)
     return Learner(
+        config=config,
         model=model,
         objective=objective,
         scalars=scalars,
         bounds=bounds(fields),
-        optimizer=configured_optimizer(
-            config.optim, schedule, objective.groups, learned, **options
-        ),
+        optimizer=optimizer,
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
         lora=lora if train.lora_rank else None,
-        ema_decay=train.ema_decay,
         pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),
         mesh=run.mesh,
-        microbatch=config.run.microbatch,
-        skip_nonfinite=train.on_nonfinite == "skip",
-        cached_features=train.cached_features,
-        cached_block=None,  # `hypjax.training.setup` chooses it.
         colour_changes=changes if np.any([*changes.jitter, *changes[1:]]) else None,
-        gradient_covariance=config.run.gradient_covariance,
-        drop_path=config.model.drop_path,
-        seed=config.seed,
     )

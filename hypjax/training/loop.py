@@ -7,16 +7,14 @@ import jax
 
 from hypjax.errors import Interrupted
 from hypjax.monitoring.monitor import Monitor
-from hypjax.objectives import Metrics
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.tables import format_recalls, selecting
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
 from hypjax.training.setup import TrainingRun
-from hypjax.training.states import Measured, save
+from hypjax.training.states import Measured, trees
 from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
-from hypjax.types import Batch
 
 _STOPPING = "interrupted: finishing this step and saving; once more to stop at once"
 
@@ -36,9 +34,12 @@ class Loop:
     checkpoints: Checkpoints
     monitor: Monitor
 
-    def save(self, state: TrainState, measured: Measured) -> None:
-        """Saves a state unless it is saved already, with the score that selects the best one."""
-        save(self.checkpoints, self.run.learner, state, measured, _score(measured))
+    def save(self, state: TrainState, measured: Measured, *, scored: bool = True) -> None:
+        """Saves a state unless it is saved; if `scored`, it may be the best by its validation."""
+        score, step = _score(measured) if scored else None, int(state.step)
+        if step not in self.checkpoints.steps:
+            facts = {"record": measured._asdict(), "score": score}
+            self.checkpoints.save(step, **facts, **trees(self.run.learner, state))
 
     def train(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
         """Returns the last state, and the scores measured until then; saves when interrupted."""
@@ -60,11 +61,16 @@ class Loop:
                         raise  # The other processes wait in this step and cannot help to save.
                     monitor.settle()
                     if step > first + 1:
-                        save(self.checkpoints, learner, state, measured)
+                        self.save(state, measured, scored=False)
                     if interrupted():
                         self._stop(step - 1, interrupted())
                     raise
-                state, metrics = self._step(step, state, batch, announced=step == first + 1)
+                warmup_steps = config.train.head_warmup_steps
+                if step == warmup_steps + 1 and step > first + 1:
+                    console.say("the encoder is trained, too, from now on: compiling that step")
+                train_step = self.head_step if step <= warmup_steps else self.train_step
+                with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
+                    state, metrics = train_step(state, shard_batch(learner.mesh, batch))
                 last = step == total
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
@@ -74,7 +80,6 @@ class Loop:
                 if saving or validating or _due(step, config.run.log_every):
                     # A collapse must not keep a run that is being interrupted from saving.
                     monitor.report(step, judging=not interrupted())
-                score = None
                 if validating:
                     measured = self._validated(step, state, measured)
                     score, best = _score(measured), self.checkpoints.best[1]
@@ -89,22 +94,12 @@ class Loop:
                     # Before it is saved, so that a state that is not finite never is.
                     monitor.report(step, judging=not stopping)
                     with monitor.stopwatch.part("saving"):
-                        save(self.checkpoints, learner, state, measured, score)
+                        self.save(state, measured, scored=validating)
                 if stopping:
                     self._stop(step, status)
         if skipped := int(state.skipped):
             console.warn(f"updates that were not finite were skipped: {skipped} of {total}")
         return state, measured
-
-    def _step(
-        self, step: int, state: TrainState, batch: Batch, *, announced: bool
-    ) -> tuple[TrainState, Metrics]:
-        probes = self.run.config.train.head_warmup_steps
-        if step == probes + 1 and not announced:
-            console.say("the encoder is trained, too, from now on: compiling that step")
-        train_step = self.head_step if step <= probes else self.train_step
-        with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-            return train_step(state, shard_batch(self.run.learner.mesh, batch))
 
     def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
         with self.monitor.stopwatch.part("evaluation"):
@@ -116,10 +111,10 @@ class Loop:
     def _stop(self, step: int, status: int) -> NoReturn:
         """Ends training after an interrupt, with a status."""
         self.checkpoints.wait()
+        outcome = "could not be saved"
         if step in self.checkpoints.steps:
-            message = f"step {step} is saved, and the same command resumes from there"
-            raise Interrupted(message, status)
-        raise Interrupted(f"step {step} could not be saved", status)
+            outcome = "is saved, and the same command resumes from there"
+        raise Interrupted(f"step {step} {outcome}", status)
 
 
 def _score(measured: Measured) -> float | None:

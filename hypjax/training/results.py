@@ -10,17 +10,9 @@ from hypjax.geometry.learned import named_scalars
 from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
-from hypjax.runs import published
+from hypjax.runs import published, tables
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import TIMES
-from hypjax.runs.tables import (
-    format_best_step,
-    format_results,
-    noted,
-    print_notes,
-    selecting,
-    title,
-)
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
 from hypjax.training.setup import TrainingRun
@@ -48,7 +40,7 @@ def collect_results(
 
     model = evaluated_model(run.learner, state)
     results = {"untrained": measured.untrained["test"], "final": score(model)}
-    results |= noted(splits.notes, splits.repeats)
+    results |= tables.noted(splits.notes, splits.repeats)
     models = {"final": model}
     if splits.validation:
         held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
@@ -76,14 +68,14 @@ def collect_results(
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, and what was published of the same method."""
     tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
-    print(f"{title(tested)}:")
-    print(format_results(tested))
+    print("Scores on the test images:")
+    print(tables.format_results(tested))
     if "validation" in results:
-        print("Recall on the images held out for validation:")
-        print(format_results(results["validation"]))
+        print("Scores on the images held out for validation:")
+        print(tables.format_results(results["validation"]))
     if "best_step" in results:
-        print(f"best: {format_best_step(results)}")
-    print_notes(results)
+        print(f"best: {tables.format_best_step(results)}")
+    tables.print_notes(results)
     _warn_unless_improved(results, config)
     if lines := published.compare(results, config):
         print(lines)
@@ -91,25 +83,21 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     """Warns if the head scores below its start or the features, on validation if it exists."""
-    kind, scores = "validation", results.get("validation")
-    if scores is None:
-        kind, scores = "test", results
+    kind = "validation" if "validation" in results else "test"
+    scores = results.get("validation", results)
     before = scores["untrained"]["head"]
-    name = selecting(before)
+    name = tables.selecting(before)
     if config.model.weights is not None or config.model.head_init == "pca":
         raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
         if (trained := scores.get("best", scores["final"])["head"][name]) < raw:
-            console.warn(
-                f"the features before training find more than the head: {name} on the {kind} "
-                f"images is {raw:.4f}, and {trained:.4f} with the head ({_ADVICE})"
-            )
+            evidence = f"{name} on the {kind} images is {raw:.4f}, and {trained:.4f} with the head"
+            problem = "the features before training find more than the head"
+            console.warn(f"{problem}: {evidence} ({_ADVICE})")
     after = max(scores[state]["head"][name] for state in ("final", "best") if state in scores)
     if after <= before[name] < 1 and config.train.total_steps > 1:
-        final = scores["final"]["head"][name]
-        console.warn(
-            f"training did not help: {name} of the head on the {kind} images was "
-            f"{before[name]:.4f} before training, and is {final:.4f} after it ({_ADVICE})"
-        )
+        change = f"was {before[name]:.4f}, and is {scores['final']['head'][name]:.4f} after it"
+        evidence = f"{name} of the head on the {kind} images {change}"
+        console.warn(f"training did not help: {evidence} ({_ADVICE})")
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:

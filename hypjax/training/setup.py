@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax.config import flatten
 from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
+from hypjax.config.custom import code_hash
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
@@ -29,7 +30,6 @@ from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import images_in_memory
 from hypjax.system import console
-from hypjax.system.code_hash import code_hash
 from hypjax.training.learner import Learner, learner_of
 from hypjax.training.optim import matches, split_frozen
 from hypjax.training.step import create_state
@@ -44,14 +44,9 @@ class TrainingRun(Run):
     layout: CacheLayout | None = None  # Of the device cache; None if the host crops images.
 
 
-def build(config: ConfigDict, **fields: str) -> TrainingRun:
-    """Opens the images of a new run, whose `fields` are those of `Run`, for training."""
-    return build_from(Run(config, **fields))
-
-
-def build_from(run: Run) -> TrainingRun:
+def build(run: Run | ConfigDict) -> TrainingRun:
     """Opens a run's images and builds what training needs; computes no parameters."""
-    run = training_run(run)
+    run = training_run(run if isinstance(run, Run) else Run(run))
     if run.config.run.cache == "device":
         run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
     return run
@@ -166,27 +161,30 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
     pairs = indices[np.zeros((0, 2), int) if images.pairs is None else images.pairs]
     pairs = pairs[(pairs >= 0).all(axis=1)]  # Drop pairs with an image outside the training split.
     if not len(pairs):
-        raise UserError(
-            f"config.train.sampling is tuples, but {config.data.name} lists no pairs of images; "
-            "choose another sampling, or data.name=sfm120k or scenes"
-        )
-    plans = TuplePlans(
-        *common,
-        pairs=pairs,
-        tuples=min(fields.pairs, len(pairs)),
-        negatives=fields.negatives,
-        pool_size=min(fields.pool, len(images)),
-    )
+        problem = f"config.train.sampling is tuples, but {config.data.name} lists no pairs"
+        raise UserError(f"{problem} of images; set data.name=sfm120k or scenes, or other sampling")
+    tuples, pool_size = min(fields.pairs, len(pairs)), min(fields.pool, len(images))
+    plans = TuplePlans(*common, pairs, tuples, fields.negatives, pool_size)
     if not plans.batches_per_epoch:
         rule = f"at most {plans.tuples * plans.tuple_size}, the images of an epoch's tuples"
         refuse("train.batch_size", train.batch_size, rule)
     return plans
 
 
-def provenance(config: ConfigDict, splits: Splits) -> dict[str, str]:
-    """Hashes of what must not change between resumes, beside the configuration."""
-    precision = compute_dtype(config.model.precision).name
-    return {"images": splits.fingerprint, "precision": precision, **_custom_code(config)}
+def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, str]:
+    """Hashes of what must not change between resumes, in addition to the configuration.
+
+    Without splits, only of what a user passes from Python: code, and images in memory.
+    """
+    encoder = CUSTOM_ENCODERS.get(config.model.architecture)
+    pieces = {"loss": declaration(config.objective.name).code, "encoder": encoder}
+    facts = {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
+    if splits is not None:
+        facts["images"] = splits.fingerprint
+        facts["precision"] = compute_dtype(config.model.precision).name
+    elif config.data.name == IN_MEMORY:
+        facts["images"] = images_in_memory().source
+    return facts
 
 
 def shared_provenance(run: TrainingRun) -> dict[str, str]:
@@ -198,19 +196,6 @@ def shared_provenance(run: TrainingRun) -> dict[str, str]:
     shared = {f"config.{name}": value for name, value in shared.items()}
     processes.require_same({**facts, **run.splits.fingerprints, **shared})
     return facts
-
-
-def custom_provenance(config: ConfigDict) -> dict[str, str]:
-    """Hashes of what a user passes from Python, which no field identifies: code and images."""
-    images = {"images": images_in_memory().source} if config.data.name == IN_MEMORY else {}
-    return {**images, **_custom_code(config)}
-
-
-def _custom_code(config: ConfigDict) -> dict[str, str]:
-    """Hashes of a user's loss and encoder."""
-    encoder = CUSTOM_ENCODERS.get(config.model.architecture)
-    pieces = {"loss": declaration(config.objective.name).code, "encoder": encoder}
-    return {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
 
 
 def print_summary(run: TrainingRun, params: PyTree) -> None:
@@ -245,8 +230,7 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     if not unset:
         return config
     config = config.copy_and_resolve_references()
-    fields, optim = config.train, config.optim
-    labels = splits.train.labels
+    fields, labels = config.train, splits.train.labels
     sizes = np.ones(len(labels), int) if fields.unlabelled else np.bincount(labels)
     images = _CACHED_BATCH if fields.cached_features else _BATCH
     if fields.samples_per_class is None:
@@ -256,8 +240,8 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
         fields.batch_size = classes * fields.samples_per_class
     if fields.total_steps is None:
         fields.total_steps = _steps(config, len(splits.train))
-    if optim.warmup_steps is None:
-        optim.warmup_steps = fields.total_steps // 10
+    if config.optim.warmup_steps is None:
+        config.optim.warmup_steps = fields.total_steps // 10
     chosen = ", ".join(f"{name}={flatten(config)[name]}" for name in unset)
     console.say(f"chosen for these images: {chosen}")
     return config

@@ -1,4 +1,4 @@
-"""Starts, saves and restores a run's state."""
+"""Starts and restores a run's state."""
 
 import functools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import TrainingRun, build_from, print_summary
+from hypjax.training.setup import TrainingRun, build, print_summary
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -92,7 +92,7 @@ def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
 def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]:
     """Reads `starting_parameters` and builds what training needs."""
     pretrained = starting_parameters(run)  # First: images may take minutes to prepare.
-    built = build_from(run)
+    built = build(run)
     if pretrained is not None:
         images = built.splits.fingerprint
         processes.from_first(lambda: warn_of_known_classes(run.config, images))
@@ -133,20 +133,6 @@ def with_pretrained(
     averages = start_averages(learner, params)
     averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
     return state._replace(params=params, **averages)
-
-
-def save(
-    checkpoints: Checkpoints,
-    learner: Learner,
-    state: TrainState,
-    measured: Measured,
-    score: float | None = None,
-) -> None:
-    """Saves `trees` of a state unless it is saved already."""
-    step = int(state.step)
-    if step not in checkpoints.steps:
-        record = measured._asdict()
-        checkpoints.save(step, record=record, score=score, **trees(learner, state))
 
 
 def restore(

@@ -46,7 +46,7 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     """The state before the first step, a function of the seed."""
-    model_key, objective_key = jax.random.split(jax.random.key(learner.seed))
+    model_key, objective_key = jax.random.split(jax.random.key(learner.config.seed))
     model, objective = learner.model, learner.objective
     objective_params, objective_state = objective.init(objective_key, spec)
     for group in objective.groups:
@@ -80,7 +80,7 @@ def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
 
     return {
         "teacher": copy(learner.objective.teacher_decay is not None),
-        "average": copy(learner.ema_decay > 0),
+        "average": copy(learner.config.train.ema_decay > 0),
     }
 
 
@@ -101,16 +101,16 @@ def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
-    whole = lora.merged(model, adapters)
-    return jax.lax.with_sharding_constraint(whole, parallel.parameter_shardings(mesh, whole))
+    model = lora.merged(model, adapters)
+    return jax.lax.with_sharding_constraint(model, parallel.parameter_shardings(mesh, model))
 
 
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step; jit it with `donate_argnums=0`.
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
-    its norm cover only trained parameters. With `skip_nonfinite`, updates that are not finite are
-    dropped. The teacher embeds the same pixels without stochastic depth.
+    its norm cover only trained parameters. Updates that are not finite are dropped if
+    `train.on_nonfinite` is skip. The teacher embeds the same pixels without stochastic depth.
 
     `head_only`, for the first `train.head_warmup_steps`, omits the encoder's gradient, and so most
     of the time and memory.
@@ -123,10 +123,10 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
     ) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(learner.seed), state.step)
+        key = jax.random.fold_in(jax.random.key(learner.config.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, learner.frozen)
         size = len(batch.labels)
-        slices = parallel.slices(size, learner.mesh, learner.microbatch)
+        slices = parallel.slices(size, learner.mesh, learner.config.run.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
         images = _seen(learner, key, batch, store)
         # Drawn outside of the microbatches, so that their number does not change the noise.
@@ -152,7 +152,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
                 loss = loss_function(learner.objective.with_scalars(scalars))
                 before, after = (params["objective"], state.objective_state), (teacher, batch, key)
                 value, (objective_state, metrics) = loss(*before, outputs, *after)
-                if learner.gradient_covariance:
+                if learner.config.run.gradient_covariance:
                     norm = _gradient_covariance(lambda x: loss(*before, x, *after)[0], outputs)
                     metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
@@ -175,7 +175,12 @@ def _seen(
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:
         with jax.named_scope("colours"):
-            images = _with_changed_colours(learner, key, images, len(batch.labels))
+            key, size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
+            draws = colours.draw_changes(key, learner.colour_changes, size)
+            rows = jnp.minimum(jnp.arange(len(images)), size - 1)  # Those of padding are not used.
+            draws = jax.tree.map(lambda x: x[rows], draws)
+            change = parallel.map_local_images(lambda _, *x: colours.changed(*x), learner.mesh)
+            images = change((), images, draws)
     return images
 
 
@@ -205,7 +210,7 @@ def _updated(
         "update_norm": optax.tree.norm(updates),
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
-    if learner.skip_nonfinite:
+    if learner.config.train.on_nonfinite == "skip":
         # Selected on the devices, so that the host need not wait for every step.
         averages = state.teacher, state.average
         before = trained, state.opt_state, state.objective_state, averages
@@ -237,22 +242,13 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
     return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
-def _with_changed_colours(learner: Learner, key: PRNGKeyArray, images: Array, size: int) -> Array:
-    """Changes the colours of a batch of `size` images, and of none that pad it."""
-    key = jax.random.fold_in(key, _COLOURS)
-    draws = colours.draw_changes(key, learner.colour_changes, size)
-    rows = jnp.minimum(jnp.arange(len(images)), size - 1)
-    change = parallel.map_local_images(lambda _, *each: colours.changed(*each), learner.mesh)
-    return change((), images, jax.tree.map(lambda x: x[rows], draws))
-
-
 def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
     """The loss's key; with stochastic depth, also the masks of all rows, 0 for padding."""
-    if not learner.drop_path:
+    if not learner.config.model.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
     size, depth = len(batch.labels), learner.model.encoder.depth
-    masks = draw_drop_path_masks(noise_key, learner.drop_path, depth, size)
+    masks = draw_drop_path_masks(noise_key, learner.config.model.drop_path, depth, size)
     return key, jnp.pad(masks, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
@@ -265,7 +261,7 @@ def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTre
     if average is not None:
         # The decay warms up as in timm's ModelEmaV3, so that a random head is soon forgotten.
         updates = state.step - state.skipped
-        step_size = jnp.maximum(1 - learner.ema_decay, (1 + updates) ** (-2 / 3))
+        step_size = jnp.maximum(1 - learner.config.train.ema_decay, (1 + updates) ** (-2 / 3))
         average = optax.incremental_update(trained, average, step_size)
     return teacher, average
 
@@ -275,14 +271,14 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
     model, encoder = learner.model, learner.model.encoder
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
-        if not learner.cached_features:
+        if not learner.config.train.cached_features:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, *learner.pixel_scaling), flips)
         # Slices and devices merge the adapters themselves, which is cheap, so that they sum and
         # exchange gradients of adapters, which are smaller than gradients of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
-        if not learner.cached_features:
+        if not learner.config.train.cached_features:
             return model.apply({"params": params}, images, *noise)
         if (block := learner.cached_block) is not None:
             example = encoder.example(learner.view)

@@ -38,19 +38,18 @@ def free_port():
 class ProcessPair:
     """Two processes of a small run, with two devices each."""
 
-    def __init__(self, path, workdir, *overrides, second_overrides=()):
-        """Starts both; only the second one gets the second overrides."""
-        coordinator = f"--coordinator=localhost:{free_port()}"
+    def __init__(self, path, workdir, *overrides):
+        command = small_runs.command(path, workdir, *overrides)
+        command += [f"--coordinator=localhost:{free_port()}", "--num_processes=2"]
         self.processes = [
             subprocess.Popen(
-                small_runs.command(path, workdir, *overrides, *further)
-                + [coordinator, "--num_processes=2", f"--process_id={index}"],
+                [*command, f"--process_id={index}"],
                 env=environment_with_devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for index, further in enumerate([(), second_overrides])
+            for index in range(2)
         ]
         self._metrics = pathlib.Path(workdir) / "metrics.jsonl"
 

@@ -100,9 +100,8 @@ def copy_with(run, folder, fields, removed=()):
     """Copies a run, and sets and removes fields of its configuration."""
     shutil.copytree(run, folder)
     saved = json.loads((folder / "config.json").read_text())
-    for part in ("all", "identity"):
-        values = saved[part] | fields
-        saved[part] = {name: value for name, value in values.items() if name not in removed}
+    values = saved["all"] | fields
+    saved["all"] = {name: value for name, value in values.items() if name not in removed}
     (folder / "config.json").write_text(json.dumps(saved))
     return folder
 

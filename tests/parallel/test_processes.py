@@ -2,6 +2,7 @@
 
 import signal
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -26,33 +27,25 @@ def trajectories(path, training, *cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("training", "cases"), [("36/2/20", ["8/2/12", "8/8/12/remat"]), ("90/9/20", ["8/1/10"])]
+    ("training", "cases"),
+    [
+        ("36/2/20", ["8/2/12", "8/8/12/remat"]),
+        ("90/9/20", ["8/1/10"]),
+        # Padded to 40 images for slices of 5, to 48 for slices on 8 devices.
+        ("36/2/10/taught", ["1/1/5", "8/8/12/remat"]),
+        ("36/2/10/lora", ["8/2/5/remat"]),
+    ],
 )
 def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     """Cases are devices/shards/microbatch; the reference is one device and one slice."""
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
-    assert expected["losses"][-1] < 0.9 * expected["losses"][0]
-    for other in others:
-        np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
-        error = np.linalg.norm(other["gradient"] - expected["gradient"])
-        assert error < 1e-5 * np.linalg.norm(expected["gradient"])
-        assert other["recall"] == expected["recall"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objective", "cases"), [("taught", ["1/1/5", "8/8/12/remat"]), ("lora", ["8/2/5/remat"])]
-)
-def test_teacher_state_and_noise_do_not_depend_on_devices_and_slices(objective, cases, tmp_path):
-    """Batches of 36 images are padded: to 40 for slices of 5, to 48 for slices on 8 devices."""
-    training = f"36/2/10/{objective}"
-    expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases) and len(expected) == 3
     for other in others:
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
-        for name in ("gradient", "state"):
+        for name in {"gradient", "state"} & expected.keys():
             error = np.linalg.norm(other[name] - expected[name])
             assert error < 1e-5 * np.linalg.norm(expected[name])
+        assert other.get("recall") == expected.get("recall")
 
 
 def test_slices_have_equal_size_and_hold_all_images():
@@ -95,22 +88,9 @@ def test_two_processes_stop_and_resume_together_and_one_device_finishes(photos_f
         assert values[step] == [pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)]
 
 
-def test_meshes_take_all_devices_or_the_first(monkeypatch):
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
     with pytest.raises(UserError, match=r"config.run.mesh is \(2, 3\), 6 devices, but there are 1"):
         parallel.create_mesh((2, 3), jax.devices()[:1])
-    monkeypatch.setattr(parallel, "Mesh", lambda devices, axes: devices.tolist())
-    devices = [*range(4)]
-    assert parallel.create_mesh(devices=devices) == [[0], [1], [2], [3]]
-    assert parallel.create_mesh((-1, 2), devices) == [[0, 1], [2, 3]]
-    assert parallel.create_mesh((1, 3), devices) == [[0, 1, 2]]
-
-
-def test_copies_that_each_process_has_become_an_array_of_all(monkeypatch):
-    """Unlike `device_put`, which would compare the copies of all processes."""
-    monkeypatch.setattr(jax, "device_put", None)
-    monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, _, part: part(np.s_[1:]))
-    everywhere = SimpleNamespace(is_fully_addressable=False)
-    assert parallel.place(jax.numpy.arange(3), everywhere).tolist() == [1, 2]
 
 
 def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():
@@ -125,40 +105,17 @@ def test_parameters_are_sharded_along_their_longest_axis_that_can_be_shared():
     assert not any(x.spec for x in parallel.parameter_shardings(alone, arrays).values())
 
 
-def test_slices_leave_results_and_gradients_as_they_are():
-    x, signs = np.random.default_rng(0).normal(size=(6, 2, 3)), np.array([1, -1, 1, 1, -1, 1.0])
-
-    def function(scale, x, signs):
-        return {"images": scale * x**2 * signs[:, None, None], "signs": scale * signs}
-
-    def total(function, scale):
-        found = function(scale, x, signs)
-        return np.sum(found["images"][1:, 1]) + found["signs"][1], found
-
-    mapped = parallel.map_images(function, parallel.create_mesh((1, 1)), 3)
-    sliced, whole = (
-        jax.jit(jax.value_and_grad(lambda scale, f=f: total(f, scale), has_aux=True))(0.5)
-        for f in (mapped, function)
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sliced, whole)
-
-
 def test_what_the_first_process_makes_or_raises_reaches_all(monkeypatch):
     """In the first of two processes, whose messages all receive as they are."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", lambda x: x)
-    for size in (3, 5000):
-        assert processes.from_first(lambda size=size: ("é" * size, 1)) == ["é" * size, 1]
+    assert processes.from_first(lambda: ("é" * 5000, 1)) == ["é" * 5000, 1]
     tree = {"x": np.array([-0.0, 1e-45], np.float32), "y": np.arange(6).reshape(2, 3)}
     received = processes.arrays_from_first(lambda: tree, tree)
     for name, array in tree.items():
         assert received[name].tobytes() == array.tobytes() and received[name].shape == array.shape
     assert processes.arrays_from_first(lambda: None, tree) is None
     for error in (UserError, TryAgainError):
-
-        def fail(error=error):
-            raise error("it failed")
-
         with pytest.raises(UserError, match="it failed") as raised:
-            processes.from_first(fail)
+            processes.from_first(mock.Mock(side_effect=error("it failed")))
         assert type(raised.value) is error

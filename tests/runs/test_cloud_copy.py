@@ -20,7 +20,7 @@ from hypjax.inference.pretrained import pretrained_encoder
 from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.cloud_copy import CloudCopy
-from hypjax.training import loop
+from hypjax.training.loop import Loop
 from tests.helpers import small_runs
 
 URL = "bucket://runs/a"
@@ -101,14 +101,14 @@ def steps(folder):
 def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monkeypatch, capfd):
     few = ["train.total_steps=6", "run.checkpoint_every=2", "data.validation_classes=0"]
     few += ["eval.pca.head=3"]
-    config, save = small_runs.load(photos_folder, *few), loop.save
+    config, save = small_runs.load(photos_folder, *few), Loop.save
 
-    def interrupted_save(*args):
-        monkeypatch.setattr(loop, "save", save)
-        save(*args)
+    def interrupted_save(*args, **options):
+        monkeypatch.setattr(Loop, "save", save)
+        save(*args, **options)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "save", interrupted_save)
+    monkeypatch.setattr(Loop, "save", interrupted_save)
     with pytest.raises(Interrupted, match="step 3 is saved"):
         train.train_and_evaluate(config, URL)
     machine("two")

@@ -22,7 +22,7 @@ def test_another_precision_is_refused(tmp_path):
     workdir = Workdir(tmp_path, small_runs.load("photos"))
     with workdir.locked({"images": "a", "precision": "float32"}):
         pass
-    with pytest.raises(UserError, match="computes in float32, but this device in bfloat16"):
+    with pytest.raises(UserError, match="uses float32, but this device bfloat16"):
         with workdir.locked({"images": "a", "precision": "bfloat16"}):
             pass
 

@@ -1,20 +1,6 @@
 """Progress on stderr and in logs."""
 
-import threading
-
-import tqdm
-
 from hypjax.system import console
-
-
-def test_no_thread_of_progress_bars_is_left_to_the_interpreter():
-    def monitors():
-        return [thread for thread in threading.enumerate() if isinstance(thread, tqdm.TMonitor)]
-
-    tqdm.tqdm(range(2), disable=True)
-    assert monitors()
-    console.join_monitors()
-    assert not monitors()
 
 
 def test_a_log_has_a_line_every_ten_seconds(monkeypatch, capsys):

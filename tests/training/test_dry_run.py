@@ -7,8 +7,7 @@ import pytest
 from benchmarks.programs import TINY, config_of
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training.dry_run import dry_run
-from hypjax.training.gpu_hours import step_operations
+from hypjax.training.dry_run import dry_run, step_operations
 from tests.helpers import small_runs
 
 

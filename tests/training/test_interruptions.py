@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted, then resumed, and runs with the device cache."""
+"""Runs that are killed or interrupted, then resumed."""
 
 import os
 import pathlib
@@ -95,14 +95,3 @@ def test_other_runs_resume_to_the_same_result(photos_folder, tmp_path, fields):
     assert small_runs.step_metrics(tmp_path / "resumed") == small_runs.step_metrics(
         tmp_path / "whole"
     )
-
-
-@pytest.mark.slow
-def test_a_run_with_the_device_cache_equals_the_hosts(photos_folder, tmp_path):
-    metrics = []
-    for cache in ("none", "device"):
-        fields = ["run.log_every=1", "eval.every=0", f"run.cache={cache}", "run.microbatch=3"]
-        train.train_and_evaluate(small_runs.load(photos_folder, *fields), tmp_path / cache)
-        metrics.append(small_runs.step_metrics(tmp_path / cache))
-    assert metrics[0].keys() == metrics[1].keys() == set(range(1, 13))
-    np.testing.assert_allclose(*([*steps.values()] for steps in metrics), rtol=1e-2)

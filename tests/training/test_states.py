@@ -21,7 +21,7 @@ def test_a_restored_state_goes_on_as_the_saved_one(load_glyphs, tmp_path):
     assert state.objective_state["memory"].place == 8 and state.teacher is not None
     checkpoints = Checkpoints(tmp_path)
     recalls = states.Measured({"test": {"head": {"recall@1": 0.5}}}, best_steps=[0])
-    states.save(checkpoints, learner, state, recalls)
+    checkpoints.save(2, record=recalls._asdict(), **states.trees(learner, state))
     checkpoints.close()
     fresh, _ = start(config)
     saved = Checkpoints(tmp_path)
@@ -66,7 +66,8 @@ def test_averages_follow_updated_parameters_and_skipped_updates_are_restored(loa
             updates += 1
         np.testing.assert_allclose(state.average["head"]["kernel"], average, rtol=1e-5, atol=1e-7)
     checkpoints = Checkpoints(tmp_path)
-    states.save(checkpoints, learner, state, states.Measured(untrained={}))
+    record = states.Measured(untrained={})._asdict()
+    checkpoints.save(4, record=record, **states.trees(learner, state))
     checkpoints.close()
     zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), state)
     restored, _ = states.restore(Checkpoints(tmp_path), learner, zeros)

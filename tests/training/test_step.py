@@ -100,13 +100,13 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     optimizer, model = optax.sgd(0.5), {"w": jnp.float32(1), "scalars": {"log_c": jnp.float32(0)}}
     params = {"model": model, "objective": {}}
     objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9)
+    train = SimpleNamespace(ema_decay=0.0, on_nonfinite="skip")
     learner = SimpleNamespace(
         frozen=(),
         optimizer=optimizer,
         objective=objective,
-        ema_decay=0.0,
         bounds={"c": (0.5, 2.0)},
-        skip_nonfinite=True,
+        config=SimpleNamespace(train=train),
         schedule=lambda updates: 0.1 * updates,
     )
     old, new = ({"memory": jnp.int32(i), "other": jnp.int32(i)} for i in (0, 1))

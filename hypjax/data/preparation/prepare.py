@@ -21,8 +21,7 @@ from hypjax.errors import UserError, explained, nearest, writing
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.cloud import CloudFolder, is_url, url_hash
-from hypjax.system.files import remove, replacing
-from hypjax.system.locks import locked
+from hypjax.system.files import locked, remove, replacing
 
 
 def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
