@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Lorentz, arithmetic, lorentz
@@ -87,7 +88,7 @@ class HypStructure(TreeExtension):
     features: str
 
     def tree_loss(
-        self, _: dict, outputs: Outputs, labels: Int[Array, " n"], tree: Tree, __: PRNGKeyArray
+        self, outputs: Outputs, labels: Int[Array, " n"], tree: Tree, **_: Any
     ) -> tuple[Loss, Metrics]:
         """The regulariser of a batch, whose centroids are computed on the hyperboloid."""
         features = outputs.pooled if self.features == "encoder" else outputs.projected

@@ -30,9 +30,9 @@ Tree = tuple[Int[Array, " nodes"], ...]
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
-    """A base loss in any space, plus `tree_loss` of params, outputs, labels, tree and key.
+    """A base loss in any space, plus `tree_loss`, which names what it needs of its arguments.
 
-    The state holds the tree. Fields of the dataclass follow `declared`, in its order.
+    These are params, outputs, labels, tree and key. Fields of the dataclass follow `declared`.
     """
 
     declared: ClassVar[Mapping[str, Field]]  # Fields of `config.objective`.
@@ -64,7 +64,8 @@ class TreeExtension(Extension):
         for_base, for_tree = jax.random.split(key)
         base = {"params": params["base"], "state": state["base"], "key": for_base}
         loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
-        of_tree, curves = self.tree_loss(params, outputs, batch.labels, state["tree"], for_tree)
+        values = {"params": params, "tree": state["tree"], "key": for_tree}
+        of_tree, curves = self.tree_loss(outputs=outputs, labels=batch.labels, **values)
         return loss + of_tree, (state | {"base": of_base}, metrics | curves)
 
 
