@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
@@ -45,8 +47,10 @@ def hyp_cpcc(
     labels, first, groups = zip(*nodes, strict=True)
     centres = [lorentz.centroids(points, *x, c) for x in zip(groups, most, strict=True)]
     centres, present = jnp.concatenate(centres), jnp.concatenate(labels) >= 0
-    # By subtraction, since a parent lies where its only child does.
-    distances = lorentz.dist(centres[:, None], centres, c)
+    # By subtraction, since a parent lies where its only child does; rows in turn, or [m, m, d]
+    # numbers, a gigabyte for 900 classes, would be held for the gradient.
+    row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
+    distances = lax.map(row, centres, batch_size=64)
     paths = _path_lengths(levels[:, jnp.concatenate(first)], np.repeat(range(len(most)), most))
     pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
     return _correlation(distances, paths.astype(distances.dtype), pairs), centres[-1]
