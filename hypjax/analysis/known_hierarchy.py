@@ -108,9 +108,9 @@ def radii(points: Points, space: Space, levels: Levels) -> dict[str, dict[str, f
         features = np.asarray(space.features(np.asarray(points, np.float64)))
 
     def ball(groups: Groups) -> Radii:
-        sums = _sums(lifted, groups)
-        time, across = sums[:, 0], np.linalg.norm(sums[:, 1:], axis=1)
-        return np.arcsinh(across / np.sqrt((time - across) * (time + across))) / c**0.5
+        with jax.enable_x64(True):
+            centres = lorentz.centroids(lifted, groups, groups.max() + 1, c)
+            return np.linalg.norm(lorentz.logmap0(centres, c), axis=1)
 
     def flat(groups: Groups) -> Radii:
         return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
@@ -129,7 +129,7 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
             c = float(ball.c)
             with jax.enable_x64(True):
                 in_ball = part.to_ball(np.asarray(x, np.float64))
-                return np.asarray(lorentz.with_time(lorentz.from_poincare(in_ball, c), c)), c
+                return np.asarray(lorentz.from_poincare(in_ball, c)), c
     return points, 0.0
 
 

@@ -147,6 +147,9 @@ def _of_batches(config: ConfigDict) -> Relations:
     uneven = train.batch_size % samples or train.batch_size < 2 * samples
     rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
     yield train.sampling in GROUPED and uneven, "train.batch_size", rule
+    proxies = fields.get("objective.hyphc_leaves") == "proxies"
+    rule = "images, unless the loss has proxies"
+    yield proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule
     if neighbors := config.objective.get("hier_neighbors"):  # Of fewer points, all are related.
         for field in ("objective.hier_proxies", "train.batch_size"):
             yield fields[field] <= neighbors, field, f"above objective.hier_neighbors ({neighbors})"
@@ -265,6 +268,8 @@ def _of_training(config: ConfigDict) -> Relations:
     yield config.data.name == FEATURES and trained, "train.cached_features", rule
     rule = "another one if optim.frozen names the encoder"
     yield frozen and config.model.head == "none", "model.head", rule
+    unmoved = frozen and config.objective.get("structure_features") == "encoder"
+    yield unmoved, "objective.structure_features", "head if optim.frozen names the encoder"
     blocks = [name for name in config.optim.frozen if name != "patch_projection"]
     rule = "False unless optim.frozen names the encoder, or its lowest layers"
     moving = train.cached_features and not any(map(choices.in_encoder, blocks))

@@ -33,11 +33,14 @@ Geometry" (ICML 2018), Section 3; Desai et al., "Hyperbolic Image-Text Represent
 2023), Section 3.
 """
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
@@ -120,9 +123,9 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
 
 
 def moved_to_origin(
-    x: Float[Array, "n d"], centre: Float[Array, " d"], c: Scalar
+    x: Float[Array, "n d"], centre: Float[Array, "*#n d"], c: Scalar
 ) -> tuple[Float[Array, "n d"], Float[Array, "n 1"]]:
-    """Points after the boost that takes a centre m to the origin, and their q from m.
+    """Points after the boost that takes a centre m, one or each its own, to the origin; q from m.
 
     The textbooks' x + (c⟨m, x⟩/(1 + T_m) − T_x)·m is rearranged into (x/λ − λm)·λ − 2cq·m/(1 + T_m)
     with λ² = (1 + T_x)/(1 + T_m), so that points close to the centre keep their digits.
@@ -138,6 +141,30 @@ def frechet_mean(
 ) -> Points:
     """Fréchet mean, computed in the ball by `poincare.frechet_mean`."""
     return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
+
+
+def centroids(
+    x: Float[ArrayLike, "n d"], groups: Int[ArrayLike, " n"], count: int, c: Scalar
+) -> Float[Array, "count d"]:
+    """Centroid of each of `count` groups of points; the origin for an empty group.
+
+    It is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian Distance Learning", ICML 2019), in the ball
+    Einstein's midpoint (HypStructure, NeurIPS 2024, Eq. 6). Far from the origin, the difference
+    cancels. So sums are taken again after the boosts that take the first centroids to the origin,
+    where T = 1 + 2cq is small. No gradient passes through the first ones, which do not matter.
+    """
+    (x,) = arithmetic.floating(x)
+    sums = functools.partial(jax.ops.segment_sum, segment_ids=groups, num_segments=count)
+    # (ΣT)² − c‖Σx‖² is at least the square of the number of points, but for rounding errors.
+    least = jnp.maximum(sums(jnp.ones_like(x[:, :1])), 1) ** 2
+
+    def centroid(x: Array, cosh: Array) -> Array:
+        x, cosh = sums(x), sums(cosh)
+        return x / jnp.sqrt(jnp.maximum(cosh**2 - c * arithmetic.square_norm(x), least))
+
+    first = lax.stop_gradient(centroid(x, _cosh(x, c)))
+    moved, q = moved_to_origin(x, first[jnp.asarray(groups)], c)
+    return moved_to_origin(centroid(moved, 1 + 2 * c * q), -first, c)[0]
 
 
 def _cosh(x: Array, c: Scalar) -> Array:

@@ -187,6 +187,24 @@ def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
     return arithmetic.distance_from_ratio(q, c)
 
 
+def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
+    """Distances [...] from the origin to the geodesics through x and y, points [..., d].
+
+    Of two leaves equally far out, the nearest point of their geodesic is the lowest common ancestor
+    (HypHC, Chami et al., NeurIPS 2020, where c = 1). The distance is asinh(2√c‖m‖/√(P + c·s))/√c,
+    where m is the part of (x + y)/2 across y − x. Geodesics do not end at x and y. Points within
+    1,000 rounding errors of each other, whose geodesic is unknown, are taken for such leaves.
+    """
+    x, y = arithmetic.floating(x, y)
+    delta, s, p = y - x, *_mobius_difference(x, y, c)[1:]
+    m = (x + y) / 2
+    near = s <= (1e3 * jnp.finfo(x.dtype).eps) ** 2 * arithmetic.square_norm(m) + 1e-24
+    along = jnp.where(near, 0, delta) * lax.rsqrt(jnp.where(near, 1, s))
+    m -= jnp.sum(m * along, axis=-1, keepdims=True) * along
+    u = (4 * arithmetic.square_norm(m) / (p + c * s))[..., 0]
+    return arithmetic.sqrt(u) * arithmetic.asinh_ratio(c * u)
+
+
 def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 

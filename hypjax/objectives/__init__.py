@@ -15,6 +15,11 @@ from hypjax.objectives.create import softmax_temperature as softmax_temperature
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
+from hypjax.objectives.hyphc import HypHC as HypHC
+from hypjax.objectives.hyphc import hyphc as hyphc
+from hypjax.objectives.hyphc import label_triples as label_triples
+from hypjax.objectives.hypstructure import HypStructure as HypStructure
+from hypjax.objectives.hypstructure import hyp_cpcc as hyp_cpcc
 from hypjax.objectives.koleo import koleo as koleo
 from hypjax.objectives.matryoshka import Matryoshka as Matryoshka
 from hypjax.objectives.pair_losses import PairObjective as PairObjective

@@ -29,6 +29,8 @@ from hypjax.objectives.base import (
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
+from hypjax.objectives.hyphc import HypHC
+from hypjax.objectives.hypstructure import HypStructure
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
@@ -66,6 +68,8 @@ OBJECTIVES = {
     **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=("poincare",)),
     **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
+    **_extended("hypstructure+", HypStructure.create, _LOSSES, fields=HypStructure.declared),
+    **_extended("hyphc+", HypHC.create, _LOSSES, fields=HypHC.declared),
 }
 BUILT_IN = frozenset(OBJECTIVES)
 # What a function may take by name.

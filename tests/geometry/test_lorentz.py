@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
 
@@ -120,6 +121,43 @@ def test_maps_are_inverses_and_lead_as_far_as_the_tangent_is_long(float64, c):
     whole = programs.with_time(x, c)
     np.testing.assert_array_equal(whole[:, 1:], x)
     np.testing.assert_allclose(whole[:, 0] ** 2 - np.sum(x * x, axis=1), 1 / c, rtol=1e-9)
+
+
+centroids = jax.jit(lorentz.centroids, static_argnums=2)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_centroids_are_normalised_sums_and_einsteins_midpoints(float64, c):
+    x, groups = embed(Lorentz(c, None), FEATURES / (2 * c**0.5)), np.arange(40) % 3
+    found = np.asarray(centroids(x, groups, 4, c))
+    klein = c**0.5 * x / np.sqrt(1 + c * np.sum(x * x, axis=1, keepdims=True))
+    gamma = 1 / np.sqrt(1 - np.sum(klein**2, axis=1, keepdims=True))
+    for group in range(3):
+        total = np.sum(programs.with_time(x, c)[groups == group], axis=0)
+        length = np.sqrt(c * (total[0] ** 2 - total[1:] @ total[1:]))
+        np.testing.assert_allclose(found[group], total[1:] / length, rtol=1e-9)
+        mean = np.average(klein[groups == group], axis=0, weights=gamma[groups == group][:, 0])
+        mean /= 1 + np.sqrt(1 - mean @ mean)
+        np.testing.assert_allclose(programs.to_poincare(found[group], c), mean / c**0.5, rtol=1e-9)
+    assert not found[3].any()
+    np.testing.assert_allclose(centroids(x, groups, 3, 0.0)[0], np.mean(x[::3], axis=0), rtol=1e-12)
+    jax.test_util.check_grads(
+        lambda x: centroids(x, groups, 3, c), (x / x.max(),), order=1, modes=["rev"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("radius", [0.1, 3.0, 6.2, 10.0])
+def test_float32_centroids_keep_their_digits_far_out(radius):
+    """Of single points, of close ones and of those at larger angles."""
+    angles, c = np.geomspace(1e-4, 3, 30), np.float32(0.1)
+    x, y = pairs((radius, radius), c, angles, np.float32)
+    x, groups = np.concatenate([x, y, x]), np.concatenate([np.arange(30)] * 2 + [np.arange(30, 60)])
+    found = np.asarray(centroids(x, groups, 60, c))
+    with jax.enable_x64(True):
+        exact = centroids(x.astype(float), groups, 60, float(c))
+        errors = np.sqrt(c) * np.asarray(programs.dist(found.astype(float), exact, float(c)))
+        time = np.asarray(programs.with_time(exact, float(c)))[:, 0] * np.sqrt(c)
+    assert np.all(errors < 2e-7 * time)
 
 
 def test_features_are_scaled_as_by_meru_and_back(float64):

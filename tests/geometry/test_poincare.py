@@ -146,6 +146,53 @@ def test_gradients_of_expmap_are_finite_and_right(float64):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-7 * np.abs(other).max())
 
 
+def reflected_ancestor(x, y):
+    """Distance of the ancestor from the origin by the reflections of HypHC's code, for c = 1."""
+    centre = x / (x @ x)  # Of the inversion that takes x to the origin.
+
+    def invert(z):
+        return centre + (centre @ centre - 1) * (z - centre) / np.sum((z - centre) ** 2)
+
+    direction = invert(y)
+    mirrored = invert(2 * (x @ direction) / (direction @ direction) * direction - x)
+    ancestor = mirrored / (1 + np.sqrt(1 - mirrored @ mirrored))
+    return 2 * np.arctanh(np.linalg.norm(ancestor))
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_ancestors_are_those_of_hyphc(float64, c):
+    x, y = points(0, (40, 5), c, 0.95, 0.1), points(1, (40, 5), c, 0.95, 0.1)
+    lengths = (np.linalg.norm(z[:20], axis=1, keepdims=True) for z in (x, y))
+    y[:20] *= np.divide(*lengths)  # Leaves that are equally far out.
+    pairs = zip(c**0.5 * x, c**0.5 * y, strict=True)
+    expected = [reflected_ancestor(*pair) / c**0.5 for pair in pairs]
+    np.testing.assert_allclose(programs.lca_distance(x, y, c), expected, rtol=1e-9)
+    depth = jax.jit(lambda x, y: poincare.lca_distance(x, y, c))
+    jax.test_util.check_grads(depth, (x, y), order=1, modes=["rev"], rtol=1e-3)
+    flat = programs.lca_distance(x, y, 0.0)  # Twice the height of the triangle with the origin.
+    area = np.sqrt(np.sum(x * x, 1) * np.sum(y * y, 1) - np.sum(x * y, 1) ** 2)
+    np.testing.assert_allclose(flat, 2 * area / np.linalg.norm(x - y, axis=1), rtol=1e-9)
+
+
+def test_close_leaves_are_near_their_ancestor():
+    """In float32, at all distances between the leaves, with gradients as long as in float64."""
+    x = points(0, (1, 5), 1.0, 0.9, 0.9)
+    across = points(1, (1, 5), 1.0, 1.0, 1.0)
+    across -= np.sum(x * across) / np.sum(x * x) * x
+    angles = np.concatenate([[0], np.geomspace(1e-25, 1, 51)])[:, None]
+    y = np.cos(angles) * x + np.sin(angles) * across * (0.9 / np.linalg.norm(across))
+    x = np.broadcast_to(x, y.shape)
+    gradient = jax.jit(jax.grad(lambda x, y: jnp.sum(poincare.lca_distance(x, y, 1.0)), (0, 1)))
+    depth = np.arctanh(np.tanh(2 * np.arctanh(0.9)) * np.cos(angles[:, 0] / 2))
+    np.testing.assert_allclose(
+        programs.lca_distance(x.astype("f"), y.astype("f"), 1.0), depth, rtol=1e-4
+    )
+    found = np.sum(gradient(x.astype("f"), y.astype("f")), axis=0)
+    with jax.enable_x64(True):
+        expected = np.sum(gradient(x, y), axis=0)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
 def test_project_changes_only_points_outside():
     c = 0.1
     inside = points(0, (20, 3), c, 0.9999).astype(np.float32)
@@ -184,6 +231,7 @@ def test_gradients_are_finite_everywhere(c):
     @functools.partial(jax.grad, argnums=(0, 1, 2))
     def gradients(x, y, c):
         results = [poincare.mobius_add(x, y, c), poincare.transport(x, y, y, c)]
+        results.append(poincare.lca_distance(x, y, c))
         results += [poincare.expmap(x, y, c), poincare.logmap(x, y, c), poincare.lambda_x(x, c)]
         return sum(jnp.sum(result) for result in results)
 
