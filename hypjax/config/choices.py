@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from hypjax.catalogue import PREPARED
 from hypjax.objectives.base import GROUPED
+from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
@@ -27,7 +28,7 @@ TRAIN_VIEWS = ("area_crop", "resize_crop")  # hypjax/data/views.py
 TEST_VIEWS = ("centre_crop", "squash")  # hypjax/data/views.py
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
-METRICS = (*AT_K, *WITHOUT_K)
+METRICS = (*AT_K, *WITHOUT_K, *GRADED)
 # Named groups of parameters, by their path in {"model": ..., "objective": ...}.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),

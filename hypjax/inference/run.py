@@ -20,7 +20,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, choose, match_distance
-from hypjax.inference.scoring import task_scores
+from hypjax.inference.scoring import graded_metrics, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
@@ -28,6 +28,7 @@ from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
+from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import fit
@@ -171,25 +172,31 @@ class Run:
             self._projected_model[:] = params, projections
         return self._projected_model[1]
 
-    def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
+    def scores(
+        self, params: PyTree, task: Task, further: Sequence[str] = ()
+    ) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""
         means = {
             part: {name: mean_score(values) for name, values in scores.items()}
-            for part, scores in self.query_scores(params, task).items()
+            for part, scores in self.query_scores(params, task, further).items()
         }
         # Processes decide by them, so they must not differ in a last bit.
         return processes.from_first(lambda: means)
 
     def query_scores(
-        self, params: PyTree, task: Task
+        self, params: PyTree, task: Task, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query by part and metric; `scores` returns their means."""
+        """Scores of each query by part and metric, of `eval.metrics` and perhaps further ones.
+
+        `scores` returns their means.
+        """
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
-        metrics = metric_names(fields.metrics, fields.ks)
-        if task.ground_truth is not None:  # Recall does not apply; the default is mAP.
-            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        metrics = [*dict.fromkeys([*metric_names(fields.metrics, fields.ks), *further])]
+        if task.ground_truth is not None:  # Others do not apply; the default is mAP.
+            inapplicable = (*metric_names(["recall"], fields.ks), *GRADED)
+            metrics = [name for name in metrics if name not in inapplicable] or ["map"]
         reranking = Reranking() if fields.rerank else None
         postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
@@ -212,7 +219,8 @@ class Run:
         test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
             prefix = f"{dataset}/" if task.ground_truth is not None else ""
-            for part, scores in self.scores(params, task).items():
+            further = graded_metrics(task)  # Too slow for each validation.
+            for part, scores in self.scores(params, task, further).items():
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
                 test_scores.setdefault(part, {}).update(named)
         return test_scores
