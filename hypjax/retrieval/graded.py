@@ -48,7 +48,7 @@ class Ranking(NamedTuple):
 
 
 def h_ap(ranking: Ranking) -> float:
-    """Hierarchical average precision (Ramzi et al., ECCV 2022, Section 3.1, with α = 1).
+    """Hierarchical average precision (Ramzi et al., ECCV 2022; α = 1 in the released code).
 
     The relevance of level l is l, divided by the number of items of exactly this level; the
     query's own image counts there, and nowhere else. A positive's H-rank sums, over itself and the
@@ -193,10 +193,8 @@ class _Search:
         size = int(np.clip(_CHUNK_BYTES // (8 * dim), 1, count))
         for items in inputs.blocks(count, size):
             points = inputs.pad_rows(inputs.host_rows(self.gallery.array, items), size)
-            yield (
-                slice(items.start, min(items.stop, count)),
-                score.factors(points)._replace(query=()),
-            )
+            factors = score.factors(points)._replace(query=())
+            yield slice(items.start, min(items.stop, count)), factors
 
     def _ranking(
         self,
