@@ -172,28 +172,25 @@ class Run:
             self._projected_model[:] = params, projections
         return self._projected_model[1]
 
-    def scores(
-        self, params: PyTree, task: Task, further: Sequence[str] = ()
-    ) -> dict[str, dict[str, float]]:
+    def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""
         means = {
             part: {name: mean_score(values) for name, values in scores.items()}
-            for part, scores in self.query_scores(params, task, further).items()
+            for part, scores in self.query_scores(params, task).items()
         }
         # Processes decide by them, so they must not differ in a last bit.
         return processes.from_first(lambda: means)
 
     def query_scores(
-        self, params: PyTree, task: Task, further: Sequence[str] = ()
+        self, params: PyTree, task: Task
     ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
-        """Scores of each query by part and metric, of `eval.metrics` and perhaps further ones.
-
-        `scores` returns their means.
-        """
+        """Scores of each query by part and metric; `scores` returns their means."""
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
-        metrics = [*dict.fromkeys([*metric_names(fields.metrics, fields.ks), *further])]
+        metrics = metric_names(fields.metrics, fields.ks)
+        if task.queries is not self.splits.validation:  # Too slow for each validation.
+            metrics = [*dict.fromkeys([*metrics, *graded_metrics(task)])]
         if task.ground_truth is not None:  # Others do not apply; the default is mAP.
             inapplicable = (*metric_names(["recall"], fields.ks), *GRADED)
             metrics = [name for name in metrics if name not in inapplicable] or ["map"]
@@ -219,8 +216,7 @@ class Run:
         test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
             prefix = f"{dataset}/" if task.ground_truth is not None else ""
-            further = graded_metrics(task)  # Too slow for each validation.
-            for part, scores in self.scores(params, task, further).items():
+            for part, scores in self.scores(params, task).items():
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
                 test_scores.setdefault(part, {}).update(named)
         return test_scores

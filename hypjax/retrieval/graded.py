@@ -166,9 +166,7 @@ class _Search:
         chunks = list(self._chunks(score)) if kept else None
         size = int(np.clip(_BOUND_BYTES // (16 * len(self.gallery)), 1, len(queries)))
 
-        def of_query(
-            row: int, query: Float[np.ndarray, " d"], bounds: Float[np.ndarray, "2 m"]
-        ) -> list[float]:
+        def of_query(row: int, query: np.ndarray, bounds: np.ndarray) -> list[float]:
             own = np.asarray(own_rows[row] if len(own_rows) else (), int)
             first = None if top is None else top[row]
             ranking = self._ranking(query, -bounds[::-1], labels[:, row, None], own, first)
@@ -228,13 +226,12 @@ class _Search:
         order = np.argsort(least)
         # An item follows all those before it for certain if its bounds lie above all of theirs.
         open_ = np.maximum.accumulate(most[order])[:-1] >= least[order[1:]]
-        runs = np.cumsum(~open_)  # Of each item but the first, which is in run 0.
-        mixed = runs[open_ & (np.diff(levels[order]) != 0)]
-        if not len(mixed):
-            return order
-        places = np.flatnonzero(np.isin(np.concatenate([[0], runs]), mixed))
-        runs, items = np.concatenate([[0], runs])[places], order[places]
-        order[places] = items[np.lexsort((items, self._measured(query, items), runs))]
+        mixed = open_ & (np.diff(levels[order]) != 0)
+        if mixed.any():
+            runs = np.concatenate([[0], np.cumsum(~open_)])
+            places = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
+            items = order[places]
+            order[places] = items[np.lexsort((items, self._measured(query, items), runs[places]))]
         return order
 
     def _measured(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
