@@ -16,10 +16,14 @@ class Prepared(NamedTuple):
 PREPARED = {
     "glyphs": Prepared("glyphs.contents", levels=("script",)),
     "scenes": Prepared("scenes.contents"),
-    "cub200": Prepared("cub200.DATASET", mteb_task="CUB200I2IRetrieval"),
-    "cars196": Prepared("cars196.DATASET", mteb_task="StanfordCarsI2IRetrieval"),
+    "cub200": Prepared(
+        "cub200.DATASET", levels=("order", "family"), mteb_task="CUB200I2IRetrieval"
+    ),
+    "cars196": Prepared(
+        "cars196.DATASET", levels=("body type",), mteb_task="StanfordCarsI2IRetrieval"
+    ),
     "sop": Prepared("sop.DATASET", mteb_task="SOPI2IRetrieval"),
-    "inshop": Prepared("inshop.DATASET"),
+    "inshop": Prepared("inshop.DATASET", levels=("gender", "category")),
     "omniglot": Prepared("omniglot.DATASET", levels=("alphabet",)),
     "sfm120k": Prepared("sfm120k.DATASET"),
     "grocery": Prepared("grocery.PHOTOS", levels=("department", "coarse class")),

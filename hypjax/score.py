@@ -21,17 +21,22 @@ class Files:
             With --encoder, the file to write, or to resume.
         labels: Without --encoder: file with their classes: .npy, .pt, or .txt with one on each
             line.
+        coarse_labels: Without --encoder: file with their coarse classes, such as Food, or
+            Food/Fruit for several levels.
         queries: Without --encoder: file of queries, which search --embeddings. Default: these
             search each other.
         query_labels: With --queries: file with their classes.
+        query_coarse_labels: With --queries: file with their coarse classes.
         ground_truth: Without --encoder: what each query should find, instead of its class: a file
             of Revisited Oxford or Paris, such as gnd_roxford5k.pkl.
     """
 
     embeddings: str | None = None
     labels: str | None = None
+    coarse_labels: str | None = None
     queries: str | None = None
     query_labels: str | None = None
+    query_coarse_labels: str | None = None
     ground_truth: str | None = None
 
 
@@ -99,8 +104,9 @@ def main(
         prefix: Score only the first N dimensions of the features.
         ks: The K of Recall@K. Default: those of 1, 2, 4, 8, 10, 100 and 1000 below the number of
             items.
-        metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map. Default:
-            recall, map@r and r_precision; with a ground truth map.
+        metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
+            asi. Default: recall, map@r and r_precision, and with coarse labels h_ap, ndcg and asi;
+            with a ground truth map.
         keep_self: Queries that are in the gallery find themselves.
         output: File to write the scores to, such as scores.json.
 
@@ -123,7 +129,9 @@ def main(
     if prefix:
         queries, gallery = (part and part.prefix(prefix) for part in task[:2])
         task = task._replace(queries=queries, gallery=gallery)
-    usual = ["recall", "map@r", "r_precision"] if task.ground_truth is None else ["map"]
+    usual = ["map"]
+    if task.ground_truth is None:
+        usual = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
     names = metric_names(metrics or usual, _findable(ks, task.num_items))
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
@@ -191,11 +199,13 @@ def _task(
     if external.encoder:
         embeddings = _embedded(files.embeddings, external, images, splits, space)
     else:
-        embeddings = Embeddings.load(files.embeddings, space, labels=files.labels)
+        names = {"labels": files.labels, "coarse_labels": files.coarse_labels}
+        embeddings = Embeddings.load(files.embeddings, space, **names)
         if splits:
             require_images(embeddings, splits)
     if files.queries:
-        queries = Embeddings.load(files.queries, space, labels=files.query_labels)
+        names = {"labels": files.query_labels, "coarse_labels": files.query_coarse_labels}
+        queries = Embeddings.load(files.queries, space, **names)
     return task_of(embeddings, queries, *truths, keep_self=keep_self)
 
 

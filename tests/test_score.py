@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.hits import Match, find_hits
 from hypjax.inference.scoring import task_of, task_scores
-from hypjax.retrieval import metrics, query_scores
+from hypjax.retrieval import graded_scores, metrics, query_scores
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.reranking import Reranking
@@ -88,8 +88,33 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
     scores = json.loads((tmp_path / "s.json").read_text())
     # Each query is its own easy image.
     assert scores["easy/map"] == 1.0 and 0.5 <= scores["medium/map"] < 1.0
+    with pytest.raises(UserError, match="asi needs labels of the images"):
+        commands.call("score", *flags, f"--queries={files}/q.npz", "--metrics=asi")
     with pytest.raises(UserError, match="has 9 queries, such as q0, which is not among the 90"):
         commands.call("score", *flags, f"--queries={files}/f.npz")
+
+
+def test_coarse_labels_of_another_file_give_graded_scores(files, tmp_path):
+    saved, rows = np.load(files / "f.npz"), range(90)
+    coarse = [("AB"[i // 50], "AB"[i // 50] + f"/{i // 20}") for i in rows]
+    np.save(tmp_path / "x.npy", saved["features"])
+    np.save(tmp_path / "y.npy", saved["labels"])
+    (tmp_path / "c.txt").write_text("\n".join(name for _, name in coarse))
+    levels = [saved["labels"].astype(str), *np.array(coarse).T[::-1]]
+    expected = graded_scores(SPHERE.embed(saved["features"]), levels, space=SPHERE)
+    flags = f"--embeddings={tmp_path}/x.npy", f"--labels={tmp_path}/y.npy"
+    flags += f"--coarse_labels={tmp_path}/c.txt", f"--output={tmp_path}/s.json"
+    commands.call("score", *flags, "--ks=1")
+    scores = json.loads((tmp_path / "s.json").read_text())
+    assert list(scores)[:6] == ["recall@1", "map@r", "r_precision", "h_ap", "ndcg", "asi"]
+    for name, values in expected.items():
+        low, high = scores["intervals"][name]
+        assert low < scores[name] < high and scores[name] == values.mean()
+    queries = f"--queries={files}/q.npz", f"--query_labels={files}/q.npy"
+    with pytest.raises(UserError, match="some rows have coarse labels, and others have none"):
+        commands.call("score", *flags, *queries, "--metrics=h_ap")
+    commands.call("score", *flags[:2], flags[-1], "--metrics=asi")  # One level.
+    assert 0 < json.loads((tmp_path / "s.json").read_text())["asi"] < 1
 
 
 @pytest.mark.parametrize("ids", ["rows", "counts", "links"])

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from hypjax.catalogue import PREPARED
 from hypjax.data import views
 from hypjax.objectives.base import GROUPED
+from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
@@ -24,7 +25,7 @@ PARTS = ("head", "encoder")  # Outputs of a model.
 TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
-METRICS = (*AT_K, *WITHOUT_K)
+METRICS = (*AT_K, *WITHOUT_K, *GRADED)
 # Named groups of parameters, by their path in {"model": ..., "objective": ...}.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),

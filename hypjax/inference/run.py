@@ -20,7 +20,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, match_distance, match_split
-from hypjax.inference.scoring import task_scores
+from hypjax.inference.scoring import graded_metrics, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
@@ -28,6 +28,7 @@ from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
+from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import fit
@@ -186,8 +187,11 @@ class Run:
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
-        if task.ground_truth is not None:  # Recall does not apply; the default is mAP.
-            metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
+        if task.queries is not self.splits.validation:  # Too slow for each validation.
+            metrics = [*dict.fromkeys([*metrics, *graded_metrics(task)])]
+        if task.ground_truth is not None:  # Others do not apply; the default is mAP.
+            inapplicable = (*metric_names(["recall"], fields.ks), *GRADED)
+            metrics = [name for name in metrics if name not in inapplicable] or ["map"]
         reranking = Reranking() if fields.rerank else None
         postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
@@ -15,15 +15,17 @@ from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
     bootstrap_interval,
+    graded_scores,
     mean_score,
     query_scores,
     relevance_at,
     relevance_scores,
 )
 from hypjax.retrieval.embeddings import Embeddings
+from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
-from hypjax.types import GroundTruth
+from hypjax.types import GroundTruth, coarse_levels
 
 
 def task_of(
@@ -129,20 +131,52 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.
     return np.array([rows[name] for name in names])
 
 
+def graded_metrics(task: Task) -> list[str]:
+    """The metrics by which a task is scored because all its images have coarse labels."""
+    columns = [table.coarse_labels for table in task[:2] if table is not None]
+    return list(GRADED) if all(x is not None and "" not in x for x in columns) else []
+
+
+def _levels(task: Task) -> tuple[list[Shaped[np.ndarray, " n"]], list[Shaped[np.ndarray, " m"]]]:
+    """Labels of queries and gallery at each level, finest first."""
+    tables = [table for table in task[:2] if table is not None]
+    levels = [np.concatenate([table.labels for table in tables])]
+    columns = [table.coarse_labels for table in tables if table.coarse_labels is not None]
+    if columns:
+        if len(columns) < len(tables) or any("" in column for column in columns):
+            raise UserError("some rows have coarse labels, and others have none; give all theirs")
+        levels += coarse_levels(np.concatenate(columns))
+    count = len(tables[0].labels)
+    return [x[:count] for x in levels], [x[count:] for x in levels]
+
+
 def task_scores(
     task: Task,
     queries: Float[np.ndarray, "n d"],
     gallery: Float[np.ndarray, "m d"] | None,
+    *,
+    metrics: Sequence[str],
     **options: Any,
 ) -> dict[str, Float[np.ndarray, " queries"]]:
     """Scores of a task's queries, with the options of `query_scores`.
 
-    With ground truth, there are scores at each level of difficulty, such as "medium/map".
+    The levels of graded metrics are the classes and the levels of the coarse labels, if there are
+    any. With ground truth, there are scores at each level of difficulty, such as "medium/map".
     """
+    graded = [name for name in metrics if name in GRADED]
     if task.ground_truth is None:
+        metrics = [name for name in metrics if name not in GRADED]
         labels = task.gallery.labels if task.gallery else None
         points = queries, task.queries.labels, gallery, labels
-        return query_scores(*points, own_rows=task.own_rows, **options)
+        options["own_rows"] = task.own_rows
+        scores = query_scores(*points, metrics=metrics, **options) if metrics else {}
+        if graded:
+            levels, item_levels = _levels(task)
+            points = queries, levels, gallery, item_levels
+            scores |= graded_scores(*points, metrics=graded, **options)
+        return scores
+    if graded:
+        raise UserError(f"{graded[0]} needs labels of the images, but they have a ground truth")
     by_level = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)
@@ -151,7 +185,7 @@ def task_scores(
         with warnings.catch_warnings():
             # The protocol leaves out queries without a positive at a level.
             warnings.filterwarnings("ignore", message=".* queries have no match")
-            scores = relevance_scores(queries, gallery, relevance, **options)
+            scores = relevance_scores(queries, gallery, relevance, metrics=metrics, **options)
         by_level |= {f"{level}/{name}": values for name, values in scores.items()}
     return by_level
 

@@ -17,6 +17,7 @@ The bounds also certify the answer: the k-th neighbour is surely nearer than any
 candidate, or both counts agree. `subtraction.certify` asks the other queries again in float64.
 """
 
+from hypjax.retrieval.graded import graded_scores as graded_scores
 from hypjax.retrieval.metrics import average_precision as average_precision
 from hypjax.retrieval.metrics import bootstrap_interval as bootstrap_interval
 from hypjax.retrieval.metrics import mean_average_precision_at_r as mean_average_precision_at_r

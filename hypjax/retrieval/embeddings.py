@@ -140,19 +140,22 @@ class Embeddings(ArrayGallery):
         space: Space | None = None,
         *,
         labels: str | os.PathLike[str] | None = None,
+        coarse_labels: str | os.PathLike[str] | None = None,
     ) -> "Embeddings":
         """Reads a file that `save` wrote, or features, without executing anything in it.
 
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
         `space`, by default the file's, or else `Sphere()`. Files of the papers' code must hold
-        points of `space`, if it is passed. `labels` is a file of the classes.
+        points of `space`, if it is passed. Classes and coarse classes may
+        be in files of their own, `labels` and `coarse_labels`.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
                 finite.
         """
         path = pathlib.Path(path).expanduser()
-        return cls._of_arrays(feature_files.read_arrays(path, labels), str(path), space)
+        names = {"labels": labels, "coarse_labels": coarse_labels}
+        return cls._of_arrays(feature_files.read_arrays(path, **names), str(path), space)
 
     @classmethod
     def _of_arrays(
@@ -173,7 +176,10 @@ class Embeddings(ArrayGallery):
         if kind == "features":
             return cls._of_table(feature_table(arrays, source), space or known, **origin)
         labels = as_names(labels, "labels", len(vectors), source)  # Perhaps of another file.
-        groups = {name: arrays.get(name) for name in ("splits", "coarse_labels")}
+        groups = {
+            name: as_names(arrays.get(name), name, len(vectors), source)
+            for name in ("splits", "coarse_labels")
+        }
         loaded = cls(vectors, ids, labels, known, **groups, **origin)
         if space is None or describe_space(space) == describe_space(known):
             return loaded
@@ -198,7 +204,7 @@ def read_features(
 ) -> FeatureTable:
     """Reads features from a file of features, or of points; see `Embeddings.load`."""
     path = pathlib.Path(path).expanduser()
-    arrays = feature_files.read_arrays(path, labels)
+    arrays = feature_files.read_arrays(path, labels=labels)
     if "features" not in arrays and "space" in arrays:
         arrays |= {"features": Embeddings._of_arrays(arrays, str(path), None).features()}
     return feature_table(arrays, str(path))

@@ -9,6 +9,7 @@ tensor have only features. A .pt file of (x, y) or (x, y, index), as the code of
 and HIER writes it, holds points x with labels y.
 """
 
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -118,15 +119,17 @@ def as_names(
     return np.array(names, dtype=str)
 
 
-def read_arrays(path: pathlib.Path, labels: pathlib.Path | None = None) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file, and labels from another one, without executing anything.
+def read_arrays(
+    path: pathlib.Path, **names: str | os.PathLike[str] | None
+) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file, and `labels` and `coarse_labels` from others, if given.
 
-    Raises UserError if a file cannot be read, is damaged, or is of another kind.
+    Nothing in them is executed. Raises UserError if a file cannot be read, is damaged, or is of
+    another kind.
     """
-    arrays = _read(path, _READERS)
-    if labels is not None:
-        arrays |= {"labels": _read(pathlib.Path(labels).expanduser(), _LABEL_READERS)}
-    return arrays
+    others = {name: file for name, file in names.items() if file is not None}
+    read = {x: _read(pathlib.Path(file).expanduser(), _LABEL_READERS) for x, file in others.items()}
+    return _read(path, _READERS) | read
 
 
 def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:

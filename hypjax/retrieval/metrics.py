@@ -148,8 +148,8 @@ def query_scores(
         matches -= asked is searched  # A query is no match of itself.
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
-    _report_excluded(matches)
-    points, top = _postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
+    report_excluded(matches)
+    points, top = postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
     if not needs_lists.any():
@@ -195,7 +195,7 @@ def _without_own(
     return asked._replace(ids=ids), matches, needs_lists
 
 
-def _postprocessed(
+def postprocessed(
     postprocessing: Postprocessing | None,
     queries: Points,
     own_ids: OwnIds,
@@ -310,8 +310,8 @@ def relevance_scores(
     queries, gallery = inputs.check_points(queries, gallery)
     lists = relevance.checked(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
-    _report_excluded(np.array([len(positives) for positives, _ in lists]))
-    queries, top = _postprocessed(postprocessing, queries, None, gallery, space)
+    report_excluded(np.array([len(positives) for positives, _ in lists]))
+    queries, top = postprocessed(postprocessing, queries, None, gallery, space)
     return _scores_of_all(queries, gallery, lists, selected, space, top)
 
 
@@ -332,7 +332,8 @@ def average_precision(
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
-def _report_excluded(matches: Counts) -> None:
+def report_excluded(matches: Counts) -> None:
+    """Warns of queries without matches."""
     if excluded := int(np.sum(matches == 0)):
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",

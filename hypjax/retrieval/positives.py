@@ -122,14 +122,14 @@ def positive_ranks(
             positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
             for items in inputs.split(np.arange(len(gallery)), limit):
                 points = inputs.pad_rows(inputs.host_rows(gallery, items), max(limit, 1))
-                bounds = np.asarray(_chunk_bounds(space, factors, score.factors(points)))
+                bounds = np.asarray(chunk_bounds(space, factors, score.factors(points)))
                 count = functools.partial(_Positives.count, items=items)
                 list(pool.map(count, positives, bounds[..., : len(items)]))
             yield from pool.map(_Positives.ranks, positives)
 
 
 @jax.jit
-def _chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
+def chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
     """Lower and upper bounds on −separation of queries and items."""
     least = widened(lowest(space, queries, items), -1)
     return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
@@ -180,10 +180,7 @@ class _Positives:
         return np.sort(before + _positions(items, self._measured(items), self._ids))
 
     def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
-        # Padded by repetition to a power of two, so that few programs are compiled.
-        padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
-        measured = subtraction.of_candidates(self._space, self._query[None], self._gallery, padded)
-        return measured[0, : len(items)]
+        return subtraction.of_items(self._space, self._query, self._gallery, items)
 
     def _crowded(self) -> bool:
         """Whether too many items are undecided to list them."""

@@ -94,6 +94,15 @@ def of_candidates(
     return separations
 
 
+def of_items(
+    space: Space, query: Float[np.ndarray, " d"], gallery: StreamedGallery, items: Rows
+) -> Float[np.ndarray, " r"]:
+    """Separations of one query and some items."""
+    # Padded by repetition to a power of two, so that few programs are compiled.
+    padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
+    return of_candidates(space, query[None], gallery, padded)[0, : len(items)]
+
+
 @jax.jit
 def _of_rows(
     space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]

@@ -53,11 +53,13 @@ def test_whole_classes_are_chosen_while_they_fit():
 
 def test_what_classes_are_grouped_by():
     coarse = np.array(["x", "y"])[np.array(LABELS) // 2]
-    images = dataset_without_images(LABELS, class_names=NAMED, coarse_labels=coarse)
+    paths = np.char.add("A/", coarse)
+    images = dataset_without_images(LABELS, class_names=NAMED, coarse_labels=paths)
     birds = groupings("cub200", images)
     names = {name: [group.names[i] for i in group.labels] for name, group in birds.items()}
     genera = [name.split("_")[-1] for name in NAMED]
-    assert names == {"class": [*NAMED], "super-class": [*coarse], "genus": genera}
+    levels = {"family": [*coarse], "order": ["A"] * len(coarse)}
+    assert names == {"class": [*NAMED], **levels, "genus": genera}
     paths = np.array(["A/x", "A/y", "B/x", "A/y"])
     food = groupings("grocery", dataset_without_images([0, 1, 2, 1], coarse_labels=paths))
     labels = {name: group.labels.tolist() for name, group in food.items()}

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from hypjax.data.preparation.cub200 import families
+
 CAR_BOX = (3, 2, 18, 12)  # Of all cars: left, top, right and bottom, counted from 1.
 _BOX_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 _CAR_NAMES = np.array([[f"Maker Model/{n} Sedan" for n in range(1, 197)]], object)
@@ -33,7 +35,8 @@ def write_cub(root, classes=(1, 2, 101, 102), broken=None):
     splits = {"train": [], "test": []}
     for number, i in itertools.product(classes, range(3)):
         label = f"{number:03d}.Bird_{number}"
-        image = _written(f"images/{label}/Bird_{number}_{i:04d}.jpg", label, broken=broken)
+        name, family = f"images/{label}/Bird_{number}_{i:04d}.jpg", families()[number]
+        image = _written(name, label, family, broken)
         splits["train" if number <= 100 else "test"].append(image)
     return _write(root / "CUB_200_2011", splits)
 
@@ -79,7 +82,7 @@ def write_cars_halves(root, halves=("cars_train", "cars_test"), doubled=False):
 
 def _add_car(splits, name, number):
     split = "train" if number <= 98 else "test"
-    splits[split].append(_written(name, _CAR_NAMES[0, number - 1]))
+    splits[split].append(_written(name, _CAR_NAMES[0, number - 1], "Sedan"))
 
 
 # Departments and coarse classes of products. Of each department's classes, half are trained on.

@@ -185,7 +185,7 @@ def test_no_product_of_the_search_is_rounded(space):
         match.trace(space, points, points, some),
         count.trace(space, points, points, bounds, bounds, some, some),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
-        positives._chunk_bounds.trace(space, points.factors, points.factors),
+        positives.chunk_bounds.trace(space, points.factors, points.factors),
     ]
     for program in programs:
         actual = float32_products(program.lower(lowering_platforms=("tpu",)))

@@ -9,7 +9,7 @@ from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.retrieval import recall_at_k
+from hypjax.retrieval import graded_scores, recall_at_k
 from hypjax.training.input import training_features
 from hypjax.training.setup import build
 from hypjax.training.states import random_state
@@ -83,9 +83,14 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     np.testing.assert_array_equal(coarse[images.labels], images.coarse_labels.astype(int))
     with pytest.raises(UserError, match="needs coarse classes"):
         build(load_config(CONFIG, [*fields, f"data.path={file}"]))
-    scores = built.test_scores(random_state(built.learner, built.spec).params["model"])
+    random = random_state(built.learner, built.spec).params["model"]
+    scores = built.test_scores(random)
     test = given["labels"] >= "i"
 
     points = np.asarray(Sphere().embed(given["features"][test]))
     expected = recall_at_k(points, given["labels"][test], ks=(1, 2), space=Sphere())
-    assert scores["encoder"] == {f"recall@{k}": value for k, value in expected.items()}
+    levels = [column[test] for column in (given["labels"], given["labels"] < "f")]
+    graded = graded_scores(points, [x.astype(str) for x in levels], space=Sphere())
+    graded = {name: values.mean() for name, values in graded.items()}
+    assert scores["encoder"] == {f"recall@{k}": x for k, x in expected.items()} | graded
+    assert list(built.validation_scores(random)["head"]) == ["recall@1", "recall@2"]

@@ -1,0 +1,249 @@
+"""Metrics of graded relevance: rankings that should follow a hierarchy of labels.
+
+An item's level for a query is the number of labels that the two share: of the class and of the
+coarse classes above it. Positives share at least one. H-AP, NDCG and ASI are those of the released
+evaluation of Ramzi et al., *Hierarchical Average Precision Training for Pertinent Image Retrieval*
+(ECCV 2022), with one correction, see `h_ap`.
+
+Every item may lie beside one of thousands of positives, so that float32 would leave most of a
+ranking open. Products in float64 order whole rankings; subtraction orders the few near-ties.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int, Shaped
+
+from hypjax.errors import UserError, nearest
+from hypjax.geometry import Space
+from hypjax.retrieval import inputs, subtraction
+from hypjax.retrieval.inputs import Ids, Points, Rows
+from hypjax.retrieval.metrics import postprocessed, report_excluded
+from hypjax.retrieval.own_images import OwnRows
+from hypjax.retrieval.positives import chunk_bounds
+from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.scores import DOUBLE, Factors, Score
+from hypjax.retrieval.selection import StreamedGallery
+from hypjax.system.machine import usable_cores
+
+_BOUND_BYTES = 2**26  # Largest size of the bounds on separations of a block of queries.
+_CHUNK_BYTES = 2**26  # Largest size of the points of a chunk of the gallery, in float64.
+_KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between blocks.
+_CROWD = 2**12  # Near-ties of a query among which copies of a point are measured once.
+_Labels = Int[np.ndarray, "l n"]  # At each level.
+
+
+class Ranking(NamedTuple):
+    """A query's positives in the order of their distance."""
+
+    ranks: Int[np.ndarray, " p"]  # From 0, ascending.
+    levels: Int[np.ndarray, " p"]  # From 1.
+    counts: Int[np.ndarray, " l+1"]  # Items of each level from 0, the query's own image included.
+
+
+def h_ap(ranking: Ranking) -> float:
+    """Hierarchical average precision (Ramzi et al., ECCV 2022; α = 1 in the released code).
+
+    The relevance of level l is l, divided by the number of items of exactly this level; the
+    query's own image counts there, and nowhere else. A positive's H-rank sums, over itself and the
+    positives before it, the lesser of their relevance and its own. The score is the sum of H-ranks
+    over ranks, divided by the sum of relevances: 1 if relevance never rises along the ranking.
+
+    Levels of equal relevance count once. The released code counts each of them twice.
+    """
+    relevance = np.arange(len(ranking.counts)) / np.maximum(ranking.counts, 1)
+    lesser = np.minimum.outer(relevance[1:], relevance)
+    # For each positive, how many of each level are at its rank or before.
+    before = np.cumsum(ranking.levels == np.arange(1, len(ranking.counts))[:, None], axis=1)
+    h_ranks = np.sum(before * lesser[:, ranking.levels], axis=0)
+    return np.sum(h_ranks / (ranking.ranks + 1)) / np.sum(relevance[ranking.levels])
+
+
+def ndcg(ranking: Ranking) -> float:
+    """Normalised discounted cumulative gain (Järvelin & Kekäläinen, 2002) of the whole ranking.
+
+    Level l has gain 2^l − 1, and the discount of rank r, from 1, is log2(1 + r).
+    """
+    gains = np.exp2(ranking.levels) - 1
+    ideal = np.sum(np.sort(gains)[::-1] / np.log2(np.arange(2, len(gains) + 2)))
+    return np.sum(gains / np.log2(ranking.ranks + 2)) / ideal
+
+
+def asi(ranking: Ranking) -> float:
+    """Average set intersection (Sun et al., *Dynamic Metric Learning*, CVPR 2021).
+
+    Mean over n, up to the number of positives, of the share of the first n items that also belong
+    to the first n of an ideal order, as items of their level.
+    """
+    levels = np.arange(1, len(ranking.counts))[:, None]
+    first = np.zeros(len(ranking.ranks), int)  # Levels of as many items as there are positives.
+    within = ranking.ranks < len(first)
+    first[ranking.ranks[within]] = ranking.levels[within]
+    orders = first, np.sort(ranking.levels)[::-1]
+    shared = np.minimum(*(np.cumsum(order == levels, axis=1) for order in orders))
+    return np.mean(np.sum(shared, axis=0) / np.arange(1, len(first) + 1))
+
+
+GRADED: dict[str, Callable[[Ranking], float]] = {"h_ap": h_ap, "ndcg": ndcg, "asi": asi}
+
+
+def graded_scores(
+    queries: Float[ArrayLike, "n d"],
+    levels: Sequence[Shaped[ArrayLike, " n"]],
+    gallery: Float[ArrayLike, "m d"] | None = None,
+    gallery_levels: Sequence[Shaped[ArrayLike, " m"]] | None = None,
+    *,
+    space: Space,
+    metrics: Sequence[str] = tuple(GRADED),
+    postprocessing: Postprocessing | None = None,
+    own_rows: OwnRows = (),
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Scores of each query by levels of labels: h_ap, ndcg and asi.
+
+    `levels` lists the labels of the queries at each level: their classes [n], then ever coarser
+    ones [n]; `gallery_levels` those of the gallery. Levels need not nest: only the number of shared
+    labels counts. Rankings are exact in the sense of `nearest_neighbors`. For points, labels,
+    `own_rows` and other arguments see `query_scores`.
+
+    Returns:
+        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
+        warning says how many there are.
+
+    Raises:
+        UserError: As by `query_scores`; or queries and gallery differ in the number of levels.
+    """
+    for name in metrics:
+        if name not in GRADED:
+            raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
+    item_levels = levels if gallery is None else () if gallery_levels is None else gallery_levels
+    if not 0 < len(levels) == len(item_levels):
+        raise UserError("queries and gallery need labels at the same levels, at least one")
+    columns = zip(levels, item_levels, strict=True)
+    pairs = [inputs.labelled(queries, x, gallery, y) for x, y in columns]
+    (asked, searched), ids = pairs[0], pairs[0][0].ids
+    labels, item_labels = (np.stack([pair[side].labels for pair in pairs]) for side in (0, 1))
+    if any(map(len, own_rows)):
+        if len(own_rows) != len(asked.points):
+            raise UserError(f"own_rows has {len(own_rows)} lists for {len(asked.points)} queries")
+        ids = np.array([rows[0] if len(rows) else -1 for rows in own_rows])
+    elif ids is not None:
+        own_rows = ids[:, None]
+    points, top = postprocessed(postprocessing, asked.points, ids, searched.points, space)
+    search = _Search(space, StreamedGallery(searched.points), item_labels)
+    scores = np.array(list(search.scores(points, labels, own_rows, top, metrics)))
+    if not (has_positives := ~np.isnan(scores[:, 0])).any():
+        raise UserError("no query has a match in the gallery; check the labels")
+    report_excluded(has_positives)
+    return dict(zip(metrics, scores.T, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """A gallery whose items have labels at several levels."""
+
+    space: Space
+    gallery: StreamedGallery
+    labels: _Labels
+
+    def scores(
+        self,
+        queries: Points,
+        labels: _Labels,
+        own_rows: OwnRows,
+        top: Ids | None,
+        metrics: Sequence[str],
+    ) -> Iterator[list[float]]:
+        """Yields the scores of each query; `top` holds re-ranked first results."""
+        score = Score.around(self.space, self.gallery.sample, DOUBLE)
+        inputs.check_in(self.space, self.gallery.array)
+        kept = 8 * self.gallery.array.size <= _KEPT_BYTES
+        chunks = list(self._chunks(score)) if kept else None
+        size = int(np.clip(_BOUND_BYTES // (16 * len(self.gallery)), 1, len(queries)))
+
+        def of_query(row: int, query: np.ndarray, bounds: np.ndarray) -> list[float]:
+            own = np.asarray(own_rows[row] if len(own_rows) else (), int)
+            first = None if top is None else top[row]
+            ranking = self._ranking(query, -bounds[::-1], labels[:, row, None], own, first)
+            found = len(ranking.ranks) > 0
+            return [GRADED[name](ranking) if found else np.nan for name in metrics]
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            for part in inputs.blocks(len(queries), size):
+                block = inputs.host_rows(queries, part)
+                self.space.check(block, first=part.start)
+                factors = score.factors(inputs.pad_rows(block, size))
+                bounds = np.empty((size, 2, len(self.gallery)))
+                for items, of_items in self._chunks(score) if chunks is None else chunks:
+                    with score.enabled():
+                        of_chunk = np.asarray(chunk_bounds(self.space, factors, of_items))
+                    bounds[..., items] = of_chunk[..., : items.stop - items.start]
+                yield from pool.map(of_query, itertools.count(part.start), block, bounds)
+
+    def _chunks(self, score: Score) -> Iterator[tuple[slice, Factors]]:
+        """Yields factors of the gallery's items; the last chunk is padded."""
+        dim, count = self.gallery.array.shape[1], len(self.gallery)
+        size = int(np.clip(_CHUNK_BYTES // (8 * dim), 1, count))
+        for items in inputs.blocks(count, size):
+            points = inputs.pad_rows(inputs.host_rows(self.gallery.array, items), size)
+            factors = score.factors(points)._replace(query=())
+            yield slice(items.start, min(items.stop, count)), factors
+
+    def _ranking(
+        self,
+        query: Float[np.ndarray, " d"],
+        separations: Float[np.ndarray, "2 m"],
+        labels: Int[np.ndarray, "l 1"],
+        own: Rows,
+        top: Rows | None,
+    ) -> Ranking:
+        """Ranks positives by lower and upper bounds on separations, which are overwritten."""
+        levels = np.sum(self.labels == labels, axis=0, dtype=np.int8)
+        counts = np.bincount(levels, minlength=len(labels) + 1)
+        # At the end, and no positives, own images take part in no score.
+        levels[own], separations[:, own] = 0, np.inf
+        order = self._order(query, *separations, levels)
+        if top is not None:
+            first = top[~np.isin(top, own)]
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+        levels = levels[order]
+        ranks = np.flatnonzero(levels)
+        return Ranking(ranks, levels[ranks].astype(int), counts)
+
+    def _order(
+        self,
+        query: Float[np.ndarray, " d"],
+        least: Float[np.ndarray, " m"],
+        most: Float[np.ndarray, " m"],
+        levels: Int[np.ndarray, " m"],
+    ) -> Rows:
+        """Orders items by separation, except near-ties of equal levels, whose order is free."""
+        order = np.argsort(least)
+        # An item follows all those before it for certain if its bounds lie above all of theirs.
+        open_ = np.maximum.accumulate(most[order])[:-1] >= least[order[1:]]
+        mixed = open_ & (np.diff(levels[order]) != 0)
+        if mixed.any():
+            runs = np.concatenate([[0], np.cumsum(~open_)])
+            places = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
+            items = order[places]
+            order[places] = items[np.lexsort((items, self._measured(query, items), runs[places]))]
+        return order
+
+    def _measured(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
+        """Separations of some items."""
+        distinct, numbers = items, np.s_[:]
+        if len(items) > _CROWD:  # A collapsed model maps all images to one point.
+            distinct, numbers = np.unique(self._first_copies[items], return_inverse=True)
+        return subtraction.of_items(self.space, query, self.gallery, distinct)[numbers]
+
+    @functools.cached_property
+    def _first_copies(self) -> Rows:
+        """For each item, the first one with the same point."""
+        points = inputs.host_rows(self.gallery.array, np.s_[:])
+        numbers = subtraction.unique_rows(points)[1]
+        return np.unique(numbers, return_index=True)[1][numbers]
