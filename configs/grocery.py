@@ -9,6 +9,8 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
   minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
   ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
   train the last blocks, too, on what the blocks below compute once;
+* `happier`, short for `happier-lite,frozen`, trains this head by HAPPIER's loss, on batches of two
+  departments;
 * `hyp-dino` and the other variants of `configs/cub.py` but `,released` fine-tune an encoder, which
   requires an accelerator.
 
@@ -18,18 +20,20 @@ No paper reports these tasks.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import hier, irt, recipes, variants
+from hypjax.config import happier, hier, irt, recipes, variants
 
 _HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
 _IRT = irt.Schedule(2_000, "shuffled")
+_HAPPIER = happier.Schedule(5 * 3, 14, 1, 64)  # Not published.
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
+_SHORT |= {"happier": "happier-lite,frozen"}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
-    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True)
+    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True, with_coarse=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "grocery"
     config.data.validation_classes = 0.2
@@ -37,7 +41,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.train.batch_size = 288
     config.train.samples_per_class = 9
     config.train.total_steps = 200
-    recipes.specialise(config, chosen, _HIER, _IRT)
+    recipes.specialise(config, chosen, _HIER, _IRT, _HAPPIER)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
     if chosen.suffix:

@@ -28,6 +28,7 @@ from hypjax.objectives.base import (
 )
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
+from hypjax.objectives.happier import HAPPIER_FIELDS, create_happier
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
@@ -66,6 +67,7 @@ OBJECTIVES = {
     **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=("poincare",)),
     **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
+    "happier": Declaration(create_happier, HAPPIER_FIELDS),
 }
 BUILT_IN = frozenset(OBJECTIVES)
 # What a function may take by name.

@@ -16,7 +16,14 @@ from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import Splits
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
+from hypjax.data.plans import (
+    CoarsePairPlans,
+    DrawnClassPlans,
+    EpochClassPlans,
+    Plans,
+    ShuffledPlans,
+    TuplePlans,
+)
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
@@ -155,8 +162,26 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     if train.batch_size // samples > classes:
         rule = f"at most {classes * samples}: {samples} images for each training class"
         refuse("train.batch_size", train.batch_size, rule)
+    if train.sampling == "coarse_pairs":
+        coarse = () if train.unlabelled else images.coarse_labels_of_classes()
+        return _coarse_plans(config, coarse, (*common, samples, train.repeat_images))
     kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
     return kind(*common, samples, train.repeat_images)
+
+
+def _coarse_plans(
+    config: ConfigDict, levels: tuple[tuple[int, ...], ...], common: tuple[Any, ...]
+) -> CoarsePairPlans:
+    train, coarse = config.train, np.array(levels[-1] if levels else (0,))  # The coarsest.
+    sizes = np.sort(np.bincount(coarse))
+    if len(sizes) < 2:
+        rule = "another one, unless training classes lie in two or more coarse classes"
+        refuse("train.sampling", train.sampling, rule)
+    samples, fewest = train.samples_per_class, int(sizes[:2].sum())
+    if train.batch_size > fewest * samples:
+        rule = f"at most {fewest * samples}: {samples} images for each class of the two smallest"
+        refuse("train.batch_size", train.batch_size, f"{rule} coarse classes")
+    return CoarsePairPlans(*common, coarse=coarse)
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:

@@ -1,12 +1,16 @@
 """Plans: Hyp-ViT's sampling, and crop boxes."""
 
+import collections
+import functools
+import itertools
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, ShuffledPlans
+from hypjax.data.plans import CoarsePairPlans, DrawnClassPlans, EpochClassPlans, ShuffledPlans
 from hypjax.data.views import RandomCrop, ResizeCrop
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
@@ -91,6 +95,36 @@ def test_classes_are_drawn_independently_for_every_batch():
     assert len(set(sets)) > 200  # Of 495 sets of four classes.
     assert any(a & b for a, b in zip(sets, sets[1:], strict=False))
     assert plan.batches_per_epoch == 36 // 8
+
+
+def test_an_epoch_has_five_batches_of_every_pair_of_coarse_classes():
+    coarse = np.array([0, 1, 2, 3] * 6 + [0, 1] * 3)
+    kind = functools.partial(CoarsePairPlans, coarse=coarse)
+    plan, same = (plans([4] * 30, 8, 2, kind=kind) for _ in range(2))
+    assert plan.batches_per_epoch == 5 * 6
+    for epoch in (0, 3):
+        steps = [*range(30 * epoch, 30 * epoch + 30)]
+        batches = [plan(step).labels[::2] for step in steps]
+        groups = [collections.Counter(coarse[batch].tolist()) for batch in batches]
+        assert all(set(group.values()) == {4} for group in groups)
+        pairs = collections.Counter(tuple(sorted(group)) for group in groups)
+        assert pairs == dict.fromkeys(itertools.combinations(range(4), 2), 5)
+        again = [same(step).labels[::2] for step in reversed(steps)][::-1]
+        assert np.array_equal(again, batches)
+    assert not np.array_equal(batches[:30], [plan(step).labels[::2] for step in range(30)])
+    every = np.bincount(np.concatenate([plan(step).labels[::2] for step in range(900)]))
+    expected = 900 / 2 * 4 / np.bincount(coarse)[coarse]
+    assert np.abs(every - expected).max() < 5 * np.sqrt(expected.max())
+
+
+@given(small=st.integers(1, 3), first=st.booleans(), step=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_the_larger_coarse_class_fills_a_batch(small, first, step):
+    coarse = np.array([0] * small + [1] * 7 if first else [0] * 7 + [1] * small)
+    kind = functools.partial(CoarsePairPlans, coarse=coarse)
+    batch = plans([4] * len(coarse), 7, 2, kind=kind)(step)
+    groups = sorted(np.bincount(coarse[batch.labels[::2]]))
+    assert groups == [small, 7 - small]
 
 
 def test_images_are_drawn_with_replacement_on_request():

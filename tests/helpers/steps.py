@@ -24,7 +24,7 @@ def learner_of(config, **changes):
 
 def sizes_of(config):
     dims = config.model.width, config.model.head_dim
-    return ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=COARSE)
+    return ProblemSizes(12, 2, *dims, 100, 24, coarse_labels=(COARSE,))
 
 
 def start(config, **changes):
