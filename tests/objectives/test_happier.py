@@ -69,11 +69,11 @@ def test_proxies_have_a_rate_without_decay_and_classes_need_coarse_classes():
 
 @pytest.fixture
 def features(tmp_path):
-    """Features of 16 classes, 12 of them for training, in two coarse classes."""
+    """Features of 16 classes, 12 of them for training, in three coarse classes."""
     path, rng, labels = tmp_path / "features.npz", np.random.default_rng(0), np.repeat(range(16), 5)
-    centres = rng.normal(size=(16, 8)) + 2 * rng.normal(size=(2, 8))[np.arange(16) % 2]
+    centres = rng.normal(size=(16, 8)) + 2 * rng.normal(size=(3, 8))[np.arange(16) % 3]
     given = np.float32(centres[labels] + rng.normal(size=(80, 8)))
-    coarse = np.array(["odd", "even"])[labels % 2]
+    coarse = labels % 3
     splits = np.where(labels < 12, "train", "test")
     np.savez(path, features=given, labels=labels, coarse_labels=coarse, splits=splits)
     return path
@@ -96,8 +96,8 @@ def test_a_run_with_batches_of_two_coarse_classes_lowers_its_loss(features, tmp_
 
 
 def test_batches_that_coarse_classes_cannot_fill_are_refused(features, tmp_path):
-    with pytest.raises(UserError, match="at most 36: 3 images for each class of the two smallest"):
-        build(load(features, "train.batch_size=39"))
+    with pytest.raises(UserError, match="at most 24: 3 images for each class of the two smallest"):
+        build(load(features, "train.batch_size=27"))
     given = dict(np.load(features))
     np.savez(tmp_path / "one.npz", **given | {"coarse_labels": np.repeat("one", 80)})
     with pytest.raises(UserError, match="unless training classes lie in two or more coarse"):
