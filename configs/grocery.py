@@ -10,7 +10,7 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
   ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
   train the last blocks, too, on what the blocks below compute once;
 * `happier`, short for `happier-lite,frozen`, trains this head by HAPPIER's loss, on batches of two
-  departments;
+  departments; `happier-resnet50` and so on exist, too;
 * `hyp-dino` and the other variants of `configs/cub.py` but `,released` fine-tune an encoder, which
   requires an accelerator.
 
@@ -20,11 +20,10 @@ No paper reports these tasks.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import happier, hier, irt, recipes, variants
+from hypjax.config import hier, irt, recipes, variants
 
 _HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
 _IRT = irt.Schedule(2_000, "shuffled")
-_HAPPIER = happier.Schedule(5 * 3, 14, 1, 64)  # Not published.
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SHORT |= {"happier": "happier-lite,frozen"}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
@@ -33,7 +32,7 @@ _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixel
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
-    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True, with_coarse=True)
+    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True, losses=("happier",))
     config = recipes.hyp_vit(chosen)
     config.data.name = "grocery"
     config.data.validation_classes = 0.2
@@ -41,12 +40,15 @@ def get_config(variant: str | None = None) -> ConfigDict:
     config.train.batch_size = 288
     config.train.samples_per_class = 9
     config.train.total_steps = 200
-    recipes.specialise(config, chosen, _HIER, _IRT, _HAPPIER)
+    recipes.specialise(config, chosen, _HIER, _IRT)
     if hier.follows(chosen) and config.train.samples_per_class == 2:
         config.train.samples_per_class = 6  # 30 classes; 2 images of each would need 90.
     if chosen.suffix:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
+    if chosen.loss == "happier":  # 16 classes, which any two departments have.
+        config.train.sampling = "coarse_pairs"
+        config.train.batch_size, config.train.samples_per_class = 64, 4
     config.eval.ks = (1, 2, 4, 8)
     config.eval.every = 50
     config.run.checkpoint_every = 50

@@ -7,11 +7,10 @@ Numbers are the paper's; comments say where the authors' released code differs.
 
 from ml_collections import ConfigDict
 
-from hypjax.config import happier, hier, irt
+from hypjax.config import hier, irt
 from hypjax.config.defaults import choose_objective, default_config
 from hypjax.config.variants import (
     ENCODERS,
-    HAPPIER,
     HIER,
     KOLEO_WEIGHTS,
     LOSSES,
@@ -24,7 +23,7 @@ from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system import machine
 
-LETTER_VARIANTS = ("hyp", "sph", "mix", "moco", "hier", HAPPIER, *KOLEO_WEIGHTS, *LOSSES)
+LETTER_VARIANTS = ("hyp", "sph", "mix", "moco", "hier", "happier", *KOLEO_WEIGHTS, *LOSSES)
 
 
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
@@ -74,9 +73,8 @@ def specialise(
     variant: Variant,
     of_hier: hier.Schedule | None = None,
     of_irt: irt.Schedule | None = None,
-    of_happier: happier.Schedule | None = None,
 ) -> None:
-    """Changes a dataset's recipe to another paper's, or freezes layers, as the variant says."""
+    """Changes a dataset's recipe to HIER's or IRT's, or freezes layers, as the variant says."""
     if of_hier and hier.follows(variant):
         hier.use(config, variant, of_hier)
     if of_irt and irt.follows(variant):
@@ -94,8 +92,6 @@ def specialise(
         train_head(config)
     if variant.suffix == "last":
         _train_last_blocks(config, variant.encoder)
-    if of_happier and happier.follows(variant):
-        happier.use(config, variant, of_happier)
 
 
 def train_without_labels(config: ConfigDict) -> None:

@@ -12,25 +12,17 @@ from hypjax.system import machine
 HYP_VIT_SPACES = {"hyp": "poincare", "sph": "sphere"}  # Of Hyp-ViT's loss, by variant.
 # HIER on top of Proxy-Anchor, as published, and of the loss of Hyp-ViT.
 HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
-HAPPIER = "happier"  # For datasets with coarse classes.
 # λ of IRT's losses, the weight of the differential entropy.
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.
 _COMPARED = (PROXY_LOSSES | PAIR_LOSSES).items()
 LOSSES = {loss.variant or name: name for name, loss in _COMPARED if not loss.by_tuple}
-_PUBLISHED = (
-    *HYP_VIT_SPACES,
-    "mix",
-    "moco",
-    *HIER,
-    HAPPIER,
-    *LOSSES,
-)  # For encoders of the papers.
+_PUBLISHED = (*HYP_VIT_SPACES, "mix", "moco", *HIER, *LOSSES)  # For encoders of the papers.
 _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
 UNLABELLED = (*HYP_VIT_SPACES, "moco")  # Losses that Hyp-ViT's supplement trains without labels.
 OBJECTIVE_OF_LOSS = {
     **dict.fromkeys(HYP_VIT_SPACES, "pairwise_cross_entropy"),
-    **{"mix": "hypmix", "moco": "supcon", **HIER, HAPPIER: "happier", **LOSSES},
+    **{"mix": "hypmix", "moco": "supcon", "happier": "happier", **HIER, **LOSSES},
     **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
 }
 
@@ -60,7 +52,7 @@ ENCODERS = {
         "vit_small_patch8_224.dino", 1e-5, losses=tuple(HYP_VIT_SPACES)
     ),
     "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
-        "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER, HAPPIER)
+        "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER)
     ),
 }
 # Encoders of today, **untried** on full datasets. Rates are our choice: DINO's for encoders trained
@@ -105,22 +97,21 @@ def parse_variant(
     further: Collection[str] = (),
     released: bool = False,
     with_irt: bool = False,
-    with_coarse: bool = False,
+    losses: tuple[str, ...] = (),
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
     `short` maps short names to variants; messages also list the caller's `further` ones. `released`
-    allows that suffix, `with_irt` the `IRT_VARIANTS`, and `with_coarse` HAPPIER's loss.
+    allows that suffix, `with_irt` the `IRT_VARIANTS`, and `losses` are further ones.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
         return Variant(name, name[:5], _IRT_ENCODERS[name[5:]])
     stem, comma, suffix = name.partition(",")
-    losses = [loss for loss in _ALL if with_coarse or loss != HAPPIER]
-    loss = next((loss for loss in losses if stem.startswith(f"{loss}-")), "")
+    loss = next((loss for loss in (*losses, *_ALL) if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
     recent = encoder in RECENT
-    if encoder in ENCODERS and loss in (losses if recent else ENCODERS[encoder].losses):
+    if encoder in ENCODERS and (loss if recent else loss in (*losses, *ENCODERS[encoder].losses)):
         suffixes = ["frozen"] + ["last"] * (encoder in LOWER)
         suffixes += ["hyp-vit"] * ((loss, encoder) == ("hyp", "resnet50"))
         suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not recent)
@@ -130,12 +121,10 @@ def parse_variant(
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
     else:
         rule = "a loss and an encoder that go together, such as hyp-dino; losses are "
-        rule += f"{', '.join(losses)}, encoders {', '.join(ENCODERS)}"
+        rule += f"{', '.join((*losses, *_ALL))}, encoders {', '.join(ENCODERS)}"
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
-        pairs = [
-            f"{kind}-{name}" for name, x in ENCODERS.items() for kind in losses if kind in x.losses
-        ]
+        pairs = [f"{kind}-{name}" for name, x in ENCODERS.items() for kind in x.losses]
         ends = [f"{pair},frozen" for pair in pairs] if comma else []
         rule += similar(name, [*pairs, *ends, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")

@@ -17,7 +17,6 @@ from hypjax.types import Batch, Frame
 
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
-_BATCHES_OF_PAIR = 5  # In an epoch of HAPPIER, of each pair of coarse classes.
 
 
 def padded_rows(
@@ -152,32 +151,33 @@ class DrawnClassPlans(ClassPlans):
 class CoarsePairPlans(ClassPlans):
     """HAPPIER's sampling: half of a batch's classes from each of two coarse classes.
 
-    An epoch has five batches for each pair of coarse classes, shuffled. If one of a pair has too
-    few classes, the other one fills the batch. The released code makes such batches smaller, and
-    also takes fewer images of classes that have fewer, which are repeated here.
+    If one of these has too few classes, the other one fills the batch. The released code makes such
+    batches smaller, as it does for classes with few images, which are repeated here.
     """
 
     coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)  # From 0 without gaps.
 
     @functools.cached_property
-    def pairs(self) -> Int[np.ndarray, "pairs 2"]:
-        """All pairs of coarse classes."""
-        return np.array([*itertools.combinations(range(self.coarse.max() + 1), 2)])
+    def pairs(self) -> Int[np.ndarray, "batches 2"]:
+        """The coarse classes of an epoch's batches: each pair five times."""
+        return np.array([*itertools.combinations(range(self.coarse.max() + 1), 2)] * 5)
 
     @property
     def batches_per_epoch(self) -> int:
         """Number of batches of all pairs."""
-        return _BATCHES_OF_PAIR * len(self.pairs)
+        return len(self.pairs)
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns classes of the step's pair of coarse classes, uniformly at random."""
         epoch, batch = divmod(step, self.batches_per_epoch)
-        order = self.rng(_PAIRS, epoch).permutation(self.batches_per_epoch)
-        rng, total = self.rng(_CLASSES, step), self.classes_per_batch
-        pair = self.pairs[order[batch] % len(self.pairs)]
+        pair = self.rng(_PAIRS, epoch).permutation(self.pairs)[batch]
+        rng, size = self.rng(_CLASSES, step), self.classes_per_batch
         one, other = (rng.permutation(np.flatnonzero(self.coarse == group)) for group in pair)
-        count = np.clip(total // 2, total - len(other), len(one))
-        return np.concatenate([one[:count], other[: total - count]])
+        count = np.clip(size // 2, size - len(other), len(one))
+        return np.concatenate([one[:count], other[: size - count]])
+
+
+CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

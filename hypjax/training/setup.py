@@ -16,14 +16,7 @@ from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import Splits
-from hypjax.data.plans import (
-    CoarsePairPlans,
-    DrawnClassPlans,
-    EpochClassPlans,
-    Plans,
-    ShuffledPlans,
-    TuplePlans,
-)
+from hypjax.data.plans import CLASS_PLANS, CoarsePairPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
@@ -162,26 +155,24 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     if train.batch_size // samples > classes:
         rule = f"at most {classes * samples}: {samples} images for each training class"
         refuse("train.batch_size", train.batch_size, rule)
+    common += (samples, train.repeat_images)
     if train.sampling == "coarse_pairs":
-        coarse = () if train.unlabelled else images.coarse_labels_of_classes()
-        return _coarse_plans(config, coarse, (*common, samples, train.repeat_images))
-    kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
-    return kind(*common, samples, train.repeat_images)
+        return CoarsePairPlans(*common, coarse=_coarsest(config, images))
+    return CLASS_PLANS[train.sampling](*common)
 
 
-def _coarse_plans(
-    config: ConfigDict, levels: tuple[tuple[int, ...], ...], common: tuple[Any, ...]
-) -> CoarsePairPlans:
-    train, coarse = config.train, np.array(levels[-1] if levels else (0,))  # The coarsest.
-    sizes = np.sort(np.bincount(coarse))
-    if len(sizes) < 2:
+def _coarsest(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"]:
+    """The coarsest class of each class; any two must fill a batch."""
+    train, levels = config.train, images.coarse_labels_of_classes()
+    coarse = np.array(levels[-1] if levels and not train.unlabelled else (0,))
+    fewest = np.sort(np.bincount(coarse))[:2] * train.samples_per_class
+    if len(fewest) < 2:
         rule = "another one, unless training classes lie in two or more coarse classes"
         refuse("train.sampling", train.sampling, rule)
-    samples, fewest = train.samples_per_class, int(sizes[:2].sum())
-    if train.batch_size > fewest * samples:
-        rule = f"at most {fewest * samples}: {samples} images for each class of the two smallest"
-        refuse("train.batch_size", train.batch_size, f"{rule} coarse classes")
-    return CoarsePairPlans(*common, coarse=coarse)
+    if train.batch_size > fewest.sum():
+        each = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
+        refuse("train.batch_size", train.batch_size, f"at most {fewest.sum()}: {each}")
+    return coarse
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:
