@@ -2,10 +2,10 @@
 
 This is the default example: it needs no download and no accelerator. Variants: `hyp` (Poincaré
 ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `moco` (MoCo's loss, in the ball),
-`hier` (HIER on top of Proxy-Anchor), `irt-l` and `irt-r` (the losses of IRT); `pa`, `ms`, `supcon`
-and the other names in `hypjax.config.variants.LOSSES` train other losses on the sphere. The
-recipe is `hypjax.config.recipes.letters`, whose learning rate, schedule, batch, crops and image
-scale were chosen on the validation classes.
+`hier` (HIER on top of Proxy-Anchor), `happier` (HAPPIER, of scripts), `irt-l` and `irt-r` (the
+losses of IRT); `pa`, `ms`, `supcon` and the other names in `hypjax.config.variants.LOSSES` train
+other losses on the sphere. The recipe is `hypjax.config.recipes.letters`, whose learning rate,
+schedule, batch, crops and image scale were chosen on the validation classes.
 """
 
 from ml_collections import ConfigDict

@@ -9,6 +9,8 @@ Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` e
   minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
   ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
   train the last blocks, too, on what the blocks below compute once;
+* `happier`, short for `happier-lite,frozen`, trains this head by HAPPIER's loss, on batches of two
+  departments; `happier-resnet50` and so on exist, too;
 * `hyp-dino` and the other variants of `configs/cub.py` but `,released` fine-tune an encoder, which
   requires an accelerator.
 
@@ -23,13 +25,14 @@ from hypjax.config import hier, irt, recipes, variants
 _HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
 _IRT = irt.Schedule(2_000, "shuffled")
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
+_SHORT |= {"happier": "happier-lite,frozen"}
 _SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
-    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True)
+    chosen = variants.parse_variant(variant, short=_SHORT, with_irt=True, losses=("happier",))
     config = recipes.hyp_vit(chosen)
     config.data.name = "grocery"
     config.data.validation_classes = 0.2
@@ -43,6 +46,9 @@ def get_config(variant: str | None = None) -> ConfigDict:
     if chosen.suffix:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
+    if chosen.loss == "happier":  # 16 classes, which any two departments have.
+        config.train.sampling = "coarse_pairs"
+        config.train.batch_size, config.train.samples_per_class = 64, 4
     config.eval.ks = (1, 2, 4, 8)
     config.eval.every = 50
     config.run.checkpoint_every = 50

@@ -1,6 +1,9 @@
 """Stanford Online Products: retrieval of unseen products, with Hyp-ViT and Sph-ViT.
 
-Variants are those of `configs/cub.py`, such as `hyp-dino`, the default. In `mix`, λ = 8.
+Variants are those of `configs/cub.py`, such as `hyp-dino`, the default. In `mix`, λ = 8. `happier`,
+short for `happier-resnet50`, follows the released code of HAPPIER (Ramzi et al., ECCV 2022), whose
+results it does not reproduce; with other encoders, such as `happier-dino`, only the loss and the
+batches do.
 """
 
 from ml_collections import ConfigDict
@@ -9,11 +12,18 @@ from hypjax.config import hier, irt, recipes, variants
 
 _HIER = hier.Schedule(330, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 25))
 _IRT = irt.Schedule(35_000, "drawn_classes")
+_EPOCH = 5 * 66  # Of HAPPIER: five batches for each pair of 12 super-classes.
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, released=True, with_irt=True)
+    chosen = variants.parse_variant(
+        variant,
+        short={"happier": "happier-resnet50"},
+        released=True,
+        with_irt=True,
+        losses=("happier",),
+    )
     config = recipes.hyp_vit(chosen)
     config.data.name = "sop"
     config.train.batch_size = 900  # Paper: 450 of the 11,318 training classes in a batch.
@@ -28,4 +38,26 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
         config.objective.ball_weight = 8.0  # Yue et al., WACV 2024.
     config.run.checkpoint_every = 500
     recipes.specialise(config, chosen, _HIER, _IRT)
+    if chosen.loss == "happier":
+        config.train.sampling = "coarse_pairs"
+        config.train.batch_size, config.train.samples_per_class = 256, 4
+        if chosen.name == "happier-resnet50":
+            _follow_happier(config)
     return config
+
+
+def _follow_happier(config: ConfigDict) -> None:
+    """Changes Hyp-ViT's recipe to that of HAPPIER's released code, as far as fields say it.
+
+    There, test images are squashed to 256 × 256 pixels and cropped; the learning rate starts to
+    fall after the warm-up, and the proxies' ends at 0.1; and the head starts as PyTorch's layers.
+    """
+    data, model, optim, train = config.data, config.model, config.optim, config.train
+    data.resize, data.crop_area = 256, (0.16, 1.0)
+    model.head, model.head_dim = "norm_dense", 512
+    model.pooling = model.eval_pooling = "avg"
+    optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-5, 1e-4
+    optim.schedule, optim.clip_norm = "cosine", None
+    optim.groups = (("head", 2.0, None, 0),)
+    config.objective.proxy_rate = 10 / optim.learning_rate
+    train.head_warmup_steps, train.total_steps = 5 * _EPOCH, 100 * _EPOCH

@@ -23,7 +23,7 @@ from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system import machine
 
-LETTER_VARIANTS = ("hyp", "sph", "mix", "moco", "hier", *KOLEO_WEIGHTS, *LOSSES)
+LETTER_VARIANTS = ("hyp", "sph", "mix", "moco", "hier", "happier", *KOLEO_WEIGHTS, *LOSSES)
 
 
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:

@@ -137,7 +137,7 @@ def _of_batches(config: ConfigDict) -> Relations:
         yield fields[field] is None and not fitted, field, rule
     rule = "tuples: this objective compares their images"
     yield objective.by_tuple and train.sampling != "tuples", "train.sampling", rule
-    rule = "epoch_classes or drawn_classes: this objective compares images of one class"
+    rule = f"{' or '.join(GROUPED)}: this objective compares images of one class"
     yield objective.by_class and train.sampling not in GROUPED, "train.sampling", rule
     if any(fields[field] is None for field in FITTED):
         return  # They are fitted to the images later.

@@ -22,7 +22,7 @@ _ALL = (*_PUBLISHED, *KOLEO_WEIGHTS)
 UNLABELLED = (*HYP_VIT_SPACES, "moco")  # Losses that Hyp-ViT's supplement trains without labels.
 OBJECTIVE_OF_LOSS = {
     **dict.fromkeys(HYP_VIT_SPACES, "pairwise_cross_entropy"),
-    **{"mix": "hypmix", "moco": "supcon", **HIER, **LOSSES},
+    **{"mix": "hypmix", "moco": "supcon", "happier": "happier", **HIER, **LOSSES},
     **dict.fromkeys(("irt-o", *KOLEO_WEIGHTS), "contrastive"),
 }
 
@@ -97,20 +97,21 @@ def parse_variant(
     further: Collection[str] = (),
     released: bool = False,
     with_irt: bool = False,
+    losses: tuple[str, ...] = (),
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; a `UserError` lists losses and encoders.
 
     `short` maps short names to variants; messages also list the caller's `further` ones. `released`
-    allows that suffix, and `with_irt` the `IRT_VARIANTS`.
+    allows that suffix, `with_irt` the `IRT_VARIANTS`, and `losses` are further ones.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
         return Variant(name, name[:5], _IRT_ENCODERS[name[5:]])
     stem, comma, suffix = name.partition(",")
-    loss = next((loss for loss in _ALL if stem.startswith(f"{loss}-")), "")
+    loss = next((loss for loss in (*losses, *_ALL) if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
     recent = encoder in RECENT
-    if encoder in ENCODERS and loss in (_ALL if recent else ENCODERS[encoder].losses):
+    if encoder in ENCODERS and (loss if recent else loss in (*losses, *ENCODERS[encoder].losses)):
         suffixes = ["frozen"] + ["last"] * (encoder in LOWER)
         suffixes += ["hyp-vit"] * ((loss, encoder) == ("hyp", "resnet50"))
         suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not recent)
@@ -120,7 +121,7 @@ def parse_variant(
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
     else:
         rule = "a loss and an encoder that go together, such as hyp-dino; losses are "
-        rule += f"{', '.join(_ALL)}, encoders {', '.join(ENCODERS)}"
+        rule += f"{', '.join((*losses, *_ALL))}, encoders {', '.join(ENCODERS)}"
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
         pairs = [f"{kind}-{name}" for name, x in ENCODERS.items() for kind in x.losses]

@@ -12,6 +12,9 @@ from hypjax.objectives.create import SavedObjective as SavedObjective
 from hypjax.objectives.create import create_objective as create_objective
 from hypjax.objectives.create import register_objective as register_objective
 from hypjax.objectives.create import softmax_temperature as softmax_temperature
+from hypjax.objectives.happier import Happier as Happier
+from hypjax.objectives.happier import relevances as relevances
+from hypjax.objectives.happier import smooth_hap as smooth_hap
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets

@@ -17,7 +17,7 @@ from hypjax.types import Batch, Outputs
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
-GROUPED = ("epoch_classes", "drawn_classes")
+GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
 
 
 class ProblemSizes(NamedTuple):

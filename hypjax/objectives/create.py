@@ -28,6 +28,7 @@ from hypjax.objectives.base import (
 )
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
+from hypjax.objectives.happier import HAPPIER_FIELDS, create_happier
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
 from hypjax.objectives.hyphc import HypHC
 from hypjax.objectives.hypstructure import HypStructure
@@ -68,6 +69,7 @@ OBJECTIVES = {
     **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=("poincare",)),
     **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
+    "happier": Declaration(create_happier, HAPPIER_FIELDS),
     **_extended("hypstructure+", HypStructure.create, _LOSSES, fields=HypStructure.declared),
     **_extended("hyphc+", HypHC.create, _LOSSES, fields=HypHC.declared),
 }

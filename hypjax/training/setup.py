@@ -17,7 +17,7 @@ from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
 from hypjax.data.parts import Splits
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, Plans, ShuffledPlans, TuplePlans
+from hypjax.data.plans import CLASS_PLANS, CoarsePairPlans, Plans, ShuffledPlans, TuplePlans
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run
@@ -150,8 +150,24 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     if train.batch_size // samples > classes:
         rule = f"at most {classes * samples}: {samples} images for each training class"
         refuse("train.batch_size", train.batch_size, rule)
-    kind = EpochClassPlans if train.sampling == "epoch_classes" else DrawnClassPlans
-    return kind(*common, samples, train.repeat_images)
+    common += (samples, train.repeat_images)
+    if train.sampling == "coarse_pairs":
+        return CoarsePairPlans(*common, coarse=_coarsest(config, images))
+    return CLASS_PLANS[train.sampling](*common)
+
+
+def _coarsest(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"]:
+    """The coarsest class of each class; any two must fill a batch."""
+    train, levels = config.train, images.coarse_labels_of_classes()
+    coarse = np.array(levels[-1] if levels and not train.unlabelled else (0,))
+    fewest = np.sort(np.bincount(coarse))[:2] * train.samples_per_class
+    if len(fewest) < 2:
+        rule = "another one, unless training classes lie in two or more coarse classes"
+        refuse("train.sampling", train.sampling, rule)
+    if train.batch_size > fewest.sum():
+        each = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
+        refuse("train.batch_size", train.batch_size, f"at most {fewest.sum()}: {each}")
+    return coarse
 
 
 def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -> TuplePlans:

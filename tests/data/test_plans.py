@@ -1,12 +1,15 @@
 """Plans: Hyp-ViT's sampling, and crop boxes."""
 
+import functools
+import itertools
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.data.plans import DrawnClassPlans, EpochClassPlans, ShuffledPlans
+from hypjax.data.plans import CoarsePairPlans, DrawnClassPlans, EpochClassPlans, ShuffledPlans
 from hypjax.data.views import RandomCrop, ResizeCrop
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
@@ -91,6 +94,23 @@ def test_classes_are_drawn_independently_for_every_batch():
     assert len(set(sets)) > 200  # Of 495 sets of four classes.
     assert any(a & b for a, b in zip(sets, sets[1:], strict=False))
     assert plan.batches_per_epoch == 36 // 8
+
+
+def test_an_epoch_has_five_batches_of_every_pair_of_coarse_classes():
+    coarse = np.repeat([0, 1, 2, 3], [2, 7, 6, 9])
+    kind = functools.partial(CoarsePairPlans, coarse=coarse)
+    plan, same = (plans([4] * 24, 8, 2, kind=kind) for _ in range(2))
+    steps = range(60, 60 + plan.batches_per_epoch)
+    batches = [plan(step).labels[::2] for step in steps]
+    assert np.array_equal([same(step).labels[::2] for step in steps[::-1]][::-1], batches)
+    counts = np.array([np.bincount(coarse[batch], minlength=4) for batch in batches])
+    pairs = list(itertools.combinations(range(4), 2))
+    assert sorted(tuple(np.flatnonzero(row)) for row in counts) == sorted(pairs * 5)
+    filled = counts[:, 0] > 0  # From the larger one of a pair.
+    assert {*counts[filled].ravel()} == {0, 2, 6} and {*counts[~filled].ravel()} == {0, 4}
+    drawn = np.bincount(np.concatenate([plan(step).labels[::2] for step in range(900)]))
+    expected = np.repeat([450, 450 * 14 / 3 / 7, 450 * 14 / 3 / 6, 450 * 14 / 3 / 9], [2, 7, 6, 9])
+    assert np.abs(drawn - expected).max() < 5 * np.sqrt(450)
 
 
 def test_images_are_drawn_with_replacement_on_request():

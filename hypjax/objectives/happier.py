@@ -1,0 +1,143 @@
+"""HAPPIER: average precision graded by a hierarchy of labels (Ramzi et al., ECCV 2022).
+
+A query's own class should come first, then the other classes of its coarse class. The paper has
+the cosine. In other spaces, `comparisons.similarity` takes its place: that choice is ours.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from hypjax.errors import UserError
+from hypjax.fields import ABOVE_0, Field, at_least, within
+from hypjax.geometry import Space
+from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, adjacent_samples
+from hypjax.objectives.comparisons import compare_images, similarity
+from hypjax.objectives.proxy_losses import ProxyObjective, normalized_softmax
+from hypjax.types import Batch, Outputs
+
+# Defaults are the released code's.
+_HAP_FIELDS = {
+    "weight": Field(0.9, within(0, 1)),  # Of H-AP; the softmax has the rest.
+    "alpha": Field(1.0, at_least(0)),  # Exponent of levels in relevances.
+    "rank_temperature": Field(0.01, ABOVE_0),  # τ of smooth steps.
+    "slope": Field(100.0, at_least(0)),  # ρ.
+    "margin": Field(0.05, at_least(0)),  # δ.
+}
+HAPPIER_FIELDS = _HAP_FIELDS | {
+    "temperature": Field(0.05, ABOVE_0, learnable=True),  # Of the softmax.
+    # Factor of the proxies' learning rate: Proxy-Anchor's; 200,000 in the recipe for SOP.
+    "proxy_rate": Field(100.0, at_least(0)),
+}
+_COMPARISONS = 2**24  # Of a query with two images, at once: 64 MB an array.
+
+
+def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Array, "n n"]:
+    """Relevances of images (columns) for each image as a query (rows), α = `alpha`.
+
+    An image of level l shares l of the query's L labels, and has the relevance (l/L)^α / |Ω^(l)|,
+    where Ω^(l) are the batch's images of exactly this level, with the query in Ω^(L). The released
+    code divides l by L − 1, a factor that the loss cancels.
+    """
+    levels = jnp.arange(1, len(labels) + 1)
+    of_level = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels
+    images = jnp.maximum(jnp.sum(of_level, axis=1, keepdims=True), 1)
+    return jnp.sum((levels / len(labels)) ** alpha / images * of_level, axis=-1)
+
+
+def smooth_hap(
+    similarities: Float[Array, "n n"],
+    relevances: Float[Array, "n n"],
+    *,
+    temperature: float = 0.01,
+    slope: float = 100.0,
+    margin: float = 0.05,
+) -> Float[Array, ""]:
+    """Smooth upper bound of 1 − H-AP within a batch (Ramzi et al., ECCV 2022; released code).
+
+    H-AP of a query is (1/Σ rel)·Σ_k Hrank(k)/rank(k), over all images, the query included. In
+    rank(k), an image j that is less relevant than k counts by a smooth step of t = s_j − s_k:
+    σ(t/τ) up to 0, 0.5 + σ(t/τ) up to δ, and ρ·(t − δ) + 1.44 beyond. Other images count by the
+    step H(t), with H(0) = 1; Hrank(k) = Σ_j min(rel(j), rel(k))·H(t). Only smooth steps have
+    gradients. The released code compares levels in place of relevances, and so orders levels whose
+    relevances are equal.
+
+    `temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q, as a
+    query and as a result. Takes O(n³) operations.
+    """
+
+    @jax.checkpoint  # All comparisons of a large batch would fill the memory: 3 GB for 900 images.
+    def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
+        s, rel = row
+        gaps = s - s[:, None]  # Of image k, by rows, and of j, by columns.
+        near = jax.nn.sigmoid(gaps / temperature) + 0.5 * (gaps > 0)
+        smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
+        less_relevant = rel < (1 - 1e-5) * rel[:, None]  # By more than rounding.
+        ranks = jnp.sum(jnp.where(less_relevant, smooth, gaps >= 0), axis=1)
+        hranks = jnp.sum(jnp.minimum(rel, rel[:, None]), axis=1, where=gaps >= 0)
+        return jnp.sum(hranks / ranks) / jnp.sum(rel)
+
+    block = max(1, _COMPARISONS // similarities.shape[1] ** 2)
+    scores = lax.map(average_precision, (similarities, relevances), batch_size=block)
+    return 1 - jnp.mean(scores)
+
+
+def create_happier(config: ConfigDict, space: Space) -> "Happier":
+    """Builds the objective that a run's configuration describes."""
+    fields, samples = config.objective, adjacent_samples(config)
+    softmax = functools.partial(normalized_softmax, temperature=fields.temperature)
+    base = ProxyObjective(space, softmax, None, fields.proxy_rate, False, samples)
+    return Happier(base, samples, **{name: fields[name] for name in _HAP_FIELDS})
+
+
+@dataclasses.dataclass(frozen=True)
+class Happier(Extension):
+    """HAPPIER's loss: `smooth_hap`, beside the base, a normalised softmax of the classes.
+
+    Labels of an image are its class, and its coarse classes at each level. `HAPPIER_FIELDS`
+    explains the numbers.
+    """
+
+    samples_per_class: int | None  # None if batches hold any classes.
+    weight: float
+    alpha: float
+    rank_temperature: float
+    slope: float
+    margin: float
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The proxies, which do not decay in the released code."""
+        return tuple(group._replace(weight_decay=0.0) for group in super().groups)
+
+    def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
+        """Returns proxies, uniform within ±1/√dim as released, and the classes' coarse classes.
+
+        Training classes without coarse classes are a `UserError`.
+        """
+        if not spec.coarse_labels:
+            raise UserError("happier needs coarse classes: list coarse_labels of the data set")
+        shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
+        proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+        return {"base": {"proxies": proxies}}, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
+
+    def loss(
+        self, params: dict, state: dict, outputs: Outputs, batch: Batch
+    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+        """Loss of a batch, see `Objective.loss`."""
+        softmax, metrics = self.base.loss(params["base"], outputs, batch)
+        points, coarse = self.space.embed(outputs.projected), jnp.asarray(state["coarse"])
+        labels = jnp.asarray(batch.labels)
+        # By subtraction, an image is nearest to itself; products would lose digits.
+        compared = {"space": self.space, "samples_per_class": self.samples_per_class or 1}
+        s = similarity(compare_images(points, labels, **compared).distances)
+        rel = relevances(jnp.vstack([labels, coarse[:, labels]]), self.alpha)
+        step = {"temperature": self.rank_temperature, "slope": self.slope, "margin": self.margin}
+        hap = smooth_hap(s, rel, **step)
+        metrics |= {"hap_loss": hap, "softmax_loss": softmax}
+        return self.weight * hap + (1 - self.weight) * softmax, (state, metrics)
