@@ -484,7 +484,7 @@ def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
     assert 0 < metrics["hier_anchors"] <= 1 and 0 < metrics["hier_proxy_anchors"] <= 1
     with pytest.raises(UserError, match="must be sphere for arcface"):
         create_objective(configured("arcface", space="poincare"))
-    with pytest.raises(UserError, match="must be poincare for hier\\+proxy_anchor"):
+    with pytest.raises(UserError, match="must be poincare or lorentz for hier\\+proxy"):
         create_objective(configured("hier+proxy_anchor", space="sphere"))
 
 
@@ -516,7 +516,7 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(features):
     assert "batch_recall@1" not in call(config, features)[1][1]
 
 
-def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
+def test_proxies_may_be_points_of_a_hyperbolic_space():
     objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
     assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
     features, points = (
@@ -524,6 +524,38 @@ def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
         for each in (create_objective(configured("proxy_anchor")), objective)
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
-    for fields in ({"space": "lorentz"}, {"learn_c": True}):
+    for fields in ({"space": "sphere"}, {"curvatures": (0.1, 0.2)}):
         with pytest.raises(UserError, match="proxy_optimizer must be adam"):
             create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "riemannian"])
+def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features):
+    """Also the gradients by features and by c, for points and tangent vectors."""
+    fields = {"hier_proxies": 16, "hier_neighbors": 4, "hier_decay": 0.1, "max_distance": 5.0}
+    fields["hier_optimizer"], found = optimizer, []
+    for space, learned in (("poincare", False), ("poincare", True), ("lorentz", True)):
+        built = create_objective(
+            configured("hier+proxy_anchor", space=space, learn_c=learned, **fields)
+        )
+        group, points = built.groups[-1], optimizer == "riemannian"
+        assert (group.weight_decay, group.has_points, group.tangent) == (
+            0.1,
+            points,
+            points & learned,
+        )
+        params, state = built.init(jax.random.key(0), SPEC)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(of, built=built, started=(params, state)):
+            moved = built.with_scalars({"c": of[1]})
+            return loss_of(moved, started, of[0], DOUBLES, key=jax.random.key(1))[0]
+
+        value, slopes = loss((features, np.float32(0.1)))
+        proxies = built.kind.points(params["hierarchy"], built.score_space)
+        found.append((value, slopes[0], built.score_space.to_ball(proxies), slopes[1]))
+    for other, compared in ((found[0], 3), (found[2], 4)):  # c's slope depends on the parameters.
+        for ours, theirs in zip(found[1][:compared], other[:compared], strict=True):
+            largest = np.abs(theirs).max()
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-5 * largest)
