@@ -24,7 +24,7 @@ def on_hyperboloid(v, k):
 
 
 def tangent_vectors(p, k):
-    length = np.linalg.norm(p[:, 1:], axis=-1, keepdims=True)
+    length = np.maximum(np.linalg.norm(p[:, 1:], axis=-1, keepdims=True), 1e-300)
     return np.sqrt(k) * np.arcsinh(length / np.sqrt(k)) / 2 * p[:, 1:] / length
 
 
@@ -90,13 +90,12 @@ def test_points_keep_their_distance_from_the_origin(space):
         np.testing.assert_allclose(radii, 2 * np.linalg.norm(v, axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("c", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("c", [0.0, 2.0])
 def test_decay_is_the_weighted_centroid_with_the_origin(float64, c):
     v = np.random.default_rng(2).normal(size=(20, 3))
     for weight in (0.0, 0.01, 0.5, 1.0):
-        shrunk = np.asarray(poincare.shrink(poincare.expmap0(v, c), weight, c))
+        found = poincare.logmap0(poincare.shrink(poincare.expmap0(v, c), weight, c), c)
         expected = (1 - weight) * v
         if c:
-            k, shrunk = 1 / c, on_hyperboloid(np.asarray(poincare.logmap0(shrunk, c)), 1 / c)
-            expected = centroid(on_hyperboloid(v, k), weight, k)
-        np.testing.assert_allclose(shrunk, expected, rtol=1e-9, atol=1e-9)
+            expected = tangent_vectors(centroid(on_hyperboloid(v, 1 / c), weight, 1 / c), 1 / c)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
