@@ -11,26 +11,12 @@ from hypjax import __version__
 from hypjax.errors import UserError, nearest, reported
 
 _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"
-# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its line.
-COMMANDS = {
-    "train": "hypjax.main",
-    "embed": "hypjax.embed",
-    "search": "hypjax.search",
-    "serve": "hypjax.serve",
-    "score": "hypjax.score",
-    "compare": "hypjax.compare",
-    "tune": "hypjax.tune",
-    "papers": "hypjax.papers",
-    "plot": "hypjax.plot",
-    "report": "hypjax.report",
-    "hyperbolicity": "hypjax.hyperbolicity",
-    "hierarchy": "hypjax.hierarchy",
-    "spectrum": "hypjax.spectrum",
-    "negatives": "hypjax.negatives",
-    "prepare": "hypjax.prepare",
-    "export": "hypjax.export",
-    "convert": "hypjax.convert",
-}
+_EMBEDDING = ("embed", "search", "serve", "score")
+_RUNS = ("compare", "tune", "papers", "plot", "report", "hyperbolicity", "hierarchy", "spectrum")
+_NAMES = (*_EMBEDDING, *_RUNS, "negatives", "prepare", "export", "convert")
+# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its name
+# above, or its module here.
+COMMANDS = {"train": "hypjax.main", **{name: f"hypjax.{name}" for name in _NAMES}}
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
 A parameter's annotation selects its flag's parser, its default is the flag's, and its entry under
 Args in the docstring is the help. A parameter without a default must be set on the command line;
 `overrides` takes --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters (before a slash)
-and *names are no flags. --help ends with the docstring's Example, which works after the commands of
-the README.
+and *names are no flags. --help ends with the docstring's Example, which follows on the README's.
 
 A description that begins with a condition, 'With --encoder=onnx: ', 'Without --merge: ' or, of the
 positional argument, 'hits: ', makes it an error to set the flag where the condition does not hold.
@@ -46,8 +45,6 @@ class OutputFile(flags.ArgumentParser):
 
 
 class _ListOf(flags.ListParser):
-    """Parses values that are separated by commas."""
-
     def __init__(self, value: flags.ArgumentParser) -> None:
         super().__init__()
         self._value = value
@@ -61,7 +58,7 @@ class _ListOf(flags.ListParser):
 
 
 class Engine(flags.ArgumentParser):
-    """Parses a format, or a location, of embeddings; --help lists those of other programs."""
+    """Parses a format or a location of embeddings; --help lists other programs' formats."""
 
     def __init__(self, ability: integrations.Ability) -> None:
         self.syntactic_help = f"formats: {', '.join(integrations.names(ability))}"
@@ -86,8 +83,7 @@ class ExternalEncoder:
             timm:NAME@FILE; hf:NAME, of the Hugging Face hub or a folder; or onnx:FILE.
         mean: With --encoder=onnx: mean of each channel, of pixels scaled to [0, 1].
         std: With --encoder=onnx: standard deviation of each channel.
-        resize: With --encoder=onnx: shorter side before the centre is cropped. Default: the side of
-            the crop.
+        resize: With --encoder=onnx: shorter side before the centre crop. Default: the crop's side.
     """
 
     encoder: str | None = None
@@ -110,7 +106,7 @@ class ExternalEncoder:
             return Model(run, embedding, batch_size)
         from hypjax.inference.external_embedder import open_encoder
 
-        pixels = {"mean": self.mean, "std": self.std, "resize": self.resize}
+        pixels = {name: x for name, x in vars(self).items() if name != "encoder" and x is not None}
         return open_encoder(self.encoder, space, batch_size, **pixels)
 
 
@@ -210,15 +206,14 @@ def parse(
 def require(**values: Any) -> None:
     """Raises an error if a flag is missing."""
     for name, value in values.items():
-        if not value:
-            raise errors.UserError(f"--{name} is missing (--help describes it)")
+        require_one(**{name: value})
 
 
 def require_one(**values: Any) -> None:
     """Raises an error unless exactly one of some flags is set."""
     count, dashed = sum(map(bool, values.values())), [f"--{name}" for name in values]
     if count == 0:
-        raise errors.UserError(f"{' or '.join(dashed)} is missing (--help describes them)")
+        raise errors.UserError(f"{' or '.join(dashed)} is missing (see --help)")
     if count > 1:
         raise errors.UserError(f"{' and '.join(dashed)} exclude each other; give one of them")
 
@@ -256,9 +251,7 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
 
 def _flag_parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
     """Yields the parameters of a command that are flags, and their descriptions."""
-    entries = re.findall(
-        r"^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"], re.MULTILINE
-    )
+    entries = re.findall(r"(?m)^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"])
     descriptions = {name: " ".join(text.split()) for name, text in entries}
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if dataclasses.is_dataclass(parameter.annotation):
@@ -280,13 +273,11 @@ def _flag(parameter: inspect.Parameter) -> str:
 
 def _kind(parameter: inspect.Parameter) -> Any:
     """The type of a parameter, without None."""
-    kind = parameter.annotation
-    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    return typing.get_args(kind)[0] if optional else kind
+    optional = typing.get_origin(parameter.annotation) in (types.UnionType, typing.Union)
+    return typing.get_args(parameter.annotation)[0] if optional else parameter.annotation
 
 
 def _parser(kind: Any) -> flags.ArgumentParser:
-    """The parser of a flag's value, by the type of its parameter."""
     if typing.get_origin(kind) is Annotated:
         return kind.__metadata__[0]
     if typing.get_origin(kind) is tuple:
@@ -295,7 +286,6 @@ def _parser(kind: Any) -> flags.ArgumentParser:
 
 
 def _check(parameter: inspect.Parameter, value: Any) -> None:
-    """Raises an error if a required flag is missing, or a file cannot be written."""
     if parameter.default is parameter.empty:
         require(**{_flag(parameter): value})
     (parser,) = getattr(_kind(parameter), "__metadata__", [None])
@@ -338,13 +328,10 @@ def _explanation(error: Exception, flag_values: flags.FlagValues, known: Sequenc
 
 
 def _choice(signature: inspect.Signature) -> inspect.Parameter | None:
-    """The positional argument of a command that has one."""
-    parameters = signature.parameters.values()
-    return next((x for x in parameters if x.kind is x.POSITIONAL_ONLY), None)
+    return next((x for x in signature.parameters.values() if x.kind is x.POSITIONAL_ONLY), None)
 
 
 def _check_positional(signature: inspect.Signature, values: Sequence[str]) -> None:
-    """Raises an error unless a command takes these positional arguments."""
     if any(x.kind is x.VAR_POSITIONAL for x in signature.parameters.values()):
         return
     choice = _choice(signature)

@@ -2,7 +2,7 @@
 
 python -m hypjax.compare runs/a runs/b: these runs.
 python -m hypjax.compare --config=configs/cub.py --field=objective.c --value=0.1 --value=0.3: runs
-that differ in one field, in their default folders.
+in default folders that differ in one field.
 
 --output=sweep.png draws them, too; runs in named folders against the field of --x.
 """
@@ -29,8 +29,7 @@ def main(
     Args:
         *names: Folders of runs.
         overrides: Fields that are set in all runs.
-        config: Configuration file of the runs, optionally with a variant after a colon.
-            --config.FIELD=VALUE sets one of its fields in all of them.
+        config: Configuration of the runs; --config.FIELD=VALUE sets a field in all of them.
         field: With --config: field in which the runs differ, such as objective.c.
         value: With --config: value of the field in one run; repeat the flag.
         output: Figure to draw, such as sweep.png: the recall against the field, one line for each

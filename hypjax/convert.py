@@ -23,16 +23,12 @@ def main(
     Args:
         workdir: Folder of a trained run, or its URL.
         output: File or folder to write, such as model.safetensors.
-        format: What to write: weights under timm's names; an ONNX model, from pixels to points; or
-            a folder for sentence-transformers.
-        embedding: With --format=onnx: output of the trained head, of the encoder, or of a prefix.
-            Default: head.
-        precision: With --format=onnx: dtype of the encoder's weights and products. Default:
-            float32.
+        format: Weights under timm's names, an ONNX model, or a sentence-transformers folder.
+        embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
+        precision: With --format=onnx: dtype of the encoder. Default: float32.
         images: With --format=sentence-transformers: images that show whether cosine ranks as the
             run's distance does; by default the run's test images.
-        features: With --format=sentence-transformers: write features as they are, and their
-            distance as a function.
+        features: With --format=sentence-transformers: write features, and their distance function.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -40,8 +36,7 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    formats = {".onnx": "onnx", ".safetensors": "timm"}
-    suited = formats.get(path.suffix, format)
+    suited = {".onnx": "onnx", ".safetensors": "timm"}.get(path.suffix, format)
     if suited != format:
         raise UserError(f"--output is {path}; set --format={suited}, or name another file")
     if format == "timm":
@@ -58,7 +53,6 @@ def main(
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
-    """Writes the weights under timm's names, and says how PyTorch loads them."""
     command.require_output_file("output", output, ".safetensors")
     from hypjax.inference.run import Run
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor

@@ -30,18 +30,15 @@ def main(
         external: An encoder instead of a run.
         images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
             file with one path per line, a .csv or .parquet table, a .zip or .tar.gz file of a
-            folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or the address of an
-            image, https://....
+            folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or https://IMAGE.
         dataset: A prepared dataset, instead of --images.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
-        embedding: With --workdir: output of the run's head, of its encoder, or of a scored prefix
-            (head@16).
+        embedding: With --workdir: head, encoder, or a scored prefix (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
         export: Additional format of other programs, such as usearch or parquet, or a URL, such as
             hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
-        shard: Without --merge: part of the images to embed, such as 3/16, into a file of its own;
-            then --merge.
+        shard: Without --merge: part of the images to embed, such as 3/16; --merge joins the parts.
         merge: Join the parts of --shard, which needs no model.
 
     Example:
@@ -85,24 +82,19 @@ def _exports(names: Sequence[str]) -> dict[str, Callable]:
 
 
 def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any], complete: bool) -> None:
-    """Writes embeddings in other formats, and prints what was written and what is left out."""
     from hypjax.monitoring.health import warn_if_collapsed
 
     consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
     warn_if_collapsed(embeddings.vectors, consequence)
-    images = counted(len(embeddings), "image")
-    if complete:
-        print(f"{output} holds the embeddings of {images} already")
-    else:
-        print(f"wrote the embeddings of {images} to {output}")
+    images = f"the embeddings of {counted(len(embeddings), 'image')}"
+    print(f"{output} holds {images} already" if complete else f"wrote {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")
-    if embeddings.unreadable:
-        missing = len(embeddings.unreadable)
+    if missing := len(embeddings.unreadable):
         print(f"could not read {missing} of the images; the file lists them too:")
-        for path, reason in embeddings.unreadable.items():
-            print(f"  {on_one_line(path)} ({on_one_line(reason)})")
+    for path, reason in embeddings.unreadable.items():
+        print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from hypjax.config import flatten, validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.pretrained import only_encoder, released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
@@ -41,13 +40,11 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
 
     The folder may be a URL in cloud storage. Fields that shape neither the images nor the model,
-    such as `eval.ks`, may differ from the run's; a run of other images is refused. Only the last
-    model of a finished run is called final.
+    such as `eval.ks`, may differ from the run's; a run of other images is refused.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
-        1000" instead of "final" if training was interrupted there; "best" is there if validation
-        on held-out classes chose it.
+        1000" instead of "final" if training was interrupted there; validation chooses "best".
     """
     config = config.copy_and_resolve_references()
     models: dict[str, TrainedModel] = {}
@@ -63,8 +60,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         run = Run(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
     processes.require_same(run.splits.fingerprints)
-    images = {"images": run.splits.fingerprint}
-    processes.from_first(lambda: require_provenance(folder, images))
+    processes.from_first(lambda: require_provenance(folder, {"images": run.splits.fingerprint}))
     states = {
         name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
         for name in names
@@ -90,40 +86,36 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
     require_provenance(workdir, {"images": run.splits.fingerprint})
-    scores = run.query_scores(params, run.splits.task)
-    return scores["head"], run.splits.test.labels
+    return run.query_scores(params, run.splits.task)["head"], run.splits.test.labels
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
     """Evaluates the weights named in `model.weights` on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and also "head" for a file of the
-    papers' authors with a head.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and "head" if the weights have one.
     """
     validate(config)
     run = Run(config, parts=["encoder"])
     params = released_model(run)
     console.say("evaluating on the test images")
-    results = {"pretrained": run.test_scores(params)}
-    return _report(config.model.weights, results, run, {})
+    return _report(config.model.weights, {"pretrained": run.test_scores(params)}, run, {})
 
 
 def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
     """Features [images, dim] of the training images, by the encoder `model.weights`; and notes.
 
     As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
-    whatever `data.resize` says. They use one scale: unlike points of a space, features of several
-    scales have no mean.
+    whatever `data.resize` says. They use one scale, since features have no mean as points do.
     """
     config = config.copy_and_resolve_references()
     validate(config)
-    config.data.resize, config.eval.scales = config.data.image_size, ONE_SCALE
+    config.data.resize = config.data.image_size
     run = Run(config, parts=["encoder"])
     params = only_encoder(run)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes
-    return embedder.features(params, train)[:, 0], run.splits.notes
+    return embedder.features(params, train), run.splits.notes
 
 
 def _report(

@@ -15,13 +15,11 @@ class Rule:
     words: str  # The condition in words, to follow 'it must be'.
 
 
+_LARGEST = sys.float_info.max
 ANY = Rule(lambda value: True, "a value")
 _TYPES = {
     int: Rule(lambda value: type(value) is int, "a whole number"),
-    float: Rule(
-        lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max,
-        "a finite number",
-    ),
+    float: Rule(lambda x: type(x) in (int, float) and abs(x) <= _LARGEST, "a finite number"),
     str: Rule(lambda value: isinstance(value, str), "a string"),
     bool: Rule(lambda value: type(value) is bool, "True or False"),
     tuple: Rule(lambda value: isinstance(value, tuple), "a list"),

@@ -20,12 +20,9 @@ def main(
     """Prints scores of the trees of runs, and writes trees and figures.
 
     Args:
-        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
-            dataset.
-        output: Folder to write: hierarchy.json with all numbers, and a folder of trees and figures
-            for each run.
-        images: Largest number of test images; of more, random classes are chosen. Memory and time
-            grow with its square.
+        workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
+        output: Folder to write: hierarchy.json with all numbers, and each run's trees and figures.
+        images: Most test images, of random classes; memory and time grow with its square.
         seed: Seed of the choice of images.
 
     Example:

@@ -23,8 +23,7 @@ def main(
 
     Args:
         overrides: Fields of the configuration that are set.
-        config: Configuration whose pretrained encoder embeds its training images.
-            --config.FIELD=VALUE sets one of its fields.
+        config: Configuration with a pretrained encoder; --config.FIELD=VALUE sets a field.
         embeddings: File written by python -m hypjax.embed, instead of --config.
         samples: Number of points in each random draw.
         trials: Number of random draws.
@@ -56,29 +55,24 @@ def main(
     warn_if_collapsed(points, "delta says nothing of the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
-    print(f"relative delta: {deltas.mean():.4f} ± {deltas.std():.4f}")
+    mean, std = float(deltas.mean()), float(deltas.std())
+    print(f"relative delta: {mean:.4f} ± {std:.4f}")
     print(f"  over {len(deltas)} draws of {min(samples, len(points))} of {len(points)} points")
-    print(f"suggested curvature c: {curvature_from_delta(deltas.mean()):.3f}")
+    print(f"suggested curvature c: {curvature_from_delta(mean):.3f}")
     print_notes(noted(notes))
     if published is not None:
-        difference = f"{deltas.mean() - published:+.3f}"
-        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {difference})")
+        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {mean - published:+.3f})")
     if output:
-        numbers = {"relative_delta": float(deltas.mean()), "std": float(deltas.std())}
-        command.write_numbers(output, numbers | noted(notes))
+        command.write_numbers(output, {"relative_delta": mean, "std": std, **noted(notes)})
 
 
 def _saved_features(path: str) -> Any:
-    """Features of saved embeddings; warns if they have unit length."""
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
     saved = Embeddings.load(path)
     if saved.space.normalized:
-        console.warn(
-            "these embeddings have unit length; Hyp-ViT's Table 1 measures the encoder before "
-            "normalisation, as --config does"
-        )
+        console.warn("these embeddings have unit length; --config measures them before, as Hyp-ViT")
     return saved.features()
 
 

@@ -17,8 +17,7 @@ class Processes:
     """The flags of a run in several processes.
 
     Args:
-        coordinator: For runs with several processes: HOST:PORT of the first one, or auto (Slurm,
-            Open MPI, TPU).
+        coordinator: HOST:PORT of the first of several processes, or auto (Slurm, Open MPI, TPU).
         num_processes: With --coordinator: number of processes, unless that is auto.
         process_id: With --coordinator: index of this process, from 0.
     """
@@ -52,20 +51,17 @@ def main(
 
     Args:
         overrides: Fields of the configuration that are set.
-        config: Configuration file, optionally with a variant after a colon: configs/glyphs.py:sph.
-            --config.FIELD=VALUE sets one of its fields.
+        config: Configuration, such as configs/glyphs.py:sph; --config.FIELD=VALUE sets a field.
         workdir: Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>,
             followed by the fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
         mode: Train and then evaluate, or only evaluate the run in --workdir. Without that flag it
             is the run in the default folder or, if model.weights is set, the pretrained model.
-        print_: Print all fields of the configuration, their values and where these come from; then
-            stop.
-        dry_run: Open the images and weights, compile the training step, run a few steps, print
-            memory and expected time; then stop. Nothing is saved.
-        output: File to write the scores of --mode=evaluate to, such as scores.json.
+        print_: Print all fields, their values and where these come from; then stop.
+        dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
+        output: With --mode=evaluate: file to write the scores to, such as scores.json.
         processes: The processes of the run.
-        profile: Range of steps to trace for TensorBoard or Perfetto, such as 10:15.
+        profile: With --mode=train: steps to trace for TensorBoard or Perfetto, such as 10:15.
 
     Example:
         python -m hypjax.main --config=configs/glyphs.py:sph
@@ -76,9 +72,7 @@ def main(
     source = config or (named if mode == "evaluate" else None)
     if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
-    steps = _parse_steps(profile, mode)
-    if output and mode == "train":
-        raise UserError("--output is for --mode=evaluate; training writes results.json")
+    steps = _parse_steps(profile)
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
@@ -112,7 +106,6 @@ def main(
 
 
 def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrained: bool) -> None:
-    """Scores a run or a pretrained model."""
     from hypjax.evaluate import evaluate, evaluate_pretrained
     from hypjax.parallel.processes import is_first
     from hypjax.system import console
@@ -130,12 +123,10 @@ def _write_report(run: Any) -> bool:
     return write_own_report(run)
 
 
-def _parse_steps(text: str | None, mode: str) -> tuple[int, int] | None:
-    """Parses the first and last step of '10:15', which are traced in training."""
+def _parse_steps(text: str | None) -> tuple[int, int] | None:
+    """Parses the first and last step of '10:15'."""
     if text is None:
         return None
-    if mode == "evaluate":
-        raise UserError("--profile is for training; omit it with --mode=evaluate")
     if not re.fullmatch("[0-9]+:[0-9]+", text):
         raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
     return tuple(map(int, text.split(":")))

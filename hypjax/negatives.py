@@ -16,16 +16,13 @@ def main(
     """Prints how weights are distributed over negatives, and the hardest negatives of anchors.
 
     Args:
-        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
-            dataset.
+        workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         anchors: Without --index: number of anchors, at equal distances among the images.
         show: Without --index: number of anchors whose negatives are shown.
-        index: Index of an image as an anchor, from 0, instead of --anchors and --show; repeat the
-            flag.
+        index: Index of an anchor, from 0, instead of --anchors and --show; repeat the flag.
         k: Number of negatives to show for each anchor.
-        batch: Number of training images, the first ones of the first run's first batch, whose
-            negatives are weighed in place of the test images: in each pair of subsets, as in the
-            pairwise cross-entropy.
+        batch: Weigh negatives among the first N images of the first run's first training batch, in
+            each pair of subsets, as the pairwise cross-entropy does, instead of the test images.
         output: Figure of the weights to draw, such as negatives.png. Beside it,
             negatives-hardest.png shows the hardest negatives, and negatives.json holds all numbers.
 

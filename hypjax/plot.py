@@ -33,14 +33,12 @@ def main(
     Args:
         kind: What to draw.
         workdir: Folder of a trained run, or its URL.
-        embeddings: Instead of --workdir: file written by python -m hypjax.embed.
+        embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
         output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
         parts: With --workdir: the images to draw, train, test, or both, train,test.
-        layout: disk, grid: how points are placed: mds preserves distances, umap neighbours (extra
-            viz).
+        layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
         neighbours: disk, grid: number of neighbours of a point in umap's graph.
-        colour: disk, grid: what colours stand for: class, or what classes are grouped by. Default:
-            groups.
+        colour: disk, grid: class, or what classes are grouped by. Default: groups.
         thumbnails: disk: draw images, as many as do not overlap.
         images: disk, grid: largest number of images of each part; of more, random ones are drawn.
             Default: 5000 in a disk, 2000 on a page, 400 on a grid.
@@ -53,7 +51,7 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _check(kind, embeddings, output, parts, layout)
+    _check(kind, output, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -66,8 +64,7 @@ def main(
     most = images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
     order = None if first else seed
     if embeddings:
-        path = pathlib.Path(embeddings).expanduser()
-        shown = disk.drawing_of_gallery(path, most, order, colour)
+        shown = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), most, order, colour)
     else:
         shown = disk.drawing_of_run(workdir, parts, most, order, colour)
     drawing, ranks = disk.place_in_disk(*shown, layout, seed, neighbours)
@@ -85,14 +82,10 @@ def main(
     console.say(f"wrote {output}")
 
 
-def _check(
-    kind: str, embeddings: str | None, output: pathlib.Path, parts: tuple[str, ...], layout: str
-) -> None:
+def _check(kind: str, output: pathlib.Path, parts: tuple[str, ...], layout: str) -> None:
     """Refuses flags that do not fit each other, and a figure whose packages are missing."""
     if kind != "disk" and output.suffix == PAGE:
         raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
-    if kind == "hits" and embeddings:
-        raise UserError("hits belong to a run's test images; give --workdir, not --embeddings")
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:

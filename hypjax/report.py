@@ -16,8 +16,7 @@ def main(
     """Embeds the test images of each run, and writes the page.
 
     Args:
-        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
-            dataset.
+        workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: File to write.
         queries: Queries to show with their nearest images in each run; up to half are successes.
         k: Nearest images to show of each query.

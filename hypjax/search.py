@@ -23,8 +23,7 @@ class PostprocessedSearch:
         expand: Query expansion: search for the mean of the query and its N nearest images.
         alpha: With --expand: exponent of their similarities as weights; 0 weights all alike.
         rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
-        prefix: Search with the first N dimensions of the embeddings, and rank --candidates by all
-            of them.
+        prefix: Search with the first N dimensions, and rank --candidates by all of them.
         candidates: With --prefix: number of images that are ranked.
     """
 
@@ -59,17 +58,14 @@ def main(
     """Searches the gallery and prints one table per query.
 
     Args:
-        workdir: Folder or URL of the run that embedded the gallery; not needed if --query is a file
-            of features.
+        workdir: Folder or URL of the run that embedded the gallery; not for queries of features.
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search the
             export of a program, such as gallery.usearch or qdrant://host:6333/name.
-        query: An image, also at an address https://..., or several as in --images of python -m
-            hypjax.embed.
+        query: An image, also at https://..., or several, as --images of python -m hypjax.embed.
         k: Number of neighbours.
         steps: Post-processing of the search.
-        embedding: With --workdir: embedding of the run that the gallery contains: head, encoder, or
-            a scored prefix (head@16).
+        embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
 

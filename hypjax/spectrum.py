@@ -17,11 +17,9 @@ def main(
     """Prints how embeddings spread over principal components, and how similar images are.
 
     Args:
-        workdir: Folder of a trained run, or its URL; repeat the flag to compare runs of one
-            dataset.
+        workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.
-        images: Largest number of test images; of more, random classes are chosen. Memory and time
-            grow with its square.
+        images: Most test images, of random classes; memory and time grow with its square.
         seed: Seed of the choice of images.
 
     Example:

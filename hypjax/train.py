@@ -46,9 +46,8 @@ def train_and_evaluate(
 ) -> dict[str, Any]:
     """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
 
-    A dataset, an encoder or a loss that you pass replaces what the configuration names. The run's
-    model embeds and searches without the loss and the dataset; for your own encoder see
-    `hypjax.load`.
+    A dataset, an encoder or a loss that you pass replaces what the configuration names. To embed
+    and search, the run needs only your own encoder, see `hypjax.load`.
 
     Args:
         config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
@@ -58,8 +57,7 @@ def train_and_evaluate(
             these. Without splits, classes are held out as for a folder.
         encoder: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim]. The head of the configuration follows it.
-        objective: An `Objective`, or a function of `embeddings`, `labels` and others by name, see
-            `hypjax.register_objective`.
+        objective: An `Objective`, or a function as for `hypjax.register_objective`.
         profile: First and last step to trace.
         launched: Time from which times.json counts; by default now.
         report: Writes a page on the finished run, and returns whether it did.
@@ -70,8 +68,7 @@ def train_and_evaluate(
         (if several steps have the best validation score) and "validation".
 
     Raises:
-        UserError: The configuration or folder cannot be used, a loss is not finite, or the last
-            state could not be saved.
+        UserError: Configuration or folder cannot be used, a loss is not finite, or saving failed.
         Interrupted: An interrupt arrived, and the state is saved.
     """
     stopwatch = Stopwatch(launched)
@@ -97,7 +94,6 @@ def train_and_evaluate(
 
 
 def _choose(config: ConfigDict, dataset: Any, encoder: Any, objective: Any) -> None:
-    """Sets the fields of what Python passes in place of the configuration's."""
     if dataset is not None:
         with config.ignore_type():
             config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))

@@ -25,15 +25,11 @@ def main(
 
     Args:
         overrides: Fields that are set in all runs.
-        config: Configuration file of all runs, without a variant. --config.FIELD=VALUE sets one of
-            its fields in all of them.
+        config: Configuration file without a variant; --config.FIELD=VALUE sets a field of all runs.
         variant: A variant, followed by fields with the values to choose from on the validation
-            images, as in "hyp objective.temperature=0.1,0.2"; repeat the flag. Several fields are
-            tried in all combinations.
-        seeds: Seeds of the runs. Settings are chosen with the first; the chosen ones are trained
-            with all.
-        pending: Print the arguments of python -m hypjax.main for the runs to train next, one line
-            each, instead of the table.
+            images, in all combinations, as in "hyp objective.temperature=0.1,0.2"; repeat the flag.
+        seeds: Seeds of the runs. Settings are chosen with the first, and trained with all.
+        pending: Print the arguments of python -m hypjax.main for the runs to train next.
 
     Example:
         python -m hypjax.tune --config=configs/glyphs.py

@@ -53,10 +53,15 @@ MISTAKES = [
     ("search --gallery=3.npz --query=4.npz --k=2", "4 coordinates"),
     ("compare runs/none", "no finished run in runs/none"),
     ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
+    ("search --workdir=a --gallery=3.npz --query=q --k=9", "k is 9, but a search finds only 5"),
+    ("search --workdir=a --gallery=3.npz --query=q --expand=9 --k=2", "expansion is 9"),
+    ("search --workdir=a --gallery=3.npz --query=q --prefix=9 --k=2", "prefix of 9"),
+    ("search --workdir=a --gallery=3.npz --query=q --prefix=2 --rerank", "leave out the prefix"),
     ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha has no effect without"),
     ("score --embeddings=a --std=1,1", "--std has no effect without --encoder=onnx"),
     ("embed --images=a --output=a.npz --merge --shard=1/2", "--shard has no effect with --merge"),
     ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),
+    ("main --config=features --output=a.json", "--output has no effect without --mode=evaluate"),
     ("score --querys=a", "did you mean --queries?"),
     ("score --workdir=a", "unknown flag --workdir (--help"),
     ("score --embeddings=a --ks=a", "integer, or several"),
@@ -82,8 +87,7 @@ def test_mistakes_are_one_sentence(line, keyword, tmp_path, monkeypatch):
 
 def test_flags_overrides_and_words_are_separated():
     main = commands.module("benchmarks").main
-    argv = ["benchmarks", "job", "--quick", "--config.run.microbatch=5"]
-    bound = command.parse(main, argv)
+    bound = command.parse(main, ["benchmarks", "job", "--quick", "--config.run.microbatch=5"])
     assert bound.args == ("job",) and bound.kwargs["overrides"] == ["run.microbatch=5"]
     assert bound.kwargs["quick"] and bound.kwargs["repeats"] == 3
     for words in (["jobs"], ["job", "extra"]):

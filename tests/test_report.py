@@ -38,19 +38,19 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(run, tmp_path, monkeypatch
 
 def test_searches_and_classes_are_those_of_the_results(run):
     (opened,) = open_runs([run])
-    found = search_test_images(opened, k=4)
+    report = search_test_images(opened, k=4)
     recall = read_results(run / "results.json")["best"]["head"]["recall@1"]
-    assert found.interval[0] == pytest.approx(recall) and len(found.searches) == 18
-    assert found.failures == sum(not search.right[0] for search in found.searches)
-    assert recall == pytest.approx(1 - found.failures / 18)
-    nearest = [search.distances[0] for search in found.searches]
-    low, high = nearest[: found.failures], nearest[found.failures :]
+    assert report.interval[0] == pytest.approx(recall) and len(report.searches) == 18
+    assert report.failures == sum(not search.right[0] for search in report.searches)
+    assert recall == pytest.approx(1 - report.failures / 18)
+    nearest = [search.distances[0] for search in report.searches]
+    low, high = nearest[: report.failures], nearest[report.failures :]
     assert low == sorted(low) and high == sorted(high, reverse=True)
     test = open_splits(saved_config(run)).test
-    for search in found.searches:
+    for search in report.searches:
         assert search.query not in search.hits
         assert search.right == [test.labels[i] == test.labels[search.query] for i in search.hits]
-    hits = sum(of_class.recall * of_class.queries for of_class in found.classes)
+    hits = sum(of_class.recall * of_class.queries for of_class in report.classes)
     assert hits == pytest.approx(18 * recall)
 
 
@@ -58,8 +58,7 @@ def test_searches_and_classes_are_those_of_the_results(run):
 def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monkeypatch, capsys):
     copy = shutil.copytree(run, tmp_path / "written")
     (copy / "results.json").unlink()
-    printing = "hypjax.train.print_results"
-    monkeypatch.setattr(printing, lambda *_: console.warn("<few> classes"))
+    monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
     train.train_and_evaluate(saved_config(copy), copy, report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
     page = (copy / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Runs: what they leave, how they resume, and what they refuse."""
+"""Runs, by the command and from Python: what they leave, how they resume, and what they refuse."""
 
 import json
 import shutil
@@ -10,9 +10,43 @@ from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.run import Run
 from hypjax.runs.workdir import Workdir, saved_config
-from tests.helpers import small_runs
+from tests.helpers import commands, small_runs
 from tests.helpers.small_runs import step_metrics
 from tests.training.test_interruptions import assert_same_run
+
+
+@pytest.fixture
+def features(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = small_runs.write_features(tmp_path / "features.npz")
+    fields = [*small_runs.SHORT_FEATURES, f"data.path={path}"]
+    return ["--config=features", *(f"--config.{field}" for field in fields)]
+
+
+def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsys):
+    def printed(*arguments):
+        commands.call("main", *arguments)
+        return capsys.readouterr().out
+
+    shown = [line.split() for line in printed(*features, "--workdir=run").splitlines()]
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    final = [f"{value:.4f}" for value in results["final"]["head"].values()]
+    assert ["final", "head", *final] in shown
+    assert "already" in printed(*features, "--workdir=run")
+    further = ["--config.eval.spaces.head=objective,sphere", "--config.eval.metrics=recall,map"]
+    further.append("--config.eval.prefixes=4")
+    evaluated = printed(*features, "--workdir=run", "--mode=evaluate", *further)
+    names, *rows = [line.split() for line in evaluated.splitlines()[1:6]]
+    assert names[-1] == "map" and rows[0][2:-1] == final
+    assert [row[0] for row in rows] == 4 * ["final"]
+    assert [row[1] for row in rows] == ["head", "head:sphere", "head@4", "head@4:sphere"]
+    further.append("--output=scores.json")
+    assert printed("--workdir=run", "--mode=evaluate", *further) == evaluated
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["final"]["head"].items() >= results["final"]["head"].items()
+    fields = printed(*features, "--print", "--config.seed=3").splitlines()
+    (line,) = (line for line in fields if "config.seed " in line)
+    assert line.split()[1:] == ["3", "command", "line"]
 
 
 def test_a_run_leaves_results_times_and_a_model(run, capsys):
@@ -68,8 +102,7 @@ def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_
 @pytest.mark.slow
 def test_steps_that_tie_on_the_validation_images_are_counted(photos_folder, tmp_path, monkeypatch):
     recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0 to 4.
-    scores = lambda *_: {"head": {"recall@1": next(recalls)}}  # noqa: E731
-    monkeypatch.setattr(Run, "validation_scores", scores)
+    monkeypatch.setattr(Run, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}})
     config = small_runs.load(photos_folder, "train.total_steps=4", "eval.every=1")
     results = train.train_and_evaluate(config, tmp_path)
     assert results["best_step"] == 4 and results["tied_steps"] == [1, 2, 4]

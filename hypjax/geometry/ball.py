@@ -169,8 +169,8 @@ class PoincareBall(CurvedSpace):
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         The query (2x, −(1 + c‖x‖²)) and the gallery item (y, ‖y‖²)/(1 − c‖y‖²) have the product
-        ‖x‖² − (1 − c‖x‖²)·s/P. For each query it decreases with the distance. See
-        `hypjax.geometry.poincare` for s and P.
+        ‖x‖² − (1 − c‖x‖²)·s/P, with s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²). For each query
+        it decreases with the distance.
         """
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1, keepdims=True)
@@ -181,11 +181,11 @@ class PoincareBall(CurvedSpace):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
+        For points x and y, s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²): s/P is their separation.
         Let w = (−m) ⊕ x be the point moved by the Möbius translation that takes the centre m to the
         origin, g = 1 − c‖w‖², and σ = ‖w‖²/g its separation from the centre. Then the query
-        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offset σ give −s/P. They are
-        computed as σ = ‖x − m‖²/P and w/g = ((1 − c‖m‖²)(x − m) − c‖x − m‖²·m)/P, without
-        cancellation.
+        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offset σ give −s/P. With y = m in
+        s and P, they are σ = s/P and w/g = ((1 − c‖m‖²)(x − m) − c·s·m)/P, without cancellation.
         """
         x, centre = arithmetic.inexact(x, centre)
         c = jnp.asarray(self.c, x.dtype)

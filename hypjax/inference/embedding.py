@@ -75,13 +75,10 @@ def _features(
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
-    dim = prefix_of(name)
+    dim, whole = prefix_of(name), features.shape[-1]
     # Without a head, the configuration does not know the dimension.
-    if dim is not None and dim >= features.shape[-1]:
-        raise UserError(
-            f"a prefix of {dim} dimensions is not shorter than the head's output; lower "
-            f"config.eval.prefixes below {features.shape[-1]}"
-        )
+    if dim is not None and dim >= whole:
+        raise UserError(f"a prefix has {dim} dimensions; lower config.eval.prefixes below {whole}")
     return features[:, :dim]
 
 
@@ -111,10 +108,8 @@ def encode(
         except (FlaxError, TypeError, ValueError) as error:  # Of a module of the user's.
             if scaled is model:
                 raise
-            raise UserError(
-                f"the encoder cannot embed images of {side} × {side} pixels ({reason(error)}); set "
-                "--config.eval.scales=1"
-            ) from error
+            problem = f"the encoder cannot embed {side} × {side} pixels ({reason(error)})"
+            raise UserError(f"{problem}; set --config.eval.scales=1") from error
         embeddings.append(pooled.astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
 
@@ -166,9 +161,8 @@ Features = Float[np.ndarray, "images scales dim"]
 class DatasetEmbedder:
     """Embeds datasets with a run's model; one compiled program serves all sizes and spaces.
 
-    A frozen encoder embeds the `cached` datasets once. These embeddings stay in memory, and a
-    single process stores them in the folder for other runs. All calls must then pass the same
-    encoder's parameters.
+    A frozen encoder, the same in all calls, embeds the `cached` datasets once. Their embeddings
+    stay in memory, and a single process stores them in the folder for other runs.
     """
 
     model: Embedder
@@ -194,15 +188,12 @@ class DatasetEmbedder:
             return self.mapped(points_of_batch, features)
         return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
 
-    def features(
-        self, params: PyTree, dataset: Dataset, scales: Sequence[float] | None = None
-    ) -> Features:
-        """The encoder's embeddings of images at each scale, by default `eval.scales`."""
+    def features(self, params: PyTree, dataset: Dataset) -> Float[np.ndarray, "images dim"]:
+        """The encoder's embeddings of images at one scale."""
         params = parallel.place(params, parallel.replicated(self.mesh))
-        scales = tuple(scales or self.config.eval.scales)
-        features = self._features_in_memory(params, dataset, scales)
-        encode_batch = functools.partial(self._encode, scales, params)
-        return self.mapped(encode_batch, dataset) if features is None else features
+        if (features := self._features_in_memory(params, dataset, ONE_SCALE)) is None:
+            features = self.mapped(functools.partial(self._encode, ONE_SCALE, params), dataset)
+        return features[:, 0]
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
         """Applies a function to sharded batches of images under the test view, or of features."""
@@ -237,8 +228,8 @@ class DatasetEmbedder:
     ) -> Features | None:
         """Embeddings of cached images; None if some of the images are not cached."""
         key, known = id(dataset.records), tuple(self.config.eval.scales)
-        images = None if dataset.boxes is not None else self._unions.get(key)
-        if images is None or not set(scales) <= set(known):
+        images = self._unions.get(key)
+        if images is None or dataset.boxes is not None or not set(scales) <= set(known):
             return None
         if not np.isin(dataset.positions, images.positions).all():
             return None
@@ -256,10 +247,9 @@ class DatasetEmbedder:
         scales, data = tuple(self.config.eval.scales), self.config.data
 
         def compute(done: int) -> Iterator[Features]:
-            rest = images.take(np.arange(done, len(images)))
+            rest = images[done:]
             if len(rest):
-                images_left = counted(len(rest), "image")
-                console.say(f"embedding {images_left} with the frozen encoder, once")
+                console.say(f"embedding {counted(len(rest), 'image')} once: the encoder is frozen")
             return self._mapped(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.source is None or jax.process_count() > 1:
@@ -297,12 +287,11 @@ def cached_features(
 ) -> Features:
     """Reads the features of `count` images from a folder, after computing the missing ones.
 
-    One process at a time fills the folder. `compute` takes the number of stored images, and yields
-    batches of features for the rest.
+    One process at a time fills it. `compute(n)` yields batches for all but the first n images.
     """
     try:
         table = None
-        while table is None:
+        while table is None:  # A damaged one is computed again.
             cache = ArrayCache(folder, count)
             if not cache.is_complete():
                 with cache.filling(locked(folder, "embedding images")) as done:

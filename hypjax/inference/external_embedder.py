@@ -1,7 +1,6 @@
 """Encoders of other libraries that embed images: timm's, Transformers', and ONNX files.
 
-The library prepares the images. Its features are saved as float32, and compared by cosine unless
-another space is named.
+The library prepares the images. Its features are float32, by default compared by cosine.
 """
 
 import concurrent.futures
@@ -60,8 +59,7 @@ class ExternalEmbedder(ImageEmbedder):
             shape = f"the shape {list(first.shape)} for one image, not [1, dim]"
             raise UserError(f"the {encoder.output} of {spec} has {shape}")
         # On a GPU roundings may differ; random masks or dropout change the first digit.
-        tolerance = 1e-2 * np.ptp(first)
-        if not np.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True):
+        if not np.allclose(first, second, rtol=0, atol=1e-2 * np.ptp(first), equal_nan=True):
             raise UserError(f"{spec} embeds one image in different ways, so it cannot be searched")
         self._dim = first.shape[1]
         console.say(f"{spec}: features are its {encoder.output}, of dimension {self._dim}")
@@ -114,6 +112,5 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
         raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
-    pixels = {option: value for option, value in pixels.items() if value is not None}
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

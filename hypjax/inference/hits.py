@@ -3,7 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -43,20 +43,18 @@ class Match(NamedTuple):
         )
 
 
-def choose(splits: Splits) -> tuple[str, Dataset, Dataset] | None:
-    """Chooses a split to measure a `Match` on; returns its name, queries and gallery.
+def match_split(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
+    """The split on which a `Match` is measured: its name, queries, and gallery if it has one.
 
-    Returns None if the test has ground truth and there is no validation split: matches of such
-    queries are not the images of their class.
+    None for a test with ground truth, where matches are not the images of a query's class.
     """
     if splits.validation is not None:
-        images = _of_some_classes(splits.validation)
-        return "validation", images, images
+        return "validation", _of_some_classes(splits.validation), None
     if splits.ground_truth is not None:
         return None
-    items = _of_some_classes(splits.gallery or splits.test)
     if splits.gallery is None:
-        return "test", items, items
+        return "test", _of_some_classes(splits.test), None
+    items = _of_some_classes(splits.gallery)
     alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
     return "test", splits.test.take(alike[:_MAX_IMAGES]), items
 
@@ -95,14 +93,13 @@ def match_distance(
 def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
     """Writes match distances by fingerprint of the embeddings."""
     with console.tolerating(str(folder / MATCHES)):
-        fields = {fingerprint: match._asdict() for fingerprint, match in matches.items()}
-        write_json(folder / MATCHES, fields)
+        write_json(folder / MATCHES, {key: match._asdict() for key, match in matches.items()})
 
 
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
     """Reads a run's match distances by fingerprint, if they were measured."""
-    matches = read_object(folder / MATCHES) or {}
-    return {fingerprint: Match(**fields) for fingerprint, fields in matches.items()}
+    matches = (read_object(folder / MATCHES) or {}).items()
+    return {fingerprint: Match(**fields) for fingerprint, fields in matches}
 
 
 class Hits(NamedTuple):
@@ -122,12 +119,10 @@ class Hits(NamedTuple):
 
     def __str__(self) -> str:
         """A table with one line per hit: rank, distance, whether it is right, and path."""
-        known = f" ({on_one_line(self.label)})" if self.label else ""
-        header = "rank   distance  " + "       " * bool(known) + "path"
-        lines = [f"{_shown(self.query)}{known}", header]
+        known, width = f" ({on_one_line(self.label)})" if self.label else "", 7 * bool(self.label)
+        lines = [f"{_shown(self.query)}{known}", f"rank   distance  {'':{width}}path"]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
-            mark = f"{self.mark(i):<7}" if known else ""
-            lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_shown(path)}")
+            lines.append(f"{i + 1:>4} {distance:>10.4f}  {self.mark(i):{width}}{_shown(path)}")
         if self.remark:
             lines.append(f"{_shown(self.query)}: {self.remark}")
         return "\n".join(lines)
@@ -169,9 +164,9 @@ def find_hits(
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    paths = [images.path(i) for i in range(len(images))]
-    if images.vectors is not None:  # Features: their ids may be paths.
-        paths = images.names.tolist()
+    paths = images.names.tolist()  # Ids of features may be paths, too.
+    if images.vectors is None:
+        paths = [images.path(i) for i in range(len(images))]
     ids = [""] * len(paths) if keep_self else paths
     if postprocessing == Postprocessing():
         neighbours = gallery.nearest(queries.vectors, k, ids)
@@ -181,8 +176,8 @@ def find_hits(
         if most := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
             listed = min(k - 1 + most, len(gallery) - 1)
-        nearest = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
-        neighbours = gallery.neighbours(*nearest, own_rows, k)
+        ranked = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
+        neighbours = gallery.neighbours(*ranked, own_rows, k)
     fewest = min((len(hits.ids) for hits in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -190,26 +185,12 @@ def find_hits(
     # Expansion and re-ranking change the distances.
     if postprocessing.expansion or postprocessing.reranking:
         match = None
-    results = [
-        Hits(
-            query=images.name(i),
-            label=images.class_name(i) or hits.own_label or _folder_label(paths[i], has_class),
-            paths=hits.ids,
-            labels=hits.labels,
-            distances=hits.distances,
-        )
-        for i, hits in enumerate(neighbours)
-    ]
-    if match is None:
-        return results
-    return [
-        hits._replace(remark=match.remark(hits.distances[0]))
-        if hits.distances and hits.mark(0) != "right"
-        else hits
-        for hits in results
-    ]
-
-
-def _folder_label(path: str, has_class: Callable[[str], bool]) -> str:
-    folder = os.path.basename(os.path.dirname(path))
-    return folder if folder and has_class(folder) else ""
+    results = []
+    for i, nearest in enumerate(neighbours):
+        folder = os.path.basename(os.path.dirname(paths[i]))
+        label = images.class_name(i) or nearest.own_label or folder * has_class(folder)
+        hits = Hits(images.name(i), label, nearest.ids, nearest.labels, nearest.distances)
+        if match and hits.distances and hits.mark(0) != "right":
+            hits = hits._replace(remark=match.remark(hits.distances[0]))
+        results.append(hits)
+    return results

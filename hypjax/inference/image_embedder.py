@@ -41,8 +41,7 @@ class ImageEmbedder(abc.ABC):
         """Yields the rows of a dataset's images in order, one batch at a time.
 
         Rows, by default points of the space, are saved with unfinished work, and meaningless for
-        images that could not be read. If `few`, a batch that is not full may take less time, and
-        round differently.
+        unreadable images. If `few`, a batch that is not full may be faster, and round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
@@ -66,10 +65,8 @@ class ImageEmbedder(abc.ABC):
             for rows, broken in self.batches(images[done:], few=few):
                 wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(wrong, list(broken)).tolist():
-                    raise UserError(
-                        f"the embedding of {images.name(done + i)} is not finite: the weights are "
-                        "damaged, or training diverged; train again with a lower learning rate"
-                    )
+                    problem = f"the embedding of {images.name(done + i)} is not finite: the weights"
+                    raise UserError(f"{problem} are damaged, or diverged; lower the learning rate")
                 yield rows, broken
                 done += len(rows)
                 bar.update(len(rows))
@@ -80,14 +77,13 @@ class ImageEmbedder(abc.ABC):
         """Embeds images into a file; a folder beside it stores finished rows, to resume."""
         if path.exists():
             done = Embeddings.load(path)
-            stored = done.fingerprint, done.images_fingerprint
-            if stored != (self.fingerprint, images.fingerprint):
-                difference = f"was embedded by {done.model or 'another model'}, not by {self.name}"
-                if done.fingerprint == self.fingerprint:
-                    difference = "holds other images"
-                remedy = "name another file, or remove it"
-                raise UserError(f"{path} exists already and {difference}; {remedy}")
-            return done
+            if done.fingerprint != self.fingerprint:
+                problem = f"was embedded by {done.model or 'another model'}, not by {self.name}"
+            elif done.images_fingerprint != images.fingerprint:
+                problem = "holds other images"
+            else:
+                return done
+            raise UserError(f"{path} exists already and {problem}; name another file, or remove it")
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
         unfinished = ArrayCache(folder, len(images))
@@ -110,22 +106,18 @@ class ImageEmbedder(abc.ABC):
             raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
         return embeddings
 
-    def _embeddings(
-        self, images: Dataset, rows: Float[np.ndarray, "n d"], broken: dict[int, str]
-    ) -> Embeddings:
+    def _embeddings(self, images: Dataset, rows: np.ndarray, broken: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(broken))
-        ids, splits, coarse = images.names.astype(str), images.splits, images.coarse_labels
+        columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
+        columns["coarse_labels"] = images.coarse_labels
         return Embeddings(
             **self.columns(rows[readable]),
-            ids=ids[readable],
-            labels=images.class_names[readable].astype(str),
+            **{name: x[readable].astype(str) for name, x in columns.items() if x is not None},
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
-            unreadable={str(ids[i]): reason for i, reason in broken.items()},
-            splits=None if splits is None else splits[readable].astype(str),
-            coarse_labels=None if coarse is None else coarse[readable].astype(str),
+            unreadable={str(images.names[i]): reason for i, reason in broken.items()},
         )
 
 
@@ -167,8 +159,8 @@ def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
     matches = map(pattern.fullmatch, (path.name for path in output.parent.glob("*-of-*")))
     counts = sorted({int(name[1]) for name in matches if name})
     if len(counts) != 1:
-        wrong = f"parts of {' and of '.join(map(str, counts))}; remove those of all but one number"
-        raise UserError(f"{output} has {wrong if counts else 'no parts; embed them with --shard'}")
+        numbers = " and of ".join(map(str, counts)) or "no number"
+        raise UserError(f"{output} has parts of {numbers}; embed those of one number by --shard")
     parts, first = [], 0
     for index in range(1, counts[0] + 1):
         path = Shard(index, counts[0]).path(output)

@@ -82,8 +82,7 @@ class Model(ImageEmbedder):
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; raises UserError if one is broken.
 
-        `images` is a path, a folder, a pattern, a Pillow image, an array of pixels, or a sequence
-        of these; see `hypjax.data.photos.given_images`.
+        `images`: a path, folder, pattern, Pillow image or array of pixels, or several of these.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -94,8 +93,7 @@ class Model(ImageEmbedder):
     def gallery(self, images: AnyImages) -> Embeddings:
         """Embeds images, passed as to `embed`, to search among, with their paths and classes.
 
-        Sub-folders are classes. Unreadable images are listed. `hypjax.search` reads the embeddings
-        once they are saved.
+        Sub-folders are classes. Unreadable images are listed. `hypjax.search` reads saved ones.
         """
         return self.embed_images(given_images(images), few=True)
 
@@ -110,8 +108,7 @@ class Model(ImageEmbedder):
         """Finds the k nearest images of a gallery, nearest first, to each query.
 
         `print(hits[0])` shows the first query's hits. The gallery is a result of `gallery`, a path
-        or URL as for --gallery of `hypjax.search`, or images; the query is passed as to `embed`. A
-        file does not find itself.
+        or URL as for `hypjax.search`, or images; queries are images. A file does not find itself.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
@@ -141,10 +138,8 @@ class Model(ImageEmbedder):
         if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, not features; pixels are uint8")
         if not encoder.takes_pixels and (vectors is None or vectors.shape[1] != encoder.dim):
-            raise UserError(
-                "this run was trained on features of another model, so it cannot embed "
-                f"{dataset.name(0)}; pass a file of such features, of dimension {encoder.dim}"
-            )
+            problem = f"this run embeds features of another model, not {dataset.name(0)}"
+            raise UserError(f"{problem}; pass a file of such features, of dimension {encoder.dim}")
         total = len(dataset)
         size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
         devices = min(jax.local_device_count(), -(-total // size))
@@ -157,8 +152,7 @@ class Model(ImageEmbedder):
                     part = points[start : start + size]
                     if self.projection is not None:
                         part = self.projection.apply(part)
-                    reasons = {i - start: why for i, why in broken.items()}
-                    yield part, {i: why for i, why in reasons.items() if 0 <= i < size}
+                    yield part, {i: broken[start + i] for i in range(size) if start + i in broken}
 
     @property
     def takes_pixels(self) -> bool:
@@ -209,8 +203,7 @@ def load(
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
             Face hub, 'hf://OWNER/NAME', or at a tag, a branch or a commit, 'hf://OWNER/NAME@v1'.
             Without hf://, there must be no folder OWNER here.
-        part: Which embedding to compute: "head", which the loss trained, "encoder", or a prefix of
-            the head's that the run scores, such as "head@16".
+        part: The embedding: "head", which the loss trained, "encoder", or a prefix like "head@16".
         batch_size: Largest number of images that are embedded at once, on which roundings may
             depend. Default: the batch size of the run's evaluation.
         encoder: The module that was trained, if it is not one of hypjax's.

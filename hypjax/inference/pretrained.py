@@ -1,7 +1,7 @@
 """The parameters with which a model starts: pretrained, or of another run."""
 
-import functools
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import PyTree
@@ -34,37 +34,30 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         scaling = tuple(config.data.mean), tuple(config.data.std)
         if published and scaling != (published.mean, published.std):
             mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
-            console.warn(
-                f"in pretraining of {weights}, pixels were scaled otherwise; set "
-                f"--config.data.mean={mean} --config.data.std={std}"
-            )
+            flags = f"--config.data.mean={mean} --config.data.std={std}"
+            console.warn(f"in pretraining of {weights}, pixels were scaled otherwise; set {flags}")
         return pretrained.load_timm(weights, encoder, config.data.channels)
     return _restored(config, encoder).params["encoder"]
 
 
 def only_encoder(run: Run) -> PyTree:
     """Reads the parameters of a pretrained encoder, in all processes; opens no images."""
-    config, encoder = run.config, run.model.encoder
-    params = learned.initial_parameters(learned.initial_scalars(config.objective))
-    if encoder.takes_pixels:
-        read = functools.partial(pretrained_encoder, config, encoder)
-        params["encoder"] = processes.arrays_from_first(read, run.shapes["encoder"])
-    return params
+    return _from_first(run, lambda: {"encoder": pretrained_encoder(run.config, run.model.encoder)})
 
 
 def released_model(run: Run) -> PyTree:
     """Reads `released_parameters`, without proxies, in all processes; scores only these parts."""
+    return _from_first(run, lambda: released_parameters(run.config, run.model))
+
+
+def _from_first(run: Run, read: Callable[[], dict[str, PyTree]]) -> PyTree:
     params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
-    released: dict[str, PyTree] = {}
-
-    def read() -> list[str]:
-        released.update(released_parameters(run.config, run.model))
-        return [part for part in PARTS if part in released]
-
     if run.model.encoder.takes_pixels:
-        run.parts = processes.from_first(read)
-        parts = lambda tree: {part: tree[part] for part in run.parts}  # noqa: E731
-        params |= processes.arrays_from_first(lambda: parts(released), parts(run.shapes))
+        tree: dict[str, PyTree] = {}  # Of the first process.
+        tree_parts = processes.from_first(lambda: tree.update(read()) or [*tree])
+        run.parts = [part for part in PARTS if part in tree_parts]
+        shapes = {part: run.shapes[part] for part in run.parts}
+        params |= processes.arrays_from_first(lambda: {x: tree[x] for x in shapes}, shapes)
     return params
 
 
@@ -85,10 +78,8 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
     run = _restored(config, model.encoder)
     for field in ("head", "head_dim"):
         if run.config.model[field] != config.model[field]:
-            raise UserError(
-                f"config.model.{field} is {config.model[field]}, but the head of the run in "
-                f"{weights} needs {run.config.model[field]}"
-            )
+            values = f"{config.model[field]}, but {run.config.model[field]} in the run {weights}"
+            raise UserError(f"config.model.{field} is {values}, whose head you load")
     parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
     return parts | _learned_by_run(config, run.params.get("scalars", {}))
 
@@ -96,8 +87,7 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the "encoder" that `model.weights` names.
 
-    A file written by the code of Hyp-ViT, HypMix or HIER also has the "head", and perhaps HIER's
-    proxies, "hierarchy".
+    A file by the code of Hyp-ViT, HypMix or HIER also has the "head", and HIER's "hierarchy".
     """
     weights, params = config.model.weights, {"encoder": pretrained_encoder(config, model.encoder)}
     if _is_run(weights) or repository(weights):
@@ -126,9 +116,7 @@ def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dic
     fields, weights = config.objective, config.model.weights
     c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
     if not fields.learn_c and curved and c not in (None, fields.c):
-        console.warn(
-            f"the run in {weights} has learned c = {c:g}, but config.objective.c is {fields.c:g}"
-        )
+        console.warn(f"the run in {weights} learned c = {c:g}; config.objective.c is {fields.c:g}")
     first = learned.scalar_parameters(learned.initial_scalars(fields))
     known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
     bounded = learned.within_bounds(first | known, learned.bounds(fields))
@@ -145,10 +133,8 @@ def warn_of_known_classes(config: ConfigDict, images: str) -> None:
     names = ("name", "split", "split_seed", "test_classes")
     same_name, *same_split = (fields[f"data.{name}"] == config.data[name] for name in names)
     if same_name and not (all(same_split) and fingerprint == images):
-        console.warn(
-            f"the run in {redacted(weights)} had other images or another split; if it saw images "
-            "or classes of this test, the recall here is too high"
-        )
+        problem = f"the run in {redacted(weights)} had other images or another split"
+        console.warn(f"{problem}; if it saw some of this test, the recall here is too high")
 
 
 def _is_run(weights: str) -> bool:
@@ -160,9 +146,8 @@ def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
     with reading(weights) as folder:
         run = Run.saved(folder).restore_best(folder)
     if not same_architecture(run.model.encoder, encoder):
-        raise UserError(
-            f"the run in {weights} has a different architecture or size; copy its config.model"
-        )
+        problem = f"the run in {weights} has a different architecture or size"
+        raise UserError(f"{problem}; copy its config.model")
     data = run.config.data
     if (data.mean, data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")

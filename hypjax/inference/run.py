@@ -19,7 +19,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
-from hypjax.inference.hits import Match, choose, match_distance
+from hypjax.inference.hits import Match, match_distance, match_split
 from hypjax.inference.scoring import task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
@@ -36,6 +36,8 @@ from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder
 from hypjax.types import View
+
+_QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
 
 class Run:
@@ -71,7 +73,7 @@ class Run:
         passed = {"model": model, "objective": objective, "splits": splits, "mesh": mesh}
         # Values of the properties below.
         vars(self).update({name: part for name, part in passed.items() if part is not None})
-        self._projected_model: list[Any] = []  # Parameters of the last one, and its projections.
+        self._projected_model: tuple[PyTree, Projections] = None, {}  # The last one's.
 
     @classmethod
     def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
@@ -142,8 +144,8 @@ class Run:
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which a model is scored, by name."""
-        spaces = self.trained(params).spaces.items()
-        return {name: space for name, space in spaces if part_of(name) in self.parts}
+        spaces = self.trained(params).spaces
+        return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
 
     def trained_objective(self, params: PyTree) -> Objective:
         """The objective with the scalars that a model has learned."""
@@ -156,11 +158,9 @@ class Run:
         if not dims:
             return {}
         if self.splits.train is None:
-            raise UserError(
-                "config.eval.pca needs training images, and this dataset has none; name it in "
-                "eval.benchmarks, and another one in data.name"
-            )
-        if not self._projected_model or self._projected_model[0] is not params:
+            problem = "config.eval.pca needs training images, and this dataset has none"
+            raise UserError(f"{problem}; name it in eval.benchmarks, and another in data.name")
+        if self._projected_model[0] is not params:
             points, projections = self.embedder.points(params, self.splits.train, spaces), {}
             for name, dim in dims.items():
                 space, whiten = spaces[name], fields.whiten
@@ -168,7 +168,7 @@ class Run:
                     projections[name] = fit(points[name], space=space, dim=dim, whiten=whiten)
                 except UserError as error:
                     raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
-            self._projected_model[:] = params, projections
+            self._projected_model = params, projections
         return self._projected_model[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
@@ -180,9 +180,7 @@ class Run:
         # Processes decide by them, so they must not differ in a last bit.
         return processes.from_first(lambda: means)
 
-    def query_scores(
-        self, params: PyTree, task: Task
-    ) -> dict[str, dict[str, Float[np.ndarray, " queries"]]]:
+    def query_scores(self, params: PyTree, task: Task) -> dict[str, _QueryScores]:
         """Scores of each query by part and metric; `scores` returns their means."""
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
@@ -219,15 +217,15 @@ class Run:
 
     def matches(self, params: PyTree) -> dict[str, Match]:
         """Match distances by the fingerprint of the embeddings; measured if enough images match."""
-        if (chosen := choose(self.splits)) is None:
+        if (chosen := match_split(self.splits)) is None:
             return {}
         split, queries, gallery = chosen
         points, trained = self._points(params, queries), self.trained(self.replicated(params))
-        matches, items, rows = {}, points, own_rows(queries, None)
-        if gallery is not queries:
-            items, rows = self._points(params, gallery), own_rows(queries, gallery)
+        items = points if gallery is None else self._points(params, gallery)
+        labels, rows = (queries if gallery is None else gallery).labels, own_rows(queries, gallery)
+        matches = {}
         for part in PARTS:
-            compared = points[part], queries.labels, items[part], gallery.labels
+            compared = points[part], queries.labels, items[part], labels
             distance = match_distance(*compared, self.spaces(params)[part], rows)
             if distance is not None:
                 projection = self.projections(params).get(part)
@@ -243,11 +241,11 @@ class Run:
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Refuses more neighbours than there are images to find, in precision or query expansion."""
-    fields, items = config.eval, [task.num_items for task in splits.tasks.values()]
+    items = [task.num_items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
-    deep = {"config.eval.expansion is": fields.expansion}
-    if "precision" in fields.metrics:
-        deep["for precision, config.eval.ks holds"] = max(fields.ks)
-    for setting, most in deep.items():
-        if most > min(items):
-            raise UserError(f"{setting} {most}, but there are only {min(items)} images to find")
+    depths = {"config.eval.expansion is": config.eval.expansion}
+    if "precision" in config.eval.metrics:
+        depths["for precision, config.eval.ks holds"] = max(config.eval.ks)
+    for setting, depth in depths.items():
+        if depth > min(items):
+            raise UserError(f"{setting} {depth}, but there are only {min(items)} images to find")

@@ -49,14 +49,12 @@ def save(
 ) -> None:
     """Saves a trained model, which `hypjax.load`, `hypjax.embed` and `hypjax.search` then read.
 
-    A custom encoder's code is not saved: pass it to `hypjax.load` as `encoder=`. Weights are
-    named by their paths in Flax.
+    A custom encoder's code is not saved: pass it to `hypjax.load` as `encoder=`.
 
     Args:
         params: The model's parameters, shaped as `encoder.init(...)["params"]`.
         space: The space whose `embed` maps the model's output to points.
-        workdir: Folder to write. An earlier model in it is replaced; a folder that holds anything
-            else is refused.
+        workdir: Folder to write, which may hold an earlier model to replace, but nothing else.
         encoder: The model: a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim], or an `Embedder`, which is an encoder with a head.
         image_size: Side of its images in pixels.
@@ -75,9 +73,9 @@ def save(
     config.data.update(name=IN_MEMORY, test_view=test_view, **view)
     for field, values in (("mean", mean), ("std", std)):
         config.data[field] = tuple(map(float, (0.5,) * channels if values is None else values))
-    config.model.head = head.head_kind if head else "none"
-    config.model.head_dim = head.head_dim if head else config.model.head_dim
-    config.optim.frozen = ()
+    config.model.head, config.optim.frozen = "none", ()
+    if head:
+        config.model.head, config.model.head_dim = head.head_kind, head.head_dim
     choose_space(config, space)
     choose_encoder(config, head.encoder if head else encoder)
     validate(config)
@@ -90,16 +88,13 @@ def save(
 
 
 def _require_shapes(params: PyTree, shapes: PyTree) -> None:
-    actual, expected = (
-        {"/".join(path): leaf.shape for path, leaf in flatten_dict(tree).items()}
-        for tree in (params, shapes)
-    )
+    named = (flatten_dict(tree, sep="/").items() for tree in (params, shapes))
+    actual, expected = ({name: leaf.shape for name, leaf in leaves} for leaves in named)
     for name in sorted(actual.keys() | expected.keys()):
-        if actual.get(name) != expected.get(name):
-            raise UserError(
-                f"the parameter {name} has the shape {actual.get(name)}, but the model's "
-                f'{expected.get(name)}; shapes must be those of encoder.init(...)["params"]'
-            )
+        wrong, right = actual.get(name), expected.get(name)
+        if wrong != right:
+            shapes = f"has the shape {wrong}, but encoder.init gives {right}"
+            raise UserError(f"the parameter {name} {shapes}")
 
 
 def describe(config: ConfigDict) -> str:
@@ -127,8 +122,7 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     with writing(folder):
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         if others := names - _FILES if files.PUBLISHED in names else names:
-            problem = f"{folder} holds {min(others)}, which is no part of a model of hypjax"
-            raise UserError(f"{problem}; name another folder")
+            raise UserError(f"{folder} holds {min(others)}, no model; name another folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder.resolve()) as staged:
             staged.mkdir()

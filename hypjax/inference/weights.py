@@ -44,29 +44,27 @@ class TrainedModel(NamedTuple):
         """Hash of all that the embeddings of a name depend on, except the images."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
-        scales = [float(scale) for scale in self.config.eval.scales]
-        space = describe_space(self.spaces[name])
+        scales, space = [*map(float, self.config.eval.scales)], describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
         facts += [model.gem_exponent] if model.eval_pooling == "gem" else []
         # Parameters do not show a custom module's activation or stride.
-        module = CUSTOM_ENCODERS.get(model.architecture)
-        facts += [] if module is None else [custom_name(module)]
+        if (module := CUSTOM_ENCODERS.get(model.architecture)) is not None:
+            facts.append(custom_name(module))
         digest = fingerprint(facts, self.params)
         return digest if projection is None else projection.fingerprint(digest)
 
     def save_projections(self, folder: pathlib.Path, projections: Projections) -> None:
         """Saves the projections of the model's embeddings in the run's folder."""
         for name, projection in projections.items():
-            path = folder / self._projection_file(name, self.fingerprint(name))
-            path.parent.mkdir(exist_ok=True)
-            projection.save(path)
+            (folder / files.PROJECTIONS).mkdir(exist_ok=True)
+            projection.save(folder / _projection_file(name, self.fingerprint(name)))
 
     def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
         """Reads the projection of `eval.pca`, if any; returns also the embeddings' fingerprint."""
         embeddings = self.fingerprint(name)
         if self.config.eval.pca[part_of(name)] is None:
             return None, embeddings
-        path = folder / self._projection_file(name, embeddings)
+        path = folder / _projection_file(name, embeddings)
         if not path.is_file():
             problem = f"{folder} holds no projection of its {name}'s embeddings"
             raise UserError(f"{problem}; finish the run, or copy its projections, too")
@@ -77,13 +75,14 @@ class TrainedModel(NamedTuple):
         """Copies the model's projections; an unfinished run has none."""
         pca = self.config.eval.pca
         for name in (name for name in self.spaces if pca[part_of(name)] is not None):
-            file = self._projection_file(name, self.fingerprint(name))
+            file = _projection_file(name, self.fingerprint(name))
             if (source / file).exists():
-                (target / file).parent.mkdir(exist_ok=True)
+                (target / files.PROJECTIONS).mkdir(exist_ok=True)
                 shutil.copyfile(source / file, target / file)
 
-    def _projection_file(self, name: str, embeddings: str) -> str:
-        return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
+
+def _projection_file(name: str, embeddings: str) -> str:
+    return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
 
 
 def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -101,9 +100,7 @@ def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) ->
             latest = checkpoints.restore_latest(model=shapes)
             best = checkpoints.restore_best(model=shapes)
     if latest is None:
-        raise UserError(
-            f"{run} holds no checkpoint; train first, or name a run's folder with --workdir"
-        )
+        raise UserError(f"{run} holds no checkpoint; train first, or name another --workdir")
     finished = (run / files.RESULTS).exists()
     finished &= latest.step == saved_fields(run).get("train.total_steps")
     states = {"final" if finished else f"step {latest.step}": latest.trees[0]}

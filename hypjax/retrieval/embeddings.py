@@ -1,7 +1,6 @@
 """Embedded images and their files: galleries to search, to score and to export.
 
-A file holds points of a space, as runs embed them, or features of any other model, which are mapped
-into a space when they are read.
+A file holds points of a space, or features of any model, mapped into a space when they are read.
 """
 
 import dataclasses
@@ -71,8 +70,7 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Maps features of any model into the space, by default `Sphere()`, which is cosine.
 
-        Labels are names or numbers of classes, [n]; ids are paths or other names, [n], by default
-        row numbers.
+        Labels, [n], are names or numbers of classes; ids, [n], are names, by default row numbers.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -99,9 +97,8 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Returns the embeddings of these rows."""
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        chosen = {name: None if x is None else x[rows] for name, x in columns.items()}
-        return dataclasses.replace(self, **chosen)
+        columns = ((name, getattr(self, name)) for name in COLUMNS)
+        return dataclasses.replace(self, **{k: x[rows] for k, x in columns if x is not None})
 
     def prefix(self, dim: int) -> "Embeddings":
         """A gallery of the first features, raw ones if known; see `prefix_points`."""
@@ -125,17 +122,16 @@ class Embeddings(ArrayGallery):
         perhaps `splits` and `coarse_labels`.
         """
         self.check()
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        columns["features"] = columns.pop("raw_features")
-        if self.raw_features is not None:
+        columns = {name: getattr(self, name) for name in (*COLUMNS, *_ORIGIN)}
+        if (features := columns.pop("raw_features")) is not None:
+            columns["features"] = features
             del columns["vectors"]
         arrays = {name: column for name, column in columns.items() if column is not None}
-        pairs = np.array(list(self.unreadable.items()), dtype=str).reshape(-1, 2)
-        facts = {name: getattr(self, name) for name in _ORIGIN}
-        facts["space"] = json.dumps(describe_space(self.space))
+        arrays["unreadable"] = np.array([*self.unreadable.items()], dtype=str).reshape(-1, 2)
+        arrays["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
         with writing(file), replacing(file) as temporary, temporary.open("wb") as opened:
-            np.savez(opened, **arrays, **facts, unreadable=pairs)
+            np.savez(opened, **arrays)
 
     @classmethod
     def load(
@@ -193,9 +189,8 @@ class Embeddings(ArrayGallery):
 
     def features(self) -> Float[np.ndarray, "n d"]:
         """Features from which points were mapped; clipped ones where only points are known."""
-        if self.raw_features is not None:
-            return np.asarray(self.raw_features, np.float32)
-        return np.asarray(self.space.features(self.vectors))
+        raw = self.raw_features
+        return np.asarray(self.space.features(self.vectors) if raw is None else raw, np.float32)
 
 
 def read_features(
@@ -230,8 +225,7 @@ def is_gallery(location: str | os.PathLike[str]) -> bool:
 def _engine(location: str) -> str:
     """Name of the engine that opens a location; '' for a file of embeddings."""
     suffix = pathlib.Path(location).suffix.removeprefix(".")
-    known = suffix in integrations.names("open")
-    return integrations.scheme(location) or (suffix if known else "")
+    return integrations.scheme(location) or suffix * (suffix in integrations.names("open"))
 
 
 def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:

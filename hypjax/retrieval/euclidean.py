@@ -33,8 +33,7 @@ _CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
 _TIED = 1e-5  # Distances within this relative difference are equal.
 
 _Points = Float32[np.ndarray, "n d"]
-# From points and a number m to the indices of the m items nearest to each point in Euclidean
-# distance, [n, m]; −1 where there is none.
+# Indices of the m items nearest to each point in Euclidean distance, −1 where there is none.
 Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
 
 
@@ -189,8 +188,6 @@ def tune(
         recall = min(assured(hits), assured(hits[:, :1]))
         if recall >= WANTED:
             return recall
-    console.warn(
-        f"searches of the graph find {recall:.1%} of the {exact[1].shape[1]} nearest; "
-        "the .npz file finds all"
-    )
+    k = exact[1].shape[1]
+    console.warn(f"the graph finds {recall:.1%} of the {k} nearest; the .npz file finds all")
     return recall

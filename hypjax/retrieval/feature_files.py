@@ -23,8 +23,6 @@ from hypjax.retrieval import inputs
 from hypjax.system import files
 from hypjax.types import class_name, split_names
 
-_TABLES = (".parquet", ".csv")  # Perhaps of images.
-_ARRAYS = (".npz", ".npy", ".pt")
 IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
@@ -46,8 +44,8 @@ class FeatureTable(NamedTuple):
 def has_features(path: pathlib.Path) -> bool:
     """Whether a file holds features or points: by its name, or by its columns if it is a table."""
     suffix = path.suffix.lower()
-    if suffix not in _TABLES:
-        return suffix in _ARRAYS
+    if suffix not in (".parquet", ".csv"):  # These may be tables of images.
+        return suffix in _READERS
     try:
         if suffix == ".csv":
             names, metadata = _csv_columns(path)[1], {}
@@ -150,15 +148,14 @@ def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
     """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset."""
-    arrays = {"features": _array(x), "labels": _array(y)}
+    arrays = {"features": _array(x), "labels": _array(y), IN_SPACE: np.array(True)}
     if index is not None:  # Several processes repeat images to fill their last batches.
-        numbers, rows = np.unique(_array(index), return_index=True)
-        arrays = {name: array[rows] for name, array in arrays.items()} | {"ids": numbers}
-    return arrays | {IN_SPACE: np.array(True)}
+        arrays["ids"], rows = np.unique(_array(index), return_index=True)
+        arrays |= {name: arrays[name][rows] for name in ("features", "labels")}
+    return arrays
 
 
 def _array(value: Any) -> np.ndarray:
-    """Converts a tensor or a list."""
     if hasattr(value, "detach"):
         value = value.detach()
         value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16.
@@ -200,7 +197,6 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(table: Any) -> dict[str, np.ndarray]:
-    """The columns of a table, under their plural names."""
     names = table.column_names
     if "features" in names:
         features = _matrix(table, "features")
@@ -209,20 +205,14 @@ def _arrays(table: Any) -> dict[str, np.ndarray]:
     else:
         others = [name for name in names if name not in _COLUMNS]
         named = ", ".join([name for name in others if not re.search(r"\d$", name)] or others[:9])
-        raise ValueError(
-            "it has no column features, and its columns beside label, path, split and coarse_label "
-            f"are not all numbered from 0 or 1, such as f0 and f1: {named}"
-        )
-    columns = {
-        name: np.array(table.column(column).to_pylist(), dtype=object)
-        for column, name in _COLUMNS.items()
-        if column in names
-    }
+        problem = "it has no column features, and others are not all numbered, such as f0 and f1"
+        raise ValueError(f"{problem}: {named}")
+    known = ((name, table.column(column)) for column, name in _COLUMNS.items() if column in names)
+    columns = {name: np.array(column.to_pylist(), dtype=object) for name, column in known}
     return {"features": features, **columns}
 
 
 def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:
-    """The lists of a column as rows."""
     import pyarrow.compute
 
     rows = table.column(name).combine_chunks()

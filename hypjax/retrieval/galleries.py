@@ -55,9 +55,8 @@ class Gallery(Protocol):
         """Finds the k nearest images of each query, or all images if there are fewer.
 
         `paths` are, for each query, the path of its file, or another id, or ''; no query finds its
-        own image, see `hypjax.retrieval.own_images`.
-        `label` is the class to search in, None for all. Raises UserError if a query is not a point
-        of the space.
+        own image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None for
+        all. Raises UserError if a query is not a point of the space.
         """
 
     def has_class(self, name: str) -> bool:
@@ -115,10 +114,10 @@ class ArrayGallery:
     ) -> list[Neighbours]:
         """Describes the first k results of each query, without the query's own image."""
         described = []
-        for query_distances, hits, own in zip(distances, rows, own_rows, strict=True):
-            others = np.flatnonzero((hits >= 0) & ~np.isin(hits, own))[:k]
+        for query_distances, hits, excluded in zip(distances, rows, own_rows, strict=True):
+            others = np.flatnonzero((hits >= 0) & ~np.isin(hits, excluded))[:k]
             hits = hits[others]
-            query_label = str(self.labels[own[0]]) if len(own) else ""
+            query_label = str(self.labels[excluded[0]]) if len(excluded) else ""
             columns = self.ids[hits], self.labels[hits], query_distances[others], hits.astype(str)
             ids, labels, distances_of_hits, keys = (column.tolist() for column in columns)
             described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))

@@ -86,13 +86,11 @@ def check_points(
     """Checks shapes and types, and returns points as NumPy arrays."""
     queries, gallery = np.asarray(queries), np.asarray(gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):
-        numbers = jnp.issubdtype(points.dtype, jnp.floating)
-        if not numbers or points.ndim != 2 or 0 in points.shape:
+        if not jnp.issubdtype(points.dtype, jnp.floating) or points.ndim != 2 or 0 in points.shape:
             kind = f"{points.dtype} of shape {points.shape}"
             raise UserError(f"{name} must be floats, [number, dimension] and not empty, not {kind}")
-    dims = queries.shape[1], gallery.shape[1]
-    if dims[0] != dims[1]:
-        raise UserError(f"queries have {dims[0]} coordinates, the gallery {dims[1]}")
+    if (dim := queries.shape[1]) != gallery.shape[1]:
+        raise UserError(f"queries have {dim} coordinates, the gallery {gallery.shape[1]}")
     return queries, gallery
 
 

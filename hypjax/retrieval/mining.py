@@ -25,16 +25,13 @@ def hardest_negatives(
 ) -> Int[np.ndarray, "n count"]:
     """The nearest images of other classes, one of each class (Radenović et al., TPAMI 2019).
 
-    Distances come from products in float32. Of equally near images the first counts. Returns rows
-    of the pool, nearest first.
+    Returns rows of the pool, nearest first by products in float32, ties by index.
     """
     present = np.unique(pool_labels)
     others = len(present) - int(np.isin(anchor_labels, present).any())
     if others < count:
-        wanted = (
-            f"{count} negatives of other classes are wanted, but the pool has images of {others}"
-        )
-        raise UserError(f"{wanted}; lower train.tuples.negatives or enlarge train.tuples.pool")
+        problem = f"{count} negatives of other classes, but the pool has images of {others}"
+        raise UserError(f"{problem}; lower train.tuples.negatives or enlarge train.tuples.pool")
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     negatives = []
     for part in inputs.blocks(len(anchors), _BLOCK):
@@ -62,5 +59,4 @@ def _hardest(
         nearest = jnp.argmin(distances, axis=1)
         return without(distances, pool_labels[nearest]), nearest
 
-    chosen = jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1]
-    return chosen.T
+    return jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1].T

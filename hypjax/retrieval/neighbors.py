@@ -50,16 +50,14 @@ def nearest_neighbors(
 
     Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
     gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
-    searched at once. Returns distances [n, k], float32, and indices into the gallery [n, k], int32;
-    nearest first.
+    searched at once. Returns distances, float32, and gallery indices, int32, [n, k], nearest first.
 
     Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, or k is not
-            between 1 and the number of items.
+        UserError: A point is not finite or not in the space, or shapes or k do not fit.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and len(queries) != len(gallery):
-        raise UserError("exclude_self requires the queries as the gallery; their numbers differ")
+        raise UserError("exclude_self requires the queries as the gallery")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)
 
@@ -82,10 +80,8 @@ def search(
         gallery = StreamedGallery(gallery)
     task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
     if len(queries):
-        score = Score.around(space, gallery.sample)
-        subtraction.certify(
-            "neighbours", task.queries, score, task.by_products, task.by_subtraction
-        )
+        score, answer = Score.around(space, gallery.sample), (task.by_products, task.by_subtraction)
+        subtraction.certify("neighbours", task.queries, score, *answer)
     return task.distances, task.ids
 
 
@@ -118,8 +114,6 @@ def nearest_among(
 
 @dataclasses.dataclass
 class _Search:
-    """A search and its answers so far."""
-
     queries: Points
     own_ids: OwnIds
     gallery: StreamedGallery
@@ -170,13 +164,11 @@ class _Search:
         self._store(rows, *nearest)
 
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
-        """The queries of a block, padded, on each device."""
         points = inputs.host_rows(self.queries, rows)
         self.space.check(points, first=rows[0])
         return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
     def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:
-        """Sorts the candidates of a block by their separations, and stores the nearest."""
         # The answer is certain if the k-th is nearer than every item that is no candidate. Such an
         # item scores at most as high as the last candidate, and scores bound −separations: so
         # −separation of the k-th must exceed the last candidate's score. Equality is not enough,

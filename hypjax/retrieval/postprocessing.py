@@ -24,8 +24,7 @@ _BLOCK_BYTES = 64 * 2**20
 class Postprocessing:
     """How the results of a search are post-processed.
 
-    Re-ranking follows expansion. A search by a prefix computes the gallery's prefixes each time;
-    `prefix_points` computes them once.
+    Re-ranking follows expansion. Each search by a prefix computes the gallery's `prefix_points`.
 
     Attributes:
         expansion: Number of gallery items by which queries are expanded; 0 for none.
@@ -105,7 +104,6 @@ def _means(
     space: Space, points: Float[Array, "b k+1 d"], distances: Float[Array, "b k"], alpha: float
 ) -> Float[Array, "b d"]:
     """Means of queries and the neighbours that follow them, in float64."""
-    similarities = space.similarity(distances.astype(jnp.float64))
-    weights = jnp.maximum(similarities, 0.0) ** alpha
+    weights = jnp.maximum(space.similarity(distances.astype(jnp.float64)), 0.0) ** alpha
     weights = jnp.pad(weights, [(0, 0), (1, 0)], constant_values=1)
     return space.mean(points.astype(jnp.float64), weights)

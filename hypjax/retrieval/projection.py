@@ -46,11 +46,9 @@ class Projection:
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
-        blocks = []
-        for features in _features(self.space, points):
-            projected = ((features - self.mean) @ self.components.T) * scales
-            blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
-        return np.concatenate(blocks)
+        features = _features(self.space, points)
+        projected = (((x - self.mean) @ self.components.T) * scales for x in features)
+        return np.concatenate([np.asarray(self.space.embed(x.astype("f4"))) for x in projected])
 
     def fingerprint(self, embeddings: str) -> str:
         """Fingerprint of projected embeddings: the projection's and the input's."""
@@ -61,9 +59,9 @@ class Projection:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
-        arrays = {name: getattr(self, name) for name in ("mean", "components", "variances")}
+        arrays = {name: x for name, x in vars(self).items() if name != "space"}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays, whiten=self.whiten)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
@@ -80,8 +78,7 @@ def fit(
 ) -> Projection:
     """Fits a projection on the `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance of the points' features (`Space.features`) are summed in blocks, so that the
-    points may be memory-mapped.
+    Mean and covariance of `Space.features` are summed in blocks: points may be memory-mapped.
 
     Raises:
         UserError: `dim` exceeds the number of features or of points, the points do not vary, or
@@ -109,7 +106,6 @@ def fit(
 
 
 def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[np.ndarray, "b d"]]:
-    """Yields the features of blocks of points, in float64."""
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):
             yield np.array(space.features(np.asarray(points[rows], np.float64)))

@@ -131,13 +131,11 @@ def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable,
 
     def jitted(function: Callable, arrays: int, lists: int) -> Callable:
         specs = (P(),) * arrays + (P(tiles.AXIS),) * lists
-        return jax.jit(
-            jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-        )
+        options = {"mesh": mesh, "in_specs": specs, "out_specs": P(), "check_vma": False}
+        return jax.jit(jax.shard_map(function, **options))
 
     match = functools.partial(_bound_matches, exclude_self=exclude_self)
-    count = functools.partial(_count_before, symmetric=symmetric)
-    return jitted(match, 3, 1), jitted(count, 5, 2)
+    return jitted(match, 3, 1), jitted(functools.partial(_count_before, symmetric=symmetric), 5, 2)
 
 
 def _bound_matches(

@@ -65,8 +65,7 @@ def rerank(
     `own_ids` holds the gallery index of each query, [n], −1 or None for none: its own item is not
     one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
     ascending, [n, depth], float32, and indices into the gallery, [n, depth], int32; fewer than
-    `depth` if there are fewer items. Results of equal distance keep their order. Errors are those
-    of `nearest_neighbors`.
+    `depth` if there are fewer items. Ties keep their order. Raises as `nearest_neighbors` does.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)
@@ -128,8 +127,7 @@ class _Items:
     def _reciprocal(self, items: Rows, k: int) -> _Matrix:
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
-        others = self._nearest(np.unique(nearest.indices), k + 1)
-        return nearest.multiply(others.T).tocsr()
+        return nearest.multiply(self._nearest(np.unique(nearest.indices), k + 1).T).tocsr()
 
     def _nearest(self, items: Rows, k: int) -> _Matrix:
         """The k nearest of each item, itself included."""

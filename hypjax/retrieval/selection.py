@@ -47,8 +47,7 @@ class StreamedGallery:
     """A NumPy array, possibly memory-mapped, that is streamed to all local devices.
 
     With `keep`, a gallery of at most 1 GB keeps the vectors of its points between searches, as
-    columns of a matrix: their product with a few queries runs at the speed of the memory. A CPU
-    would copy rows first.
+    columns of a matrix, whose product with a few queries needs no copy on a CPU.
     """
 
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
@@ -81,10 +80,8 @@ class StreamedGallery:
         key = rows, str(score.space)
         known, chunks = self._kept  # Read once: threads may share a gallery.
         if known != key:
-            by_columns = NamedSharding(self.mesh, P(None, AXIS))
-            transpose = jax.jit(
-                lambda vectors: tuple(x.T for x in vectors), out_shardings=by_columns
-            )
+            columns = NamedSharding(self.mesh, P(None, AXIS))
+            transpose = jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=columns)
             streamed = self._stream(score, rows)
             chunks = [chunk._replace(vectors=transpose(chunk.vectors)) for chunk in streamed]
             self._kept = key, chunks
@@ -144,8 +141,7 @@ class Selector:
         self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
         # Each thread has an equal share, in parts whose candidates fit into a CPU's cache.
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
-        bounds = np.linspace(0, shape[0], parts + 1, dtype=int)
-        pairs = itertools.pairwise(bounds)
+        pairs = itertools.pairwise(np.linspace(0, shape[0], parts + 1, dtype=int))
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
         self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
         # All products reuse this buffer, because touching new memory is slow.

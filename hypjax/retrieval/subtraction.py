@@ -21,7 +21,6 @@ from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
-_ByProducts = Callable[[Rows, Score], Rows]
 _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
@@ -32,15 +31,14 @@ _FEW = 64  # Distinct queries for which subtraction costs less than products in 
 
 
 def certify(
-    result: str, queries: Points, score: Score, by_products: _ByProducts, by_subtraction: Callable
+    result: str, queries: Points, score: Score, by_products: Callable, by_subtraction: Callable
 ) -> None:
     """Answers all queries exactly, and logs how many each arithmetic answered.
 
     Products in float32 answer most queries. Where points crowd, rounding their lengths hides their
     differences: those queries are asked again by products in float64 around the centre of their
     crowd. Queries with duplicates or near-ties beyond the candidates remain for `by_subtraction`.
-    `by_products` returns the rows of queries whose answer it cannot certify. `result` names the
-    answers in the log.
+    `by_products` returns the rows of queries that it cannot certify. The log names the `result`.
     """
     rows = by_products(np.arange(len(queries)), score)
     repeated = len(rows)

@@ -32,8 +32,7 @@ class Points(NamedTuple):
 class Sorted:
     """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
 
-    All devices of a mesh hold the factors of a chunk. `rows` holds the points of each chunk,
-    [chunks, p], −1 for padding.
+    All devices hold the factors of a chunk. `rows`, [chunks, p], are its points, −1 for padding.
     """
 
     # Comparing the labels of each pair costs as much as comparing its score. Sorted by class,
@@ -104,8 +103,7 @@ def pairs(
 ) -> Iterator[tuple[int, int, list[Tiles]]]:
     """Yields indices of two chunks, their tiles that may contain matches, and their other tiles.
 
-    If `symmetric`, the queries are the items, and a tile without matches also stands for its
-    transpose.
+    If `symmetric`, queries are the items, and a tile without matches stands for its transpose, too.
     """
     sizes = queries.rows.shape[1], items.rows.shape[1]
     capacity = math.prod(size // side(size) for size in sizes)
@@ -146,8 +144,7 @@ def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) 
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry
-        # A step loads the indices of the next tile: XLA on a CPU would reload its own for each
-        # comparison.
+        # A step loads the next tile's indices: XLA on a CPU would reload its own per comparison.
         return update(row, column, state), tiles.rows[0, i + 1], tiles.columns[0, i + 1]
 
     first = (state, tiles.rows[0, 0], tiles.columns[0, 0])

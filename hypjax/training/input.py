@@ -123,7 +123,7 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
     if not embedder.cached or learner.model.encoder != embedder.model.encoder:
         embedder = dataclasses.replace(embedder, model=learner.model, cached=())
         console.say(f"embedding {counted(len(train), 'training image')} with the encoder")
-    return embedder.features(params, train, ONE_SCALE)[:, 0]
+    return embedder.features(params, train)
 
 
 def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:

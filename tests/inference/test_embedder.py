@@ -1,6 +1,7 @@
-"""Embedding and searching own images."""
+"""Embedding and searching own images, also in parts."""
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ import pytest
 
 from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
-from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Sphere
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
@@ -21,7 +22,7 @@ from hypjax.retrieval.projection import fit
 from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
-from tests.helpers.galleries import embeddings
+from tests.helpers.process_pair import python
 from tests.helpers.small_runs import copy_with
 
 
@@ -61,31 +62,10 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
         commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
 
 
-def test_searches_that_no_query_can_make_are_refused_before_a_model_is_opened(tmp_path):
-    embeddings(np.eye(3, dtype=np.float32), Sphere()).save(tmp_path / "g.npz")
-    where = "--workdir=missing", f"--gallery={tmp_path / 'g.npz'}", "--query=x.jpg", "--k=2"
-    for flags, keyword in (
-        *(("--k=9", "k is 9"), ("--expand=9", "expansion is 9"), ("--prefix=9", "prefix of 9")),
-        ("--prefix=2 --rerank", "leave out the prefix"),
-    ):
-        with pytest.raises(UserError, match=keyword):
-            commands.call("search", *where, *flags.split())
-
-
 def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
     changes = [{}, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]
     assert len({load(run).fingerprint for run in runs}) == 3
-
-
-def test_points_are_saved_with_their_space_and_those_of_fused_ones_not_searched(tmp_path):
-    fused = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
-    for space in (PoincareBall(0.1, 2.3, True), Lorentz(0.3), fused):
-        embeddings(space.embed(np.eye(3, dtype=np.float32)), space).save(tmp_path / "g.npz")
-        read = Embeddings.load(tmp_path / "g.npz")
-        assert read.space == space
-    with pytest.raises(UserError, match="the sphere .* are no inner products"):
-        read.search_vectors()
 
 
 def embed_two_batches(embedder, path, images):
@@ -121,15 +101,15 @@ def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, mon
 def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed(
     run, embedder, gallery, photos_folder, tmp_path
 ):
-    found, path = find_images(str(photos_folder)), tmp_path / "g.npz"
-    renamed = dataclasses.replace(found, class_names=np.array(["x", *found.class_names[1:]]))
-    rolled = found.take(np.roll(np.arange(len(found)), 1))
-    for model, images in ((embedder, renamed), (embedder, rolled), (load(run, "encoder"), found)):
+    photos, path = find_images(str(photos_folder)), tmp_path / "g.npz"
+    renamed = dataclasses.replace(photos, class_names=np.array(["x", *photos.class_names[1:]]))
+    rolled = photos.take(np.roll(np.arange(len(photos)), 1))
+    for model, images in ((embedder, renamed), (embedder, rolled), (load(run, "encoder"), photos)):
         gallery.save(path)
         with pytest.raises(UserError, match="exists already"):
             model.embed_to(path, images)
         path.unlink()
-        embed_two_batches(embedder, path, found)
+        embed_two_batches(embedder, path, photos)
         expected = model.embed_images(images).vectors
         np.testing.assert_array_equal(model.embed_to(path, images).vectors, expected)
 
@@ -177,8 +157,7 @@ def test_scores_are_of_postprocessed_searches(run):
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])
-    postprocessing = Postprocessing(2, 0.0, Reranking())
-    options = {"space": Sphere(), "postprocessing": postprocessing}
+    options = {"space": Sphere(), "postprocessing": Postprocessing(2, 0.0, Reranking())}
     expected = query_scores(x, splits.test.labels, metrics=["recall@1", "recall@2"], **options)
     got = opened.scores(params, splits.task)
     assert got == {"encoder": {name: scores.mean() for name, scores in expected.items()}}
@@ -202,8 +181,42 @@ def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monk
     monkeypatch.setattr(embedder, "params", params)
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(photos_folder)))
-    for x, words in ((np.nan, "is not finite"), (9.0, "points are what space.embed.features. ret")):
-        points = np.full((1, 2), x, np.float32)
-        with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
-            embeddings(points, PoincareBall(0.1, 2.3)).save(tmp_path / "g.npz")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def execute(run, photos_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos_folder, "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+    where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
+    return functools.partial(commands.call, "embed", *where)
+
+
+def test_merged_parts_are_the_gallery_bit_for_bit(execute, tmp_path):
+    execute("--output=whole.npz")
+    execute("--shard=2/2")
+    with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
+        execute("--merge")
+    execute("--shard=1/2")
+    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 parts"):
+        execute("--shard=1/9", "--batch_size=16")
+    renamed = (tmp_path / "photos/class3").rename("photos/class_3")
+    with pytest.raises(UserError, match="holds other images than --images lists now"):
+        execute("--merge")
+    renamed.rename("photos/class3")
+    execute("--merge")
+    with np.load("g.npz") as merged, np.load("whole.npz") as whole:
+        assert merged.files == whole.files
+        assert all(np.array_equal(merged[name], whole[name]) for name in whole.files)
+    assert len(Embeddings.load(tmp_path / "g.npz").unreadable) == 1
+
+
+@pytest.mark.slow
+def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
+    execute("--output=one.npz")
+    arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
+    python("-m", "hypjax.embed", *arguments, devices=3, cwd=tmp_path).check_returncode()
+    with np.load("one.npz") as one, np.load("three.npz") as three:
+        assert all(np.array_equal(one[name], three[name]) for name in one.files)
+    assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1

@@ -130,9 +130,9 @@ def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path
     table = tmp_path / "table.csv"
     row = f"{photos_folder}/class2/3.png,finch,test,bird"
     table.write_text(f"path,label,split,coarse_label\n{row}\n")
-    found = embedder.embed_images(find_images(str(table)), few=True)
-    found.save(tmp_path / "g.npz")
+    embedded = embedder.embed_images(find_images(str(table)), few=True)
+    embedded.save(tmp_path / "g.npz")
     read = Embeddings.load(tmp_path / "g.npz")
-    np.testing.assert_array_equal(read.features(), found.raw_features)
+    np.testing.assert_array_equal(read.features(), embedded.raw_features)
     assert (read.splits.tolist(), read.coarse_labels.tolist()) == (["test"], ["bird"])
     assert read.fingerprint == embedder.fingerprint

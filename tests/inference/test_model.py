@@ -15,7 +15,7 @@ import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.inference.hits import choose, match_distance, read_matches
+from hypjax.inference.hits import match_distance, match_split, read_matches
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
@@ -57,8 +57,8 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     one = model.embed(path)
     assert one.shape == (1, 8) and one.dtype == np.float32
     for form in (str(path), path.read_bytes(), image, pixels, pixels[None], [image, path, pixels]):
-        found = model.embed(form)
-        np.testing.assert_allclose(found, np.repeat(one, len(found), axis=0), rtol=0, atol=1e-6)
+        actual = model.embed(form)
+        np.testing.assert_allclose(actual, np.repeat(one, len(actual), axis=0), rtol=0, atol=1e-6)
     hits = model.search([pixels, image], [image], k=1)[0]  # Images in memory have no identity.
     assert hits.query == hits.paths[0] == "image 0" and hits.distances[0] < 1e-5
 
@@ -77,12 +77,11 @@ def test_what_is_no_image_is_refused(model):
 def test_matches_of_queries_are_measured_in_their_gallery():
     parts = {"test": np.arange(20) % 10, "gallery": np.arange(10)}
     parts = {name: dataset_without_images(labels) for name, labels in parts.items()}
-    splits = SimpleNamespace(validation=None, ground_truth=None, **parts)
-    _, queries, gallery = choose(splits)
+    _, queries, gallery = match_split(SimpleNamespace(validation=None, ground_truth=None, **parts))
     assert len(queries) == 20 and len(gallery) == 10
     points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
-    found = match_distance(points, queries.labels, items, gallery.labels, Sphere())
-    assert found == pytest.approx(2)  # Half of the queries are at 2, the others at 0.
+    actual = match_distance(points, queries.labels, items, gallery.labels, Sphere())
+    assert actual == pytest.approx(2)  # Half of the queries are at 2, the others at 0.
 
 
 @pytest.mark.slow
@@ -100,9 +99,9 @@ def test_a_nearest_hit_beyond_95_percent_of_the_matches_has_a_remark(
 
     queries = [np.full((20, 20, 3), colour, np.uint8) for colour in (255, (255, 0, 0))]
     queries += sorted(photos_folder.glob("class*/0.png"))
-    found = [x.search(photos_folder, queries, k=1) for x in (model, hypjax.load(published))]
-    remarks = [[hits.remark for hits in of_model] for of_model in found]
-    for hits in found[0]:
+    hits_by_model = [x.search(photos_folder, queries, k=1) for x in (model, hypjax.load(published))]
+    remarks = [[hits.remark for hits in of_model] for of_model in hits_by_model]
+    for hits in hits_by_model[0]:
         assert bool(hits.remark) == (hits.distances[0] > distance and hits.mark(0) != "right")
         assert str(hits).splitlines()[-1].endswith(hits.remark)
     assert remarks[0] == remarks[1] and len({*remarks[0]}) == 2

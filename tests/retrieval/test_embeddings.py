@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import inputs
 from hypjax.retrieval.embeddings import Embeddings, read_features
 
@@ -93,19 +93,24 @@ def test_files_of_torch(features, labels, tmp_path):
 
 
 def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, tmp_path):
-    points = np.asarray(BALL.embed(features))
-    actual = Embeddings(points, np.array([f"{i}.png" for i in range(21)]), np.full(21, ""), BALL)
-    actual.save(tmp_path / "p.npz")
-    again = Embeddings.load(tmp_path / "p.npz")
-    assert again.space == BALL and again.ids[3] == "3.png" and set(again.labels) == {""}
+    fused = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
+    for space in (fused, PoincareBall(0.1, 2.3, True), Lorentz(0.3), BALL):
+        points, ids = np.asarray(space.embed(features)), [f"{i}.png" for i in range(21)]
+        actual = Embeddings(points, np.array(ids), np.full(21, ""), space)
+        actual.save(tmp_path / "p.npz")
+        again = Embeddings.load(tmp_path / "p.npz")
+        assert again.space == space and again.ids[3] == "3.png" and set(again.labels) == {""}
+    with pytest.raises(UserError, match="the sphere .* are no inner products"):
+        dataclasses.replace(again, space=fused).search_vectors()
     # Points are mapped to another space by way of their features, as far as these are known.
     np.testing.assert_allclose(
         Embeddings.load(tmp_path / "p.npz", Sphere()).vectors,
         features / np.linalg.norm(features, axis=1, keepdims=True),
         atol=1e-6,
     )
-    with pytest.raises(UserError, match="embedding 0 .*points are what space.embed"):
-        dataclasses.replace(actual, vectors=features * 100).save(tmp_path / "p.npz")
+    for factor, words in ((np.nan, "is not finite"), (100, "points are what space.embed")):
+        with pytest.raises(UserError, match=f"embedding 0 .*{words}"):
+            dataclasses.replace(actual, vectors=features * factor).save(tmp_path / "p.npz")
 
 
 def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):

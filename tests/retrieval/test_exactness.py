@@ -1,4 +1,4 @@
-"""Exactness of searches and scores where points crowd, against float64 and exact arithmetic."""
+"""Exactness of searches, ranks and scores, against float64 and exact arithmetic."""
 
 import fractions
 import itertools
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
 from hypjax.retrieval import (
+    inputs,
     match_ranks,
     nearest_neighbors,
     positives,
@@ -25,6 +26,7 @@ from hypjax.retrieval import (
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
 from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, true_order, true_ranks
+from tests.helpers.galleries import points
 from tests.helpers.steps import float32_products
 
 SPACES = [Sphere(), PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)]
@@ -141,19 +143,16 @@ def test_scores_in_float64_are_rounded_up(values):
     assert (rounded >= np.subtract(values, highest)).all()
 
 
-@pytest.mark.parametrize("space", [PoincareBall, Lorentz])
-def test_the_smallest_curvature_is_searched_as_flat_space_is(space):
+def test_the_smallest_curvature_is_searched_as_flat_space_is_and_smaller_ones_are_refused():
     x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
-    items = nearest_neighbors(x, x, k=8, space=space(1e-12, None))[1]
-    distances = np.linalg.norm(x[:, None].astype(float) - x, axis=-1)
-    np.testing.assert_array_equal(items, np.argsort(distances, axis=1)[:, :8])
-
-
-@pytest.mark.parametrize("c", [9e-13, 1e-20, -1.0, np.nan])
-def test_curvature_that_cannot_be_searched_is_an_error(c):
-    with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least 1e-12"):
+    order = np.argsort(np.linalg.norm(x[:, None].astype(float) - x, axis=-1), axis=1)
+    for kind in (PoincareBall, Lorentz):
+        items = nearest_neighbors(x, x, k=8, space=kind(1e-12, None))[1]
+        np.testing.assert_array_equal(items, order[:, :8])
+    for c in (9e-13, 1e-20, -1.0, np.nan):
         space = PoincareBall(jnp.asarray(c))  # A Python number below 0 is refused at once.
-        nearest_neighbors(np.zeros((3, 2)), np.zeros((3, 2)), k=1, space=space)
+        with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least"):
+            nearest_neighbors(x, x, k=1, space=space)
 
 
 def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(caplog):
@@ -177,8 +176,7 @@ def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
     score = Score.around(space, x)
-    given = Labelled(x, np.zeros(64, np.int32))
-    points = tiles.Sorted(given, np.arange(64), score, mesh).chunk(0)
+    points = tiles.Sorted(Labelled(x, np.zeros(64, np.int32)), np.arange(64), score, mesh).chunk(0)
     some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
     match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
     bounds = jnp.zeros((2, 64))
@@ -192,3 +190,57 @@ def test_no_product_of_the_search_is_rounded(space):
     for program in programs:
         actual = float32_products(program.lower(lowering_platforms=("tpu",)))
         assert actual and all(product.groups() == ("HIGHEST", "HIGHEST") for product in actual)
+
+
+def test_ranks_mark_queries_without_a_match():
+    x, labels = points(Sphere(), 0, 300, 4), np.random.default_rng(1).integers(0, 5, 300)
+    labels[7] = 9
+    separate = match_ranks(x, labels, x, np.where(labels == 3, 2, labels), space=Sphere())
+    np.testing.assert_array_equal(separate == ranks.NO_MATCH, labels == 3)
+    np.testing.assert_array_equal(
+        np.flatnonzero(match_ranks(x, labels, space=Sphere()) == ranks.NO_MATCH), [7]
+    )
+
+
+def test_what_cannot_be_ranked_is_an_error():
+    for arguments, message in [
+        ((np.eye(3) / 2, [0, 1, 2]), "no query has a match"),
+        ((np.eye(3) * (1 - 1e-9), [0, 0, 0]), "outside the ball"),
+        ((np.eye(3) / 2, [0, 0]), "queries need 3 whole numbers"),
+        ((np.eye(3), [0, 0, 0], np.eye(3)), "gallery need 3 whole numbers"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            recall_at_k(*arguments, ks=(1,), space=PoincareBall(1.0))
+
+
+def test_points_may_be_of_half_precision():
+    x, labels = jnp.asarray(points(PoincareBall(), 0, 60, 4), jnp.bfloat16), np.arange(60) % 9
+    expected = match_ranks(np.asarray(x, np.float32), labels, space=PoincareBall())
+    np.testing.assert_array_equal(match_ranks(x, labels, space=PoincareBall()), expected)
+
+
+@pytest.mark.parametrize("space", [Sphere(), pytest.param(FUSED, marks=pytest.mark.slow)], ids=str)
+def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_path):
+    monkeypatch.setattr(tiles, "SIDE", 64)
+    jax.clear_caches()
+    x = points(space, 0, 300, 8)
+    x[100:160] = x[:60]
+    labels = np.repeat(np.arange(60), np.random.default_rng(0).integers(1, 22, 60))[:300]
+    labels = np.random.default_rng(1).permutation(np.pad(labels, (0, 300 - len(labels))))
+    order = true_order(space, x, x)
+    expected = true_ranks(order, labels, labels, exclude_self=True)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one_tile = 2 * 4 * x.shape[1] * 64
+    for limit, array in ((tiles._FACTOR_BYTES, x), (one_tile, mapped), (2 * one_tile, mapped)):
+        monkeypatch.setattr(tiles, "_FACTOR_BYTES", limit)
+        np.testing.assert_array_equal(match_ranks(array, labels, space=space), expected)
+    own_ids = np.arange(40, 140)
+    separate = mapped[40:140], labels[40:140], mapped, labels
+    asked, searched = inputs.labelled(*separate)
+    got = ranks.first_ranks(asked._replace(ids=own_ids), searched, space, None)
+    np.testing.assert_array_equal(got, expected[40:140])
+    got = match_ranks(*separate, space=space)
+    without = true_ranks(order[40:140], labels[40:140], labels, exclude_self=False)
+    np.testing.assert_array_equal(got, without)
+    jax.clear_caches()

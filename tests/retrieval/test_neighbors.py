@@ -27,18 +27,12 @@ CASES = {
 }
 
 
+QUICK = [*itertools.product(CASES, SPACES[1:2]), ("copies", SPACES[3])]
+SLOW = [case for case in itertools.product(CASES, SPACES) if case not in QUICK]
+
+
 @pytest.mark.parametrize(
-    ("case", "space"),
-    [
-        pytest.param(
-            *(case, space),
-            marks=[]
-            if space is SPACES[1] or (case, space) == ("copies", SPACES[3])
-            else pytest.mark.slow,
-            id=f"{case}-{space}",
-        )
-        for case, space in itertools.product(CASES, SPACES)
-    ],
+    ("case", "space"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )
 def test_equals_sorting_by_subtraction(space, case):
     features = np.random.default_rng(0).normal(size=(830, 32)).astype(np.float32)
@@ -76,6 +70,9 @@ def test_result_does_not_depend_on_the_size_of_streamed_chunks(monkeypatch, tmp_
     monkeypatch.setattr(neighbors, "_SCORE_BYTES", 100_000)
     _, ids = nearest_neighbors(x, mapped, k=70, space=space, block_size=64)
     np.testing.assert_array_equal(ids, order[:, :70])
+    y[1400, 2] = np.inf  # In a later chunk.
+    with pytest.raises(UserError, match="embedding 1400 is not finite"):
+        nearest_neighbors(x, y, k=70, space=space, block_size=64)
 
 
 def test_excludes_the_query_but_not_its_copies():
@@ -145,15 +142,6 @@ def test_invalid_arguments_are_an_error():
             nearest_neighbors(arguments.pop("queries"), arguments.pop("gallery"), **arguments)
 
 
-def test_an_invalid_row_in_a_later_chunk_is_named(monkeypatch):
-    x = points(Sphere(), 0, 1000, 4)
-    bad = np.concatenate([x, x])
-    bad[1500, 2] = np.inf
-    monkeypatch.setattr(neighbors, "_SCORE_BYTES", 100_000)
-    with pytest.raises(UserError, match="embedding 1500 is not finite"):
-        nearest_neighbors(x[:64], bad, k=3, space=Sphere())
-
-
 _distances = jax.jit(lambda space, x, y: space.distance(x[:, None], y))
 
 
@@ -185,10 +173,11 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
 
 def test_negatives_of_all_other_classes_are_listed_and_of_more_refused():
     points, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 2])
-    actual = hardest_negatives(points, labels, points, labels, count=2, space=Sphere())
-    assert actual.tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]  # Of equally near ones, the first.
-    with pytest.raises(UserError, match="3 negatives of other classes .* has images of 2"):
-        hardest_negatives(points, labels, points, labels, count=3, space=Sphere())
+    among = functools.partial(hardest_negatives, points, labels, points, labels, space=Sphere())
+    # Of equally near ones, the first.
+    assert among(count=2).tolist() == [[2, 3], [2, 3], [0, 3], [0, 2]]
+    with pytest.raises(UserError, match="3 negatives of other classes, .* has images of 2"):
+        among(count=3)
 
 
 @pytest.mark.parametrize("k", [3, 7])

@@ -39,8 +39,7 @@ def test_expansion_equals_a_loop(space, alpha, monkeypatch):
     queries, gallery = points(space, 0, 40), points(space, 1, 40)
     gallery[3] = queries[2]
     of_some, itself = np.where(np.arange(40) == 2, 3, -1), np.arange(40)
-    searches = [(queries, None), (queries, of_some), (gallery, itself)]
-    for asked, own_ids in searches:
+    for asked, own_ids in [(queries, None), (queries, of_some), (gallery, itself)]:
         with jax.enable_x64(True):
             ids = np.full(40, -1) if own_ids is None else own_ids
             expected = looped(space, asked, gallery, ids, 7, alpha)

@@ -66,7 +66,7 @@ def test_a_head_that_is_loaded_brings_its_curvature(file, tmp_path, capsys):
     np.testing.assert_array_equal(model["head"]["kernel"], saved["head"]["kernel"])
     starting_parameters(build(load(file, *loaded, "objective.learn_c=False")))
     c = scalar_values(saved["scalars"])["c"]
-    assert f"has learned c = {c:g}, but config.objective.c is 0.1" in capsys.readouterr().err
+    assert f"learned c = {c:g}; config.objective.c is 0.1" in capsys.readouterr().err
 
 
 def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
     assert model.space == PoincareBall(c, 2.3) and f"c = {c}" in str(model)
     points = model.space.embed(features @ head["kernel"] + head["bias"])
     np.testing.assert_allclose(model.embed(features), points, atol=2e-6)
-    with pytest.raises(UserError, match="trained on features of another model, so it cannot embed"):
+    with pytest.raises(UserError, match="embeds features of another model, not "):
         model.embed(np.zeros((9, 9, 3), np.uint8))
 
     commands.call("embed", f"--workdir={run}", f"--images={file}", "--output=g.npz")
