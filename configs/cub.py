@@ -12,6 +12,8 @@ each image, as in its supplement.
 
 `hier` in their place trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa` with
 Proxy-Anchor alone, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
+`lhier` is an experiment in the direction of LHIER+ (Bdeir and Landwehr, 2024): HIER on the
+hyperboloid, with a learned curvature and proxies that Riemannian Adam moves.
 
 Every loss also exists with encoders of today: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
 `-lite`, the small EfficientNet-Lite0, as in `configs/cub.py:hyp-dinov2`. So do `hyp+hier`, HIER on

@@ -119,9 +119,10 @@ def scored_head(run: Run) -> ScoredHead:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         params, training = restored.trees
         proxies = training["objective"]["hierarchy"]
-    space = run.trained_objective(params).score_space
+    objective = run.trained_objective(params)
+    space = objective.score_space
     if proxies is not None:
-        proxies = np.asarray(jax.jit(space.embed)(proxies))
+        proxies = np.asarray(jax.jit(objective.kind.points)(proxies, space))
         space.check(proxies)
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 

@@ -13,6 +13,7 @@ from hypjax.config.variants import (
     ENCODERS,
     HIER,
     KOLEO_WEIGHTS,
+    LHIER_DISTANCE,
     LOSSES,
     LOWER,
     OBJECTIVE_OF_LOSS,
@@ -31,6 +32,9 @@ def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     choose_objective(config, OBJECTIVE_OF_LOSS[loss])
     in_ball = loss in ("hyp", "mix", "moco", *HIER)
     config.objective.space = "poincare" if in_ball else "sphere"
+    if loss == "lhier":
+        config.objective.update(space="lorentz", learn_c=True, max_distance=LHIER_DISTANCE)
+        config.objective.hier_optimizer = "riemannian"
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = proxy_rate
     if loss == "mix":  # As for CUB. The head is scored by cosine, as in the paper, and as trained.

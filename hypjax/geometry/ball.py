@@ -28,18 +28,60 @@ _SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
 _SQRT2 = 2**0.5
 
 
+def static(default: Any) -> Any:
+    """A field of a space that belongs to the structure of its pytree."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
 class CurvedSpace(InnerProductSpace):
     """A model of hyperbolic space, with distances and means by the functions of its module."""
 
     functions: ClassVar[ModuleType]
     c: float | Float[Array, ""]
     clip_radius: float | None
+    riemannian: bool
+    max_distance: float | None
+    distance_saturation: float
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
         require_positive("c", self.c)
         if self.clip_radius is not None and not self.clip_radius > 0:
             raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
+
+    @property
+    def longest(self) -> float:
+        """Largest norm of features once they are clipped or rescaled."""
+        if self.max_distance is not None:
+            return self.max_distance / 2
+        return math.inf if self.clip_radius is None else self.clip_radius
+
+    def embed(self, features: Vectors) -> Points:
+        """Clips or rescales features v, and maps them to the distance 2‖v‖ from the origin."""
+        if self.riemannian:
+            scale = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
+            constant = lax.stop_gradient(features)
+            features = constant + lax.stop_gradient(scale) * (features - constant)
+        return self._embed(features)
+
+    def _embed(self, features: Vectors) -> Points:
+        """Embeds features without scaling their gradients."""
+        return self.from_tangent(self._shortened(features))
+
+    def from_tangent(self, v: Vectors) -> Points:
+        """Points in the directions v at the distances 2‖v‖ from the origin, at most 12.2/√c."""
+        return self.from_ball(poincare.project(poincare.expmap0(v, self.c), self.c))
+
+    def _shortened(self, v: Vectors, longest: float = MAX_SQUARE_NORM**0.5) -> Points:
+        if self.max_distance is not None:
+            return poincare.rescale_features(v, self.max_distance, self.distance_saturation)
+        return poincare.clip_features(v, min(self.longest, longest))
+
+    def _unshortened(self, v: Vectors) -> Points:
+        """Features that `_shortened` maps to v."""
+        if self.max_distance is None:
+            return v
+        return poincare.unrescale_features(v, self.max_distance, self.distance_saturation)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
@@ -68,9 +110,13 @@ class CurvedSpace(InnerProductSpace):
         root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
         longest = math.atanh(poincare.MAX_NORM) / root
-        if self.clip_radius is not None:
-            longest = min(self.clip_radius, longest)
-        clipped = xp.clip(norms, None, longest / scale)
+        if self.max_distance is not None:
+            half = self.max_distance / 2
+            factor = scale * poincare.ARTANH_099 / (self.distance_saturation * half)
+            if longest < half:
+                norms = xp.clip(norms, None, math.atanh(longest / half) / factor)
+            return norms, [self.length_at(root * half * xp.tanh(factor * norms), xp) / root]
+        clipped = xp.clip(norms, None, min(self.longest, longest) / scale)
         return clipped, [self.length_at(root * scale * clipped, xp) / root]
 
     def check(self, x: Rows, *, first: int = 0) -> None:
@@ -90,38 +136,30 @@ class PoincareBall(CurvedSpace):
         clip_radius: Largest norm of features before the exponential map, or None for no clipping.
         riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
+        max_distance: Bound of the distances from the origin to which features are rescaled, instead
+            of being clipped; None for no rescaling. See `poincare.rescale_features`.
+        distance_saturation: Multiple of the bound at which unscaled distances reach 0.99 of it.
     """
 
     functions = poincare
     c: float | Float[Array, ""] = 0.1
-    clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
-    riemannian: bool = dataclasses.field(default=False, metadata={"static": True})
+    clip_radius: float | None = static(2.3)
+    riemannian: bool = static(False)
+    max_distance: float | None = static(None)
+    distance_saturation: float = static(3.0)
 
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"
 
-    def embed(self, features: Vectors) -> Points:
-        """Clips features, applies the exponential map at the origin, and projects into the ball."""
-        if self.riemannian:
-            scale = poincare.lambda_x(self._embed(features), self.c) ** -2
-            constant = lax.stop_gradient(features)
-            features = constant + lax.stop_gradient(scale) * (features - constant)
-        return self._embed(features)
-
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks features longer than the clip radius."""
-        radius = jnp.inf if self.clip_radius is None else self.clip_radius
+        """Marks features longer than the clip radius; none if features are rescaled."""
+        radius = jnp.inf if self.max_distance is not None else self.longest
         scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
         return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
-    def _embed(self, features: Vectors) -> Points:
-        longest = MAX_SQUARE_NORM**0.5 if self.clip_radius is None else self.clip_radius
-        v = poincare.clip_features(features, longest)
-        return poincare.project(poincare.expmap0(v, self.c), self.c)
-
     def features(self, x: Vectors) -> Points:
         """The clipped features, by the logarithmic map at the origin."""
-        return poincare.logmap0(x, self.c)
+        return self._unshortened(poincare.logmap0(x, self.c))
 
     def length_at(self, radius: Any, xp: ModuleType) -> Any:
         """√c times the norms of points at √c times some norms of scaled features: tanh."""

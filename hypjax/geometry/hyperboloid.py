@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from hypjax.geometry import arithmetic, lorentz, poincare
+from hypjax.geometry import arithmetic, lorentz
 from hypjax.geometry.arithmetic import Points, Rows, Vectors
-from hypjax.geometry.ball import CurvedSpace, PoincareBall
+from hypjax.geometry.ball import CurvedSpace, PoincareBall, static
 from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_positive
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
@@ -32,14 +32,20 @@ class Lorentz(CurvedSpace):
         clip_radius: Largest norm of scaled features before the exponential map, or None for no
             clipping.
         feature_scale: Factor of features, above 0.
+        riemannian: As of the ball, so that gradients are the ball's.
+        max_distance: As of the ball, for scaled features.
+        distance_saturation: As of the ball.
     """
 
     functions = lorentz
     c: float | Float[Array, ""] = 0.1
-    clip_radius: float | None = dataclasses.field(default=2.3, metadata={"static": True})
+    clip_radius: float | None = static(2.3)
     feature_scale: float | Float[Array, ""] = dataclasses.field(
         default=1.0, metadata={"learnable": True}
     )
+    riemannian: bool = static(False)
+    max_distance: float | None = static(None)
+    distance_saturation: float = static(3.0)
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
@@ -49,13 +55,11 @@ class Lorentz(CurvedSpace):
     def __str__(self) -> str:
         return f"the hyperboloid of c = {self.c}"
 
-    def embed(self, features: Vectors) -> Points:
-        """Scales and clips features v, and applies the exponential map at the origin to 2v.
+    def _embed(self, features: Vectors) -> Points:
+        return self.from_tangent(self._shortened(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
 
-        Like the ball, it shortens what leads farther than 12.2/√c.
-        """
-        longest = MAX_SQUARE_NORM**0.5 / 2 if self.clip_radius is None else self.clip_radius
-        v = poincare.clip_features(self._scaled(features), longest)
+    def from_tangent(self, v: Vectors) -> Points:
+        """The exponential map at the origin of 2v; as in the ball, to at most 12.2/√c."""
         return lorentz.expmap0(lorentz.shorten(2 * v, self.c), self.c)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
@@ -68,7 +72,7 @@ class Lorentz(CurvedSpace):
 
     def features(self, x: Vectors) -> Points:
         """The clipped features, by half the logarithmic map at the origin."""
-        v = lorentz.logmap0(x, self.c) / 2
+        v = self._unshortened(lorentz.logmap0(x, self.c) / 2)
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def length_at(self, radius: Any, xp: ModuleType) -> Any:
@@ -107,8 +111,9 @@ class Lorentz(CurvedSpace):
         )
 
     def ball(self) -> PoincareBall:
-        """The ball of the same c and clip radius."""
-        return PoincareBall(self.c, self.clip_radius)
+        """The ball of the same c, which shortens features likewise."""
+        rescaling = self.max_distance, self.distance_saturation
+        return PoincareBall(self.c, self.clip_radius, self.riemannian, *rescaling)
 
     def to_ball(self, x: Vectors) -> Points:
         """See `lorentz.to_poincare`."""

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -38,6 +39,7 @@ from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, R
 MAX_NORM = 1 - 1e-5
 
 _FRECHET_STEPS = 1000
+ARTANH_099 = float(np.arctanh(0.99))
 _LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
 
 
@@ -54,6 +56,42 @@ def clip_features(v: Vectors, radius: Scalar) -> Points:
     square = arithmetic.square_norm(scaled)
     outside = square > (radius / scale) ** 2
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
+
+
+def rescale_features(v: Vectors, max_distance: Scalar, saturation: Scalar) -> Points:
+    """Maximum-distance rescaling of vectors, [..., d], before `expmap0` (Bdeir et al., 2024).
+
+    `expmap0` maps v to the distance D = 2‖v‖ from the origin; the rescaled vector leads to D' = M ·
+    tanh(D·artanh(0.99)/(s·M)) for M = `max_distance` and s = `saturation`: to 0.99·M where D is
+    s·M. Experimental: the formula is from code of the authors' group, not from the paper.
+    """
+    v = clip_features(v, _LONGEST)
+    slope = ARTANH_099 / saturation
+    u = arithmetic.square_norm(v) * (2 * slope / max_distance) ** 2
+    return v * (slope * arithmetic.tanh_ratio(u))
+
+
+def unrescale_features(v: Vectors, max_distance: Scalar, saturation: Scalar) -> Points:
+    """The inverse of `rescale_features`, finite also for lengths from max_distance / 2 on."""
+    (v,) = arithmetic.floating(v)
+    u = arithmetic.square_norm(v) * (2 / max_distance) ** 2
+    return v * (saturation / ARTANH_099 * arithmetic.artanh_ratio(u))
+
+
+def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
+    """Centroid of points, [..., d], and the origin, which has a weight from 0 to 1.
+
+    It normalises (1 − w)·p + w·o of points p and o of the hyperboloid, as the weight decay of
+    Riemannian AdamW does (Bdeir et al., 2024; experimental, by code of the authors' group). A point
+    at R = √c·d from the origin keeps its direction, and tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R
+    + w). At c = 0 it is (1 − w)·x.
+    """
+    (x,) = arithmetic.floating(x)
+    u, rest = c * arithmetic.square_norm(x), 1 - weight
+    # √((1 − w)² + w² + 2w(1 − w)·cosh R)·(1 − u), in sums of positive terms.
+    length = (rest**2 + weight**2) * (1 - u) + 2 * weight * rest * (1 + u)
+    norm = jnp.sqrt(length * (1 - u))
+    return x * (2 * rest / (norm + rest * (1 + u) + weight * (1 - u)))
 
 
 def project(x: Vectors, c: Scalar) -> Points:

@@ -105,9 +105,9 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
                 f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
                 "--config.objective.hier_proxies and --config.model.head_dim accordingly"
             )
-        if config.objective.hier_optimizer == "riemannian":  # Then they are points of the ball.
-            proxies = np.asarray(create_objective(config).score_space.embed(proxies))
-        params["hierarchy"] = proxies
+        objective = create_objective(config)
+        hierarchy = objective.kind.parameters(proxies, objective.score_space)
+        params["hierarchy"] = np.asarray(hierarchy)
     return params
 
 

@@ -94,8 +94,13 @@ def points(features, space):
     directions = features / np.maximum(norms, 1e-30)
     if space["name"] == "sphere":
         return directions
-    root, radius = np.sqrt(max(space["c"], 1e-12)), space["clip_radius"]
-    norms = np.minimum(norms * space.get("feature_scale", 1), np.inf if radius is None else radius)
+    root, norms = np.sqrt(max(space["c"], 1e-12)), norms * space.get("feature_scale", 1)
+    if space["max_distance"] is not None:  # Features are rescaled instead of being clipped.
+        longest = space["max_distance"] / 2
+        factor = np.arctanh(0.99) / space["distance_saturation"] / longest
+        norms = longest * np.tanh(factor * norms)
+    elif space["clip_radius"] is not None:
+        norms = np.minimum(norms, space["clip_radius"])
     return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root
 
 

@@ -42,8 +42,15 @@ class Group(NamedTuple):
     rate: float = 1.0  # Factor of the learning rate.
     weight_decay: float | None = None  # None for the general one.
     start: int = 0  # Step from which it changes; until then its moments accumulate.
-    # For points of the ball of this c: `riemannian_adam` moves them, without decay or clipping.
+    # For points of the ball of this c: `riemannian_adam` moves them, without clipping, and with no
+    # weight decay but the group's own.
     ball_c: float | None = None
+    tangent: bool = False  # For points of a ball whose c is learned, as tangent vectors at 0.
+
+    @property
+    def has_points(self) -> bool:
+        """Whether the parameters are points, which `riemannian_adam` moves."""
+        return self.tangent or self.ball_c is not None
 
 
 @runtime_checkable

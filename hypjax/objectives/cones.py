@@ -81,8 +81,7 @@ def create_cones(
     if ball is None:
         raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
     # Without clipping, features reach the first apexes at any radius.
-    radius = math.inf if ball.clip_radius is None else ball.clip_radius
-    if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= radius:
+    if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= ball.longest:
         raise UserError(
             f"at config.objective.c={fields.c} no cone is narrower than 90 degrees; raise c or "
             "clip_radius, or lower cone_radius"

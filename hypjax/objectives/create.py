@@ -63,10 +63,11 @@ def _extended(
 _LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
 # Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
 _ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
+_HYPERBOLIC = ("poincare", "lorentz")
 _ANYWHERE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,
-    **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=("poincare",)),
+    **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=_HYPERBOLIC),
     **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
     "happier": Declaration(create_happier, HAPPIER_FIELDS),

@@ -11,11 +11,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import PoincareBall, Space, Sphere
+from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import class_numbers, norms
+from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
 from hypjax.types import Batch, Outputs
 
 HIER_FIELDS = {
@@ -28,8 +28,10 @@ HIER_FIELDS = {
     "hier_temperature": Field(0.1, ABOVE_0),
     "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
     # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
-    # proxies are points of the ball, which Riemannian Adam moves.
+    # proxies are points, which Riemannian Adam moves.
     "hier_optimizer": Field("adam", one_of("adam", "riemannian")),
+    # Weight decay of the proxies. None: the general one for vectors, and none for points.
+    "hier_decay": Field(None, at_least(0), kind=float, optional=True),
 }
 
 
@@ -46,7 +48,7 @@ def hier(
     triplets: Int[ArrayLike, "t 3"],
     noise: Float[ArrayLike, "2 t p"],
     *,
-    space: PoincareBall,
+    space: Space,
     margin: float = 0.1,
     temperature: float = 0.1,
     valid: Bool[ArrayLike, " t"] | None = None,
@@ -63,7 +65,7 @@ def hier(
     through a softmax (straight-through Gumbel softmax). The loss is the mean over the `valid`
     triplets, by default all; 0 without any.
 
-    Points and proxies lie in the ball. Triplets index i, j and k among the points; `noise` is the
+    Points and proxies lie in the space. Triplets index i, j and k among the points; `noise` is the
     Gumbel noise of ρ_ij, then of ρ_ijk; `margin` is δ, and `temperature` τ > 0.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
@@ -138,30 +140,27 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
 
 
 def create_hier(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: PoincareBall
+    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
 ) -> "Hier":
     """Builds a run's objective; `create_base` builds the base, a loss of angles."""
     fields = config.objective
-    points = fields.hier_optimizer == "riemannian"
-    if points and fields.learn_c:
-        raise UserError("config.objective.hier_optimizer must be adam if c is learned")
+    kind = proxy_points("hier_optimizer", fields, space)
     settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
     del settings["optimizer"]
-    return Hier(base=create_base(config, Sphere()), ball=space, points=points, **settings)
+    return Hier(base=create_base(config, Sphere()), head_space=space, kind=kind, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
-    """A base loss of the angles of embeddings, plus HIER's loss in the ball.
+    """A base loss of the angles of embeddings, plus HIER's loss in a hyperbolic space.
 
     `hier` is taken over triplets of images, where images of one class count as similar, and over
-    triplets of the hierarchical proxies themselves. Proxies are parameters that the ball embeds
-    like the head's outputs, or points of it. As in the authors' code, the base takes the angles of
-    the ball's points, so that gradients of both losses are scaled by the inverse metric,
-    (1 − c‖x‖²)²/4, on their way to the head. `HIER_FIELDS` explains the numbers.
+    triplets of the hierarchical proxies themselves. As in the authors' code, the base takes the
+    angles of the space's points, so that gradients of both losses are scaled by the inverse metric
+    of the ball, (1 − c‖x‖²)²/4, on their way to the head. `HIER_FIELDS` explains the numbers.
     """
 
-    ball: PoincareBall  # In which the head is compared.
+    head_space: PoincareBall | Lorentz  # In which the head is compared.
     weight: float
     proxies: int
     neighbors: int
@@ -169,25 +168,26 @@ class Hier(Extension):
     margin: float
     temperature: float
     rate: float
-    points: bool = False  # Whether proxies are points of the ball, which Riemannian Adam moves.
+    decay: float | None = None
+    kind: ProxyPoints = ProxyPoints()  # Of the proxies' parameters.
 
     @property
-    def space(self) -> PoincareBall:
-        """The ball, in which gradients are scaled by the inverse metric."""
-        return dataclasses.replace(self.ball, riemannian=True)
+    def space(self) -> PoincareBall | Lorentz:
+        """The space with gradients of features that are scaled by the inverse metric."""
+        return dataclasses.replace(self.head_space, riemannian=True)
 
-    score_space = property(lambda self: self.ball)
+    score_space = property(lambda self: self.head_space)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
-        """Replaces the scalars of the base and of the ball."""
-        ball = self.ball.with_scalars(scalars)
-        return dataclasses.replace(super().with_scalars(scalars), ball=ball)
+        """Replaces the scalars of the base and of the space."""
+        head_space = self.head_space.with_scalars(scalars)
+        return dataclasses.replace(super().with_scalars(scalars), head_space=head_space)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """Groups of the base, and the hierarchical proxies."""
-        ball_c = self.ball.c if self.points else None
-        return (*super().groups, Group(("hierarchy",), rate=self.rate, ball_c=ball_c))
+        settings = {"rate": self.rate, "weight_decay": self.decay}
+        return (*super().groups, self.kind.group("hierarchy", self.head_space, **settings))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters with random proxies, and the base's state.
@@ -197,12 +197,11 @@ class Hier(Extension):
         """
         of_base, of_proxies = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
-        length = 0.9 * (self.ball.clip_radius or 1.0)
+        length = 0.9 * (self.head_space.clip_radius or 1.0)
         proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
-        if self.points:
-            proxies = self.ball.embed(proxies)
-        return {"base": params, "hierarchy": proxies}, state
+        hierarchy = self.kind.parameters(proxies, self.head_space)
+        return {"base": params, "hierarchy": hierarchy}, state
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
@@ -210,10 +209,9 @@ class Hier(Extension):
         """Loss of a batch, see `Objective.loss`."""
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
-        points, proxies = space.embed(outputs.projected), params["hierarchy"]
-        if not self.points:
-            proxies = space.embed(proxies)
-        # Points have the angles of the outputs, but their gradients pass through the ball.
+        points = space.embed(outputs.projected)
+        proxies = self.kind.points(params["hierarchy"], space)
+        # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
         of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
         loss, (state, metrics) = self.base_loss(**of_angles, **others)
@@ -222,7 +220,7 @@ class Hier(Extension):
         images, of_anchors = self._loss(points, proxies, alike, of_images)
         itself = jnp.eye(self.proxies, dtype=bool)
         ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)
-        metrics |= norms(self.ball, *lax.stop_gradient((outputs.projected, points)))
+        metrics |= norms(self.head_space, *lax.stop_gradient((outputs.projected, points)))
         metrics |= {
             "hier_loss": images + ancestors,
             "hier_anchors": of_anchors,

@@ -16,7 +16,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
@@ -38,6 +37,7 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
+from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
 from hypjax.types import Batch, Outputs
 
 
@@ -217,23 +217,22 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
-    Proxies are parameters that the space embeds like the head's outputs, or points of a ball. As
-    for Proxy-Anchor (Kim et al., CVPR 2020), they start normally distributed with the variance
-    2 / (number of proxies), Kaiming's with a classifier's fan-out; points are then embedded.
+    `ProxyPoints` says how parameters stand for proxies. As for Proxy-Anchor (Kim et al., CVPR
+    2020), the vectors that a space embeds start normally distributed with the variance 2 / (number
+    of proxies), Kaiming's with a classifier's fan-out.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
     centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
     rate: float  # Factor of the proxies' learning rate.
-    points: bool  # Whether proxies are points of the space, a ball, which Riemannian Adam moves.
+    kind: ProxyPoints  # Of the proxies' parameters.
     samples_per_class: int | None  # None if batches hold any classes.
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The proxies, with a learning rate of their own."""
-        ball_c = self.space.c if self.points else None
-        return (Group(("proxies",), rate=self.rate, ball_c=ball_c),)
+        return (self.kind.group("proxies", self.space, rate=self.rate),)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
@@ -241,15 +240,14 @@ class ProxyObjective(Objective):
         shape = (spec.classes, *centres, spec.head_dim)
         deviation = (2 / (spec.classes * (self.centres or 1))) ** 0.5
         proxies = jax.random.normal(key, shape) * deviation
-        return {"proxies": self.space.embed(proxies) if self.points else proxies}, {}
+        return {"proxies": self.kind.parameters(proxies, self.space)}, {}
 
     def loss(self, params: dict, outputs: Outputs, batch: Batch) -> tuple[Loss, Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
         # `Matryoshka` compares prefixes of the output with prefixes of the proxies.
         proxies = params["proxies"][..., : outputs.projected.shape[-1]]
-        if not self.points:
-            proxies = self.space.embed(proxies)
+        proxies = self.kind.points(proxies, self.space)
         loss = self.function(points, batch.labels, proxies, space=self.space)
         compared = points, batch.labels, self.space, self.samples_per_class
         return loss, batch_metrics(outputs.projected, *compared)
@@ -258,20 +256,16 @@ class ProxyObjective(Objective):
 _SHARED = {
     # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
     "proxy_rate": Field(100.0, at_least(0)),
-    # 'riemannian': proxies are points of the ball, which Riemannian Adam moves.
+    # 'riemannian': proxies are points of a hyperbolic space, which Riemannian Adam moves.
     "proxy_optimizer": Field("adam", one_of("adam", "riemannian")),
 }
 
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
-    """Builds a run's objective, whose proxies are points only of a ball that stays as it is."""
+    """Builds a run's objective."""
     fields = config.objective
-    points = fields.proxy_optimizer == "riemannian"
-    if points and (fields.learn_c or space.ball() is not space):
-        raise UserError(
-            "config.objective.proxy_optimizer must be adam, unless proxies lie in a fixed ball"
-        )
-    proxies = fields.get("centres"), fields.proxy_rate, points
+    kind = proxy_points("proxy_optimizer", fields, space)
+    proxies = fields.get("centres"), fields.proxy_rate, kind
     return ProxyObjective(space, function, *proxies, adjacent_samples(config))
 
 

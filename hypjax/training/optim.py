@@ -114,7 +114,8 @@ def create_optimizer(
     Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` set a
     factor of the learning rate and a decay by path; the factor also multiplies the decay, as in
     PyTorch's parameter groups. `layer_rate` is a further factor by path, see `layer_rates`. In the
-    first `head_warmup_steps`, model/encoder does not change.
+    first `head_warmup_steps`, model/encoder does not change. If a group has tangent vectors,
+    `update` takes the curvature of the step as its argument `c`.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
@@ -140,7 +141,7 @@ def create_optimizer(
     steps.append(optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)))
     if layer_rate or any(group.rate != 1 for group in groups):
         steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
-    if any(group.ball_c is not None for group in groups):
+    if any(group.has_points for group in groups):
         steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
     if head_warmup_steps or any(group.start for group in groups):
         steps.append(_hold(groups, head_warmup_steps))
@@ -202,10 +203,11 @@ def _with_points(
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
     def mover(group: Group) -> optax.GradientTransformation:
-        factor = _group_of(groups, group.path).rate  # A group of `optim.groups` may set it.
-        return riemannian_adam(lambda step: factor * schedule(step), c=group.ball_c, **moments)
+        own = _group_of(groups, group.path)  # A group of `optim.groups` may set rate and decay.
+        options = {**moments, "weight_decay": own.weight_decay or 0.0}
+        return riemannian_adam(lambda step: own.rate * schedule(step), c=group.ball_c, **options)
 
-    of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
+    of_points = {"/".join(group.path): group for group in groups if group.has_points}
 
     def name(path: _Path) -> str:
         return next((name for name, x in of_points.items() if matches(x.path, path)), "")

@@ -197,7 +197,10 @@ def _updated(
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
-        updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained)
+        moments, at = state.opt_state, {}
+        if any(group.tangent for group in learner.objective.groups):  # They move at the loss's c.
+            at = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
+        updates, opt_state = learner.optimizer.update(gradient, moments, trained, **at)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
             scalars = within_bounds(updated["model"]["scalars"], learner.bounds)

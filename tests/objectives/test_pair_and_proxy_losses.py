@@ -484,7 +484,7 @@ def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
     assert 0 < metrics["hier_anchors"] <= 1 and 0 < metrics["hier_proxy_anchors"] <= 1
     with pytest.raises(UserError, match="must be sphere for arcface"):
         create_objective(configured("arcface", space="poincare"))
-    with pytest.raises(UserError, match="must be poincare for hier\\+proxy_anchor"):
+    with pytest.raises(UserError, match="must be poincare or lorentz for hier\\+proxy"):
         create_objective(configured("hier+proxy_anchor", space="sphere"))
 
 
@@ -516,7 +516,7 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(features):
     assert "batch_recall@1" not in call(config, features)[1][1]
 
 
-def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
+def test_proxies_may_be_points_of_a_hyperbolic_space():
     objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
     assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
     features, points = (
@@ -524,6 +524,31 @@ def test_proxies_may_be_points_of_a_ball_that_stays_as_it_is():
         for each in (create_objective(configured("proxy_anchor")), objective)
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
-    for fields in ({"space": "lorentz"}, {"learn_c": True}):
+    for fields in ({"space": "sphere"}, {"curvatures": (0.1, 0.2)}):
         with pytest.raises(UserError, match="proxy_optimizer must be adam"):
             create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "riemannian"])
+def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features):
+    """Also the gradients by features, c and proxies, which are vectors at the origin either way."""
+    fields = {"hier_proxies": 16, "hier_neighbors": 4, "hier_decay": 0.1, "learn_c": True}
+    fields |= {"hier_optimizer": optimizer, "max_distance": 5.0}
+    found = []
+    for space in ("poincare", "lorentz"):
+        built = create_objective(configured("hier+proxy_anchor", space=space, **fields))
+        assert built.groups[-1][2:] == (0.1, 0, None, optimizer == "riemannian")
+        params, state = built.init(jax.random.key(0), SPEC)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(of, built=built, state=state):
+            features, c, params = of
+            moved, key = built.with_scalars({"c": c}), jax.random.key(1)
+            return loss_of(moved, (params, state), features, DOUBLES, key=key)[0]
+
+        found.append(jax.tree.leaves(loss((features, np.float32(0.1), params))))
+    for ours, theirs in zip(*found, strict=True):
+        largest = np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-4 * largest)
+        assert largest > 0

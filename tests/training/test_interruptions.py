@@ -78,7 +78,8 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     "fields",
     [
         ["optim.name=muon", "train.head_warmup_steps=1"],
-        ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9"],
+        ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9", *RIEMANNIAN]
+        + ["objective.space=lorentz", "objective.max_distance=9.56", "objective.hier_decay=0.1"],
         ["run.cache=device", "run.microbatch=3"],
         ["train.cached_features=True", "optim.frozen=encoder", *RIEMANNIAN],
     ],
