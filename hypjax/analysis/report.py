@@ -23,7 +23,7 @@ from hypjax import __version__
 from hypjax.analysis import disk
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
-from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
+from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, search_test_images
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
@@ -171,14 +171,20 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
+        share = "recall" in name  # At most 1, as scores by part of the model are.
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
-            points = [(row["step"], _value(row[name])) for row in run.metrics if name in row]
+            points = []
+            for row in (row for row in run.metrics if name in row):
+                value = row[name]
+                if isinstance(value, Mapping):  # Of scores, the head's first recall.
+                    share, value = True, next(iter(value["head"].values()))
+                points.append((row["step"], float(value)))
             axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0, low), min(1, high) if _is_score(runs, name) else high)
+        axes.set_ylim(min(0, low), min(1, high) if share else high)
         axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
@@ -188,17 +194,6 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     with rc_context({"svg.hashsalt": "hypjax", "text.parse_math": False}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     return data_url(file.getvalue(), "svg+xml")
-
-
-def _value(metric: Any) -> float:
-    """A metric's value; of scores, the head's first recall."""
-    return float(next(iter(metric["head"].values())) if isinstance(metric, Mapping) else metric)
-
-
-def _is_score(runs: Sequence[ShownRun], name: str) -> bool:
-    """Whether a metric is a share, at most 1: a recall, or scores by part of the model."""
-    values = [line[name] for run in runs for line in run.metrics if name in line]
-    return "recall" in name or any(isinstance(value, Mapping) for value in values)
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
@@ -228,9 +223,8 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
         dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0)))
         for part in (failures, successes)
     )
-    right = [query for query in right if query not in wrong]
-    wrong = [*wrong][: max(queries - len(right), queries - queries // 2)]
-    return wrong + right[: queries - len(wrong)]
+    wrong, right = half_wrong([*wrong], [query for query in right if query not in wrong], queries)
+    return wrong + right
 
 
 def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:

@@ -127,10 +127,8 @@ class Dataset:
                 image = pixels.decode(self.content(i), channels, upright=self.upright)
                 height, width = self.sizes[i].tolist()
                 if height and image.size != (width, height):
-                    raise ValueError(
-                        f"it is {image.width}×{image.height} pixels, but was {width}×{height} "
-                        "before"
-                    )
+                    now = f"{image.width}×{image.height} pixels"
+                    raise ValueError(f"it is {now}, but was {width}×{height} before")
             else:
                 image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
@@ -199,7 +197,6 @@ class Dataset:
 
     @contextlib.contextmanager
     def _naming_errors(self, i: int) -> Iterator[None]:
-        """Names the i-th image in errors of reading it."""
         try:
             yield
         except UserError:
@@ -300,15 +297,16 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         coarse_labels=column("coarse_labels"),
         vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
-    whole = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
-    boxes = [w if x.boxes is None else x.boxes for x, w in zip(tables, whole, strict=True)]
-    boxed = any(table.boxes is not None for table in tables)
+    boxes = None
+    if any(table.boxes is not None for table in tables):
+        full = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
+        boxes = [y if x.boxes is None else x.boxes for x, y in zip(tables, full, strict=True)]
     return dataclasses.replace(
         stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
         file_versions=np.array(column("file_versions"), object),
-        boxes=np.concatenate(boxes) if boxed else None,
+        boxes=boxes and np.concatenate(boxes),
         upright=tables[0].upright,
         fast=tables[0].fast,
     )

@@ -9,7 +9,6 @@ import itertools
 import mimetypes
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
-from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
+from hypjax.data.shards import SHARDS, files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -30,12 +29,14 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
-_HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
+
+
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all machines.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-_MAX_NAMED = 20  # Suffixes that a message names.
+
+
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -109,23 +110,12 @@ def list_images(where: str) -> Dataset:
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
-        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
+        names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
         images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
         missing = not os.path.lexists(path) and not glob.has_magic(where)
         raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
-
-
-def _matching(pattern: str) -> set[str]:
-    """Names of files that match a pattern, in which ** stands for any folders."""
-    # glob follows links to a folder that contains them 40 times.
-    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
-    if not rest:
-        return {*glob.glob(pattern)}
-    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
-    folders = (glob.escape(str(folder)) for root in roots for folder, _ in folders_below(root))
-    return {name for folder in folders for name in _matching(f"{folder}/{rest[0] or '*'}")}
 
 
 @functools.cache
@@ -187,8 +177,8 @@ def check_columns(where: object, images: Dataset) -> None:
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
             raise UserError(
-                f"{where}, row {row} has the split '{split}' ({images.name(row - 1)}); give one to "
-                f"all rows or none; splits are named {', '.join(SPLITS)}"
+                f"{where}, row {row} has the split '{split}' ({images.name(row - 1)}); give all "
+                f"rows one of {', '.join(SPLITS)}, or none"
             )
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
@@ -196,8 +186,7 @@ def check_columns(where: object, images: Dataset) -> None:
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            labels = f"the coarse labels {first} and {coarse}"
-            raise UserError(f"{where}, row {row}: label {label} has {labels}; it needs one")
+            raise UserError(f"{where}, row {row}: {label} has two coarse labels, {first}, {coarse}")
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
@@ -224,18 +213,16 @@ def list_folder(root: pathlib.Path) -> Dataset:
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
-    known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
-    suffixes = collections.Counter()
+    known, counts = image_suffixes() | {*SHARDS, ".npz", ".npy"}, collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
         if suffix not in known and (kind is None or kind.startswith("image/")):
-            suffixes[suffix or "without a suffix"] += 1
-    if suffixes:
-        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common()]
-        counts[_MAX_NAMED:] = ["..."] if len(counts) > _MAX_NAMED else []
-        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
-        left_out = f"{sum(suffixes.values())} of {len(files)} files in {root} are left out"
-        console.warn(f"{left_out}, of kinds that cannot be read: {', '.join(counts)}{heif}")
+            counts[suffix or "without a suffix"] += 1
+    if counts:
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(20))
+        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if ".heic" in counts else ""
+        left_out = f"{counts.total()} of {len(files)} files in {root} are left out"
+        console.warn(f"{left_out}, of kinds that cannot be read: {kinds}{heif}")
 
 
 def read_table(table: pathlib.Path) -> Dataset:

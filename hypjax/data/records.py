@@ -120,8 +120,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     write_json(folder / MANIFEST, {**facts, "note": contents.note})
 
 
-def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
-    """TFDS's name for the records of a split in one file."""
+def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:  # As TFDS names them.
     return folder / f"{name}-{split}.array_record-00000-of-00001"
 
 
@@ -136,18 +135,15 @@ def _write_split(
     """Writes the records of a split and its index, unless it has no images."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    rows = []
-    try:  # Images are compressed already.
-        with contextlib.closing(
-            ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-        ) as writer:
+    rows, options = [], "group_size:1,uncompressed"  # Images are compressed already.
+    try:
+        with contextlib.closing(ArrayRecordWriter(str(path), options)) as writer:
             for example in examples:
                 label = labels.setdefault(example.class_name, len(labels))
                 record = serialize({**example._asdict(), "label": label})
                 writer.write(record)
                 image, *facts = example
-                span = record.index(image), len(image)
-                rows.append((label, *facts, checksum(image), *span))
+                rows.append((label, *facts, checksum(image), record.index(image), len(image)))
                 progress.update()
     except RuntimeError as error:  # As ArrayRecord reports a full disk.
         raise OSError(reason(error)) from error
@@ -164,9 +160,8 @@ class _Images(Sequence):
 
     # Parsing records with TFDS blocks other threads: input by threads was a tenth slower.
 
-    def __init__(self, records: Sequence[bytes], index: pyarrow.Table) -> None:
-        self._records = records
-        self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
+    def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:
+        self._records, self._offsets, self._lengths = records, offsets, lengths
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -190,20 +185,21 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
 
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
-    index = _read_table(folder, f"index-{split}")
-    coarse_labels = index["coarse_label"].to_numpy()
-    sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
+    table = _read_table(folder, f"index-{split}")
+    index = {name: table[name].to_numpy() for name in _SCHEMA.names}
+    sizes = np.stack([index["height"], index["width"]], axis=1)
+    coarse_labels = index["coarse_label"]
     return Dataset(
-        records=_Images(records, index),
-        positions=np.arange(len(index)),
-        labels=index["label"].to_numpy(),
+        records=_Images(records, index["offset"], index["length"]),
+        positions=np.arange(len(table)),
+        labels=index["label"],
         sizes=sizes,
-        names=index["name"].to_numpy(),
-        class_names=index["class_name"].to_numpy(),
+        names=index["name"],
+        class_names=index["class_name"],
         coarse_labels=coarse_labels if coarse_labels.any() else None,
-        checksums=index["checksum"].to_numpy(),
+        checksums=index["checksum"],
         # Depends only on the images, so that datasets with equal images share caches.
-        source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
+        source=hash_facts([sizes.tobytes(), index["checksum"].tobytes()]),
     )
 
 

@@ -25,10 +25,8 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 def queries_in_gallery(rows: OwnRows) -> str:
     """Says how many queries are in the gallery, '' if none is."""
     count = sum(map(bool, rows))
-    say = "is in the gallery, and does not find itself"
-    if count > 1:
-        say = "are in the gallery, and do not find themselves"
-    return f"{count} of {len(rows)} queries {say}" if count else ""
+    verb, find = ("is", "does not find itself") if count == 1 else ("are", "do not find themselves")
+    return f"{count} of {len(rows)} queries {verb} in the gallery, and {find}" if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
@@ -84,19 +82,14 @@ def _identical_note(
     known = [[i] for i in range(total)] if name == other else [[]] * total
     if own and other in ("gallery", "test"):
         known = own
-    rows = [rows_of.get(checksum, []) for checksum in checksums[name]]
-    repeated = [
-        i for i in range(total) if len(rows[i]) > len(known[i]) and (name == other or not known[i])
-    ]
-    if not repeated:
-        return ""
-    i = repeated[0]
-    row = next(row for row in rows[i] if row not in known[i])
-    others, verb = "other " * (name == other) + other, "is" if len(repeated) == 1 else "are"
-    return (
-        f"{len(repeated)} of {total} {name} images {verb} identical to {others} images, such as "
-        f"{parts[name].name(i)} and {parts[other].name(row)}"
-    )
+    pairs = []  # An image, and the first image that is identical to it.
+    for i, checksum in enumerate(checksums[name]):
+        rows = [row for row in rows_of.get(checksum, ()) if row not in known[i]]
+        if rows and (name == other or not known[i]):
+            pairs.append((parts[name].name(i), parts[other].name(rows[0])))
+    others, verb = "other " * (name == other) + other, "is" if len(pairs) == 1 else "are"
+    note = f"{len(pairs)} of {total} {name} images {verb} identical to {others} images"
+    return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
 def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
@@ -108,7 +101,6 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     repeated = [names for names in names_by_class.values() if len(names) > 1]
     if not repeated:
         return ""
-    examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
-    verb = "is" if len(repeated) == 1 else "are"
-    number = counted(len(repeated), "image")
-    return f"{number} {verb} in more than one class, such as {' and '.join(examples)}"
+    (label, name), (other_label, other) = itertools.islice(repeated[0].items(), 2)
+    number = counted(len(repeated), "image") + (" is" if len(repeated) == 1 else " are")
+    return f"{number} in more than one class, such as {name} ({label}) and {other} ({other_label})"

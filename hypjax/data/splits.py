@@ -63,9 +63,8 @@ def with_benchmarks(
     data_dir: str | None = None,
 ) -> Splits:
     """Adds datasets with ground truth to score, and distractors to all such galleries."""
-    has_ground_truth = splits.ground_truth is not None
     if distractors:
-        if not names and not has_ground_truth:
+        if not names and splits.ground_truth is None:
             raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
@@ -76,11 +75,12 @@ def with_benchmarks(
         notes += fields["notes"]
 
         def enlarged(dataset: Splits) -> Splits:
+            if dataset.ground_truth is None:
+                return dataset
             gallery = stacked([dataset.gallery, parts["gallery"]])
             return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
 
-        benchmarks = [enlarged(dataset) for dataset in benchmarks]
-        splits = enlarged(splits) if has_ground_truth else splits
+        splits, *benchmarks = map(enlarged, (splits, *benchmarks))
     return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
@@ -183,8 +183,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     parts = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
-        tests = {*present} - {"train", "validation"}
-        if "train" not in present or tests not in ({"test"}, {"query", "gallery"}):
+        if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
             needed = "train, and either test or both query and gallery"
             raise UserError(f"{where} has the splits {', '.join(present)}; it needs {needed}")
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
@@ -198,15 +197,13 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
     """Warns of classes in several splits; a gallery shares those of its queries."""
     splits_of = collections.defaultdict(dict)  # Dictionaries keep the order of their keys.
-    for name in ("train", "validation", "test", "query", "gallery"):
-        for label in {*parts[name].class_names} if name in parts else ():
+    for name in filter(parts.get, ("train", "validation", "test", "query", "gallery")):
+        for label in {*parts[name].class_names}:
             splits_of[label]["test" if name in ("query", "gallery") else name] = True
     shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
     if shared:
-        console.warn(
-            f"{where} has {counted(len(shared), 'class')} in more than one split, such as "
-            f"{min(shared)} ({shared[min(shared)]})"
-        )
+        classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
+        console.warn(f"{where} has {classes} in more than one split, such as {example}")
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
@@ -224,10 +221,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
         for i, outcome in zip(rows, bar, strict=True):
-            if isinstance(outcome, str):
-                reasons[i] = outcome
-            else:
-                measured[i] = outcome
+            (reasons if isinstance(outcome, str) else measured)[i] = outcome
     if not in_memory:
         with console.tolerating(f"the sizes of the images ({cached})"):
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +231,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
-    """Returns height, width and checksum of an image, or the reason why it cannot be read."""
+    """Height, width and checksum of an image, or the reason why it cannot be read."""
     try:
         content = images.content(i)
         image = pixels.decode(content, channels=3, upright=True)

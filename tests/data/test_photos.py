@@ -187,9 +187,8 @@ def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_pa
     for name, target in targets.items():
         (root / name).symlink_to(target)
     listed |= {"b/z/3.png", "c/z/1.png", "c/z/2.png", "d/z/1.png", "d/z/2.png"}
-    for where in (root, root / "**/*.png"):
-        assert names_of(find_images(str(where)), root) == listed
-        assert "a/x is a link to" in capsys.readouterr().err
+    assert names_of(find_images(str(root)), root) == listed
+    assert "a/x is a link to" in capsys.readouterr().err
     for where, message in (("photos", "photos does not exist"), ("*.jpg", "no images at")):
         with pytest.raises(UserError, match=message):
             find_images(str(tmp_path / where))

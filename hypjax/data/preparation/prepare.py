@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
 from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
@@ -49,19 +49,15 @@ def prepare(
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
-    folder = pathlib.Path(root, name, VERSION)
-    official = _official(name, part)
-    downloads = pathlib.Path(root, "downloads", (official and official.downloads) or name)
-    folders = {*folder.parents, downloads, *downloads.parents}
-    missing = [path for path in folders if not path.exists()]
+    folder, official = pathlib.Path(root, name, VERSION), _official(name, part)
     with contextlib.ExitStack() as stack:
         with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
-        stack.callback(_remove_remains, folder, missing)
         if absent:
             console.say(f"preparing {name} in {folder} (once)")
             if official:
                 manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+                downloads = pathlib.Path(root, "downloads", official.downloads or name)
                 files = stack.enter_context(official.open(manual, downloads))
                 _check_listing(official, files.images, allow_partial)
             with writing(folder), replacing(folder) as unfinished:
@@ -78,15 +74,6 @@ def prepare(
     return prepared
 
 
-def _remove_remains(folder: pathlib.Path, created: Iterable[pathlib.Path]) -> None:
-    """Removes the lock of a dataset that could not be prepared, and created folders if empty."""
-    if not folder.exists():
-        (folder.parent / ".lock").unlink(missing_ok=True)
-    for path in sorted(created, reverse=True):  # Folders after what they contain.
-        with contextlib.suppress(OSError):
-            path.rmdir()
-
-
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
     """Locks a dataset's folder unless it exists; yields whether it is to be written."""
@@ -94,7 +81,6 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
         yield False
         return
     with locked(folder.parent, purpose):
-        folder.parent.mkdir(parents=True, exist_ok=True)  # If who held the lock failed.
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # Of a process that was killed.
         yield not folder.exists()  # Another process may have written it meanwhile.
@@ -152,7 +138,6 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
-    """Returns an official dataset, or a part of it; None if it is none."""
     official = declared(name)
     if not isinstance(official, OfficialDataset):
         return None

@@ -135,15 +135,6 @@ def test_exported_files_have_short_distinct_names_and_classes_have_folders(tmp_p
     assert folders == {file.split("/")[0] for file in images}
 
 
-@pytest.mark.parametrize("present", ["x/y", "x/y/cub200", "x/y/downloads"])
-def test_a_failure_leaves_the_folders_as_they_were(tmp_path, present):
-    (tmp_path / present).mkdir(parents=True)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="has no files of cub200"):
-        prepare("cub200", data_dir=str(tmp_path / "x/y"), manual_dir=str(tmp_path))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_larger_photos_of_in_shop_are_noted_in_all_results(tmp_path):
     official_files.write_inshop(tmp_path / "files", photos="img_highres")
     note, partial = preparation.notes(prepared(tmp_path, "inshop"))
