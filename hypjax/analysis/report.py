@@ -116,7 +116,6 @@ def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
-    """A run's model, learned scalars and numbers of images, in words."""
     splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
     if "best_step" in run.results:
         facts["best"] = format_best_step(run.results)
@@ -153,7 +152,6 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
 
 
 def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """Texts of numbers, the largest in bold unless all are equal."""
     finite = [value for value in values if math.isfinite(value)]
     best = max(finite) if len(set(finite)) > 1 else math.nan
     pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
@@ -197,7 +195,6 @@ def _curves(runs: Sequence[ShownRun]) -> str:
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
-    """Queries with what they find in each run."""
     splits = runs[0].run.splits
     answers = [{search.query: search for search in run.searches} for run in runs]
 
@@ -228,7 +225,6 @@ def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
 
 
 def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
-    """An image as a data URL, with its class and marks."""
     url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
     return {"image": url, "label": images.class_name(i), **marks}
 

@@ -115,7 +115,6 @@ def print_tables(runs: Sequence[Run], field: str | None) -> None:
 
 
 def _choice(validation: Mapping[str, Recalls]) -> str:
-    """Names the best run, or all that tie with it."""
     metric = tables.selecting(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
     best = [name for name, score in scores.items() if score == max(scores.values())]

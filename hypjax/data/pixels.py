@@ -75,7 +75,6 @@ def decode(
 
 
 def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
-    """Decodes an opened image, see `decode`."""
     if upright:
         image.load()
         # Pillow raises almost anything on damaged EXIF data: before it rotates, when it reads them,

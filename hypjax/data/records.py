@@ -156,8 +156,6 @@ def _write_split(
 
 
 class _Images(Sequence):
-    """The image files in a split's records."""
-
     # Parsing records with TFDS blocks other threads: input by threads was a tenth slower.
 
     def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:

@@ -35,8 +35,7 @@ class OnnxEncoder:
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        available = onnxruntime.get_available_providers()
-        settings = onnxruntime.SessionOptions()
+        available, settings = onnxruntime.get_available_providers(), onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         providers = [name for name in _PROVIDERS if name in available]
         with explained(f"cannot load {path}"):
@@ -56,23 +55,21 @@ class OnnxEncoder:
                 "images [batch, 3, height, width] or [batch, height, width, 3], float or uint8"
             )
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
-        size = shape[1:] if channels == [0] else shape[:2]
         processor = path.with_name(_CONFIG)
         if processor.is_file() and mean is std is resize is None and self._dtype != np.uint8:
             steps, self._pixels = _processor(processor)
         else:
+            size = shape[1:] if self._channels_first else shape[:2]
             steps = self._view(size, mean, std, resize)
             self._pixels = functools.partial(_square, *steps)
         self.facts = ["onnx", self.output, steps, _hashes(path)]
 
     def _view(self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None) -> list:
         path, side, scaled = self._path, size[0], mean is not None or std is not None
-        if self._dtype == np.uint8 and scaled:
-            raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
-        if self._dtype != np.uint8 and not scaled:
-            raise UserError(
-                f"{path} needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
-            )
+        if (self._dtype == np.uint8) == scaled:
+            needed = f"needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
+            unused = "takes pixels as they are; leave out --mean and --std"
+            raise UserError(f"{path} {unused if scaled else needed}")
         if not isinstance(side, int) or size[1] != side:
             raise UserError(
                 f"{path} takes images of {size} pixels, no fixed square; put a {_CONFIG} beside it"

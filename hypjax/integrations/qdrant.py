@@ -154,12 +154,11 @@ class QdrantGallery:
         # An empty one may have been created with other settings, such as shards and replicas.
         if not self._ask("collection_exists"):
             size, distance = embeddings.vectors.shape[1], models.Distance.EUCLID
+            graph = {"m": euclidean.LINKS, "ef_construct": euclidean.ADDED}
             self._ask(
                 "create_collection",
                 vectors_config=models.VectorParams(size=size, distance=distance),
-                hnsw_config=models.HnswConfigDiff(
-                    m=euclidean.LINKS, ef_construct=euclidean.ADDED, full_scan_threshold=_SCANNED
-                ),
+                hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCANNED),
             )
         if len(self):
             self._read_facts()
@@ -180,11 +179,10 @@ class QdrantGallery:
         columns = embeddings.ids, embeddings.labels, vectors
         blocks = inputs.blocks(len(embeddings), _BATCH)
         for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
+            rows = zip(*(column[block].tolist() for column in columns), strict=True)
             points = [
-                models.PointStruct(
-                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
-                )
-                for path, label, vector in zip(*(x[block].tolist() for x in columns), strict=True)
+                models.PointStruct(id=point_id(x), vector=y, payload={"id": x, "label": label})
+                for x, label, y in rows
             ]
             self._ask("upsert", points=points, wait=True)
 
@@ -214,8 +212,7 @@ class QdrantGallery:
         """Finds the k nearest images of each query, with the options of `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
-        in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
-        centres = in_ball
+        centres = in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         for _ in range(1 if self.space.ball() is None else 2):
             candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, candidates)))
@@ -242,14 +239,10 @@ class QdrantGallery:
         """The Euclidean neighbours of each centre, other than its image of `without`."""
         # The local mode warns of parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
+        options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
             models.QueryRequest(
-                query=centre,
-                limit=count,
-                params=params,
-                filter=_filter(label, without[i] if without else None),
-                with_payload=True,
-                with_vector=True,
+                query=centre, filter=_filter(label, without[i] if without else None), **options
             )
             for i, centre in enumerate(centres.tolist())
         ]
@@ -303,7 +296,6 @@ def point_id(path: str) -> str:
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
-    """The client of a server, and the name of the collection."""
     scheme, _, rest = url.partition("://")
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:
