@@ -109,10 +109,10 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
-def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _rows(columns: Sequence[Mapping[Any, Any]], missing: Any = "") -> list[Row]:
     """A table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return [(name, [column.get(name, "") for column in columns]) for name in names]
+    return [(name, [column.get(name, missing) for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
@@ -143,11 +143,10 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         }
         for run in runs
     ]
-    for (state, part, metric), values in _rows(columns):
+    for (state, part, metric), values in _rows(columns, missing=math.nan):
         *dataset, name = metric.split("/")
         label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        numbers = [math.nan if value == "" else value for value in values]
-        rows.append((label, _marked(numbers, [f"{value:.4f}" for value in numbers])))
+        rows.append((label, _marked(values, [f"{value:.4f}" for value in values])))
     return rows
 
 
@@ -196,11 +195,10 @@ def _curves(runs: Sequence[ShownRun]) -> str:
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
     splits = runs[0].run.splits
-    answers = [{search.query: search for search in run.searches} for run in runs]
+    items, answers = searched(splits), [{x.query: x for x in run.searches} for run in runs]
 
     def hits_of(search: Search) -> list[dict[str, Any]]:
         hits = zip(search.hits, search.right, search.distances, strict=True)
-        items = searched(splits)
         return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
 
     return [
@@ -238,14 +236,14 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
-    delta = curvature = ""
+    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
-        delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
-    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
-    return {**facts, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
+        facts |= {"delta": f"{mean:.3g}", "curvature": f"{curvature_from_delta(mean):.3g}"}
+    return facts
 
 
 def write_own_report(run: Run) -> bool:

@@ -249,9 +249,8 @@ def table_of_names(
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
     """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
-    named = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
-    columns = {name: np.array(column, object) for name, column in named.items()}
-    columns = {name: column if any(column) else None for name, column in columns.items()}
+    optional = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
+    optional = {k: np.array(x, object) if any(x) else None for k, x in optional.items()}
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,
@@ -263,7 +262,7 @@ def table_of_names(
         file_versions=np.array([*versions], object),
         upright=True,
         vectors=vectors,
-        **columns,
+        **optional,
     )
 
 
@@ -271,10 +270,9 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets with the same records: each image once, without its label."""
     names = ("positions", "labels", "sizes", "names", "class_names")
     columns = {name: np.concatenate([getattr(x, name) for x in datasets]) for name in names}
-    _, rows = np.unique(columns["positions"], return_index=True)
     columns["labels"] = np.zeros_like(columns["labels"])
     together = dataclasses.replace(datasets[0], **(dict.fromkeys(_COLUMNS) | columns))
-    return together.take(rows)
+    return together.take(np.unique(columns["positions"], return_index=True)[1])
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
@@ -314,10 +312,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
 def hash_facts(facts: Iterable[Any]) -> str:
     """Hashes values, whose `repr` says all about them, to 32 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for fact in facts:
-        digest.update(repr(fact).encode())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256("".join(map(repr, facts)).encode()).hexdigest()[:32]
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:

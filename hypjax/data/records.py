@@ -96,21 +96,20 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     features = {"image": tfds.features.Image(), "height": np.int32, "width": np.int32}
     features |= {"label": np.int64, "name": text, "class_name": text, "coarse_label": text}
     serialize = tfds.features.FeaturesDict(features).serialize_example
-    splits, labels = {}, {}
+    splits, infos, labels = {}, [], {}
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
     with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
             path = _records_of(folder, name, split)
-            if (count := _write_split(path, split, examples, labels, serialize, progress)).images:
-                splits[split] = count
+            count = _write_split(path, split, examples, labels, serialize, progress)
+            if count.images:
+                splits[split], size = count, path.stat().st_size
+                infos.append(
+                    tfds.core.SplitInfo(name=split, shard_lengths=[count.images], num_bytes=size)
+                )
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     features["label"] = tfds.features.ClassLabel(names=list(labels))
-    sizes = {split: _records_of(folder, name, split).stat().st_size for split in splits}
-    infos = [
-        tfds.core.SplitInfo(name=split, shard_lengths=[count.images], num_bytes=sizes[split])
-        for split, count in splits.items()
-    ]
     if infos:  # TFDS cannot describe a dataset without images, which callers refuse.
         tfds.folder_dataset.write_metadata(
             **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
@@ -236,12 +235,11 @@ def read_judgements(
     table = table.take(_positions(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
     rows = {name: i for i, name in enumerate(gallery)}
-
-    def items(level: str) -> Sequence[Int[np.ndarray, " items"]]:
-        present = ([rows[x] for x in names if x in rows] for names in table[level].to_pylist())
-        return [np.array(x, np.int64) for x in present]
-
-    return boxes, GroundTruth(*map(items, GroundTruth._fields))
+    levels = [
+        [np.array([rows[x] for x in names if x in rows], np.int64) for names in level.to_pylist()]
+        for level in table.select(GroundTruth._fields).columns
+    ]
+    return boxes, GroundTruth(*levels)
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:

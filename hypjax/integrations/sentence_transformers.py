@@ -186,10 +186,8 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
         reason = "was trained on features of another model, and takes no images"
     elif not pools_as_timm(encoder):
         reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
-    elif tuple(config.eval.scales) != ONE_SCALE:
-        reason = f"sets eval.scales, for which there is no module; {_ELSEWHERE}"
-    elif config.eval.pca.head is not None:
-        reason = f"sets eval.pca.head, for which there is no module; {_ELSEWHERE}"
+    elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
+        reason = f"sets eval.scales or eval.pca.head, for which there is no module; {_ELSEWHERE}"
     elif not {space_name(part) for part, _ in parts} <= _WRITTEN:
         reason = f"compares images in {space}, whose distance hypjax does not write"
     if reason:
@@ -207,10 +205,8 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
             f"cosine does not rank as the distance in {space}: features of {count} of {what} are "
             "not clipped, so lengths matter; add --features to write features and a distance"
         )
-    return (
-        f"Cosine ranks as the distance in {space} does: the features of {what} are all clipped to "
-        "one length."
-    )
+    why = f"the features of {what} are all clipped to one length"
+    return f"Cosine ranks as the distance in {space} does: {why}."
 
 
 def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
@@ -245,26 +241,20 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
     """Writes the encoder for Transformers, and that its pooled output is the embedding."""
     state = timm_state_dict(params, model.encoder)
     settings = timm_config({"encoder": params}, model, config.data)
+    pixels = settings["pretrained_cfg"]
     if config.data.channels == 1:
-        _take_colours(state, settings)
+        # The model takes images in colour: its first convolution weighs colours as Pillow does,
+        # which then rounds grey to integers.
+        first = next(name for name, value in state.items() if value.ndim == 4)
+        state[first] = np.float32(state[first] * _GREY[:, None, None])
+        for field in ("mean", "std"):
+            pixels[field] *= 3
+        pixels["input_size"][0] = 3
+        settings["model_args"].pop("in_chans")
     # Counts of updates, which do nothing here; Transformers would report them as missing.
     for name in [name for name in state if name.endswith("running_mean")]:
         state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
-    settings["num_classes"] = settings["pretrained_cfg"]["num_classes"] = 0
+    settings["num_classes"] = pixels["num_classes"] = 0
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_json(folder / "config.json", settings)
     write_json(folder / "sentence_bert_config.json", _POOLED)
-
-
-def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
-    """Makes a model of grey images take images in colour.
-
-    The first convolution weighs colours as Pillow does, which then rounds grey to integers.
-    """
-    first = next(name for name, value in state.items() if value.ndim == 4)
-    state[first] = np.float32(state[first] * _GREY[:, None, None])
-    pixels = settings["pretrained_cfg"]
-    for field in ("mean", "std"):
-        pixels[field] *= 3
-    pixels["input_size"][0] = 3
-    settings["model_args"].pop("in_chans")
