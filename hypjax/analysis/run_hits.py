@@ -120,10 +120,9 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         ]
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
-    return (
-        f"queries that find an image of another class first: {result.failures} of "
-        f"{len(result.searches)}; drawn: {len(wrong)} of these, then {len(right)} of the others"
-    )
+    drawn = f"drawn: {len(wrong)} of these, then {len(right)} of the others"
+    count = f"{result.failures} of {len(result.searches)}"
+    return f"queries that find an image of another class first: {count}; {drawn}"
 
 
 def half_wrong(wrong: list[Any], right: list[Any], most: int) -> tuple[list[Any], list[Any]]:

@@ -343,7 +343,5 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
                 cache.append(images)
                 bar.update(len(images))
     except OSError as error:
-        raise UserError(
-            f"cannot keep decoded images in {cache.folder.parent} ({error.strerror}); choose "
-            "another --config.run.cache_dir, or set --config.run.cache=none"
-        ) from error
+        advice = "choose another --config.run.cache_dir, or set --config.run.cache=none"
+        raise UserError(f"cannot keep decoded images ({error.strerror}); {advice}") from error

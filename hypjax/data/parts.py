@@ -67,10 +67,8 @@ class Splits(NamedTuple):
     def training_images(self) -> Dataset:
         """The images to learn from; raises UserError if there are none."""
         if self.train is None:
-            raise UserError(
-                f"{self.name} has no training images; use --mode=evaluate, or name another dataset "
-                "in data.name and this one in eval.benchmarks"
-            )
+            advice = "name another in data.name, and this one in eval.benchmarks"
+            raise UserError(f"{self.name} has no training images; use --mode=evaluate, or {advice}")
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
@@ -188,10 +186,8 @@ def _split_images(
     draw, share = np.random.default_rng(held_out.seed), held_out.validation
     train, test = _hold_out_images(images, _HELD_OUT, _LEAST, draw)
     if test.num_classes < 2:
-        raise UserError(
-            f"{where} has {counted(test.num_classes, 'class')} with {_LEAST} or more images, and "
-            "data.split=images needs two; add images"
-        )
+        classes = f"{counted(test.num_classes, 'class')} with {_LEAST} or more images"
+        raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
     if small := images.num_classes - test.num_classes:
         console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
     rest, validation = _hold_out_images(train, share, _LEAST_VALIDATED, draw)

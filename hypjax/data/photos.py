@@ -176,10 +176,8 @@ def check_columns(where: object, images: Dataset) -> None:
     """Rejects unknown splits, splits of some images only, and classes with two coarse labels."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
-            raise UserError(
-                f"{where}, row {row} has the split '{split}' ({images.name(row - 1)}); give all "
-                f"rows one of {', '.join(SPLITS)}, or none"
-            )
+            named = f"row {row} ({images.name(row - 1)}) has the split '{split}'"
+            raise UserError(f"{where}, {named}; give all rows one of {', '.join(SPLITS)}, or none")
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
     for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
@@ -204,10 +202,8 @@ def list_folder(root: pathlib.Path) -> Dataset:
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
     if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
-        raise UserError(
-            f"{root} has folders of splits, and {min(unknown) or 'images'} beside them; splits are "
-            f"named {', '.join(SPLITS)}"
-        )
+        other = min(unknown) or "images"
+        raise UserError(f"{root} has {other} beside folders of splits, {', '.join(SPLITS)}")
     return _files([root / name for name in names], classes, splits)
 
 
@@ -326,10 +322,10 @@ def _labelled(dataset: Any) -> Dataset:
         try:
             pairs = [(image, label) for image, label in dataset]
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs (image or "
-                "path, label), a dataset of Hugging Face, or a dictionary of these by split"
-            ) from error
+            needed = (
+                "give (images, labels), pairs of these, a dataset of Hugging Face, or {split: ...}"
+            )
+            raise UserError(f"{type(dataset).__name__} is no dataset; {needed}") from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:

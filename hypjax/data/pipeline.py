@@ -80,10 +80,8 @@ class _Pieces:
         except RuntimeError as error:
             if "exit code" not in str(error):
                 raise
-            raise UserError(
-                f"a worker process died ({str(error).partition('. ')[0]}); if memory ran out, "
-                "lower --config.run.workers"
-            ) from error
+            why = f"{str(error).partition('. ')[0]}; if memory ran out, lower --config.run.workers"
+            raise UserError(f"a worker process died: {why}") from error
         finally:
             pieces.close()
 

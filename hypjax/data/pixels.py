@@ -101,10 +101,8 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
     kind = values.dtype.newbyteorder("=")
     known = kind in (np.bool_, np.uint8, np.uint16) and values.size
     if not known or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
-        raise UserError(
-            f"{name} is {values.dtype} of shape {list(values.shape)}; pixels are uint8, uint16 or "
-            "bool, [height, width] or [height, width, channels] with 1 to 4 channels, all above 0"
-        )
+        needed = "pixels are uint8, uint16 or bool, [height, width] or [height, width, 1 to 4]"
+        raise UserError(f"{name} is {values.dtype} of shape {list(values.shape)}; {needed}")
     if kind == np.bool_:
         values = values * np.uint8(255)
     elif kind == np.uint16:  # As Pillow reads colours of 16 bits, and `_pixels` greys.

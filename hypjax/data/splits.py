@@ -120,10 +120,8 @@ def open_photos(
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
-        raise UserError(
-            f"no image of {where} has a class; put each class into a sub-folder, or list the "
-            "images in a table with the columns path and label"
-        )
+        advice = "put each class into a sub-folder, or list images in a table with path and label"
+        raise UserError(f"no image of {where} has a class; {advice}")
     if path.is_dir() and len(labelled) < len(images):
         console.say(f"images without a class are left out: {len(images) - len(labelled)}")
         images = images.take(labelled)
@@ -174,10 +172,10 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
+        example = f"row {unlabelled[0]} ({images.name(unlabelled[0])})"
         raise UserError(
-            f"{where} has {len(unlabelled)} of {len(images)} rows without a class, such as row "
-            f"{unlabelled[0]} ({images.name(unlabelled[0])}); leave them out, or name the classes: "
-            "?label=COLUMN, or for features the array labels or --config.data.labels"
+            f"{where} has {len(unlabelled)} rows without a class, such as {example}; leave them "
+            "out, or name the classes: ?label=COLUMN, or for features --config.data.labels"
         )
     photos.check_columns(where, images)
     parts = {"train": images}

@@ -161,9 +161,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
         flatten(torch_model)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _LARGEST_FILE:
-        raise UserError(
-            f"the model has {size / 1e9:.1f} GB of weights, but an ONNX file holds at most 2 GB"
-        )
+        raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"

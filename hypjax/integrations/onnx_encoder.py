@@ -50,10 +50,8 @@ class OnnxEncoder:
         self._batch, *shape = self._input.shape
         channels = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
         if others or channels not in ([0], [2]) or self._input.type not in _TYPES:
-            raise UserError(
-                f"{path} takes {self._input.type} of the shape {self._input.shape}; it must take "
-                "images [batch, 3, height, width] or [batch, height, width, 3], float or uint8"
-            )
+            kind = f"{self._input.type} of the shape {self._input.shape}"
+            raise UserError(f"{path} takes {kind}, not images of three channels, float or uint8")
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
         processor = path.with_name(_CONFIG)
         if processor.is_file() and mean is std is resize is None and self._dtype != np.uint8:
@@ -71,9 +69,7 @@ class OnnxEncoder:
             unused = "takes pixels as they are; leave out --mean and --std"
             raise UserError(f"{path} {unused if scaled else needed}")
         if not isinstance(side, int) or size[1] != side:
-            raise UserError(
-                f"{path} takes images of {size} pixels, no fixed square; put a {_CONFIG} beside it"
-            )
+            raise UserError(f"{path} takes images of {size} pixels; put a {_CONFIG} beside it")
         if (resize := resize or side) < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
         for name, values in {"mean": mean, "std": std}.items() if scaled else ():

@@ -172,9 +172,7 @@ class QdrantGallery:
 
     def _upsert(self, embeddings: Embeddings) -> None:
         if embeddings.fingerprint != self.fingerprint:
-            raise UserError(
-                f"{self.name} holds images that another model embedded; name another collection"
-            )
+            raise UserError(f"{self.name} holds images of another model; name another collection")
         vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
         columns = embeddings.ids, embeddings.labels, vectors
         blocks = inputs.blocks(len(embeddings), _BATCH)
@@ -284,10 +282,8 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
         gallery._prepare(embeddings)
         gallery._upsert(embeddings)
         recall = gallery._tune(embeddings)
-    return (
-        f"{gallery.name}, which holds {len(gallery)} images now; it finds {recall:.1%} of the "
-        f"{euclidean.NEAREST} nearest neighbours"
-    )
+    found = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{gallery.name}, which holds {len(gallery)} images now; it {found}"
 
 
 def point_id(path: str) -> str:

@@ -201,10 +201,8 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
         return f"Cosine ranks as the distance in {space} does, whatever the images."
     features, what = _sample(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
-        raise UserError(
-            f"cosine does not rank as the distance in {space}: features of {count} of {what} are "
-            "not clipped, so lengths matter; add --features to write features and a distance"
-        )
+        why = f"features of {count} of {what} are not clipped, so lengths matter"
+        raise UserError(f"cosine does not rank as the distance in {space}: {why}; add --features")
     why = f"the features of {what} are all clipped to one length"
     return f"Cosine ranks as the distance in {space} does: {why}."
 
@@ -223,10 +221,8 @@ def _sample(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "imag
         try:
             images, what = embedder.run.splits.images(scored=True), "test images"
         except UserError as error:
-            raise UserError(
-                f"whether cosine ranks as the distance in {embedder.space} depends on the images, "
-                f"and the run's cannot be read ({error}); name a folder as --images"
-            ) from error
+            problem = f"the run's images, on which cosine is tested, cannot be read ({error})"
+            raise UserError(f"{problem}; name a folder as --images") from error
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     embedded = embedder.embed_images(chosen)

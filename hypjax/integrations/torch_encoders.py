@@ -52,9 +52,8 @@ def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path
     classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
-        raise UserError(
-            f"{path} is no checkpoint of this model: {len(wrong)} weights differ, as {wrong[0]}"
-        )
+        differ = f"{len(wrong)} weights differ, as {wrong[0]}"
+        raise UserError(f"{path} is no checkpoint of this model: {differ}")
 
 
 class TransformersEncoder:
@@ -87,9 +86,7 @@ class TransformersEncoder:
         elif any(map(_CLASS_TOKEN.search, model.state_dict())):
             self.output, self._pooled = f"class token ({kind})", False
         else:
-            raise UserError(
-                f"hf:{name} ({kind}) has no image features, trained pooler or class token to use"
-            )
+            raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
         weights = _hash_weights(model.state_dict(), without=random)
         config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
         config = repr({key: value for key, value in config.items() if key not in local})
@@ -115,9 +112,7 @@ class TransformersEncoder:
         columns = {key: [image[key] for image in prepared] for key in prepared[0]}
         shapes = {tuple(image.shape[1:]) for image in columns["pixel_values"]}
         if len(shapes) > 1:
-            raise UserError(
-                "this model's processor gives images different shapes; set --batch_size=1"
-            )
+            raise UserError("this processor gives images different shapes; set --batch_size=1")
         inputs = {key: torch.cat(tensors).to(_DEVICE) for key, tensors in columns.items()}
         with torch.inference_mode():
             return self._embed(**inputs)

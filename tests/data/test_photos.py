@@ -155,9 +155,7 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     assert [os.path.relpath(name, tmp_path) for name in images.names] == names
     assert images.class_names.tolist() == ["a", "a", "b", "train"]
     write_pictures(tmp_path, ["train/steam/1.png"])
-    with pytest.raises(
-        UserError, match="folders of splits, and a beside"
-    ):  # Or its class would be lost.
+    with pytest.raises(UserError, match="a beside folders of splits"):  # Or its class is lost.
         find_images(str(tmp_path))
 
 
@@ -232,7 +230,7 @@ def test_any_colour_mode_is_read():
     for kind in (np.int32, np.float32, np.uint32):  # Without a common scale.
         with pytest.raises(UserError, match="uint8, uint16 or bool"):
             pixels.decode(gradient().astype(kind), 3)
-    with pytest.raises(UserError, match="all above 0"):
+    with pytest.raises(UserError, match=r"shape \[0, 5, 3\]"):
         pixels.decode(np.zeros((0, 5, 3), np.uint8), 3)
 
 
