@@ -38,8 +38,7 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         levels = GroundTruth._fields
         lists = {key: [safe_pickle.as_indices(row[key]) for row in rows] for key in levels}
     except Exception as error:  # A pickle of another structure may raise almost anything.
-        needed = "imlist, qimlist, and gnd with bbx, easy, hard and junk for each query"
-        raise UserError(f"{path} is not a ground truth, which has {needed}") from error
+        raise UserError(f"{path} is not a ground truth of qimlist, imlist and gnd") from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")

@@ -286,8 +286,9 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {table}: {reason(error)}") from error
     if missing := {"path", "label"} - set(columns):
-        names = ", ".join(columns) or "none"
-        raise UserError(f"{table} has no column {max(missing)}; its columns are {names}")
+        raise UserError(
+            f"{table} has no column {max(missing)}, only {', '.join(columns) or 'none'}"
+        )
     return rows
 
 

@@ -145,8 +145,7 @@ def table_of(
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
-        columns = ", ".join(features) or "none"
-        raise UserError(f"{where} has the columns {columns}; name the images' by ?image=")
+        raise UserError(f"{where}: name the column of images by ?image= ({', '.join(features)})")
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
     others = dataset.remove_columns([image]).flatten()

@@ -43,8 +43,7 @@ class OnnxEncoder:
         outputs = [output.name for output in self._session.get_outputs()]
         self._output = selected or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not selected):
-            listed = ", ".join(outputs)
-            raise UserError(f"{path} has the outputs {listed}; name one: onnx:{path}@{outputs[0]}")
+            raise UserError(f"{path}@{outputs[0]} names one of the outputs {', '.join(outputs)}")
         self.output = f"output {self._output}"
         self._input, *others = self._session.get_inputs()
         self._batch, *shape = self._input.shape

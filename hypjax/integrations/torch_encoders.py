@@ -52,8 +52,7 @@ def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path
     classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
     foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
     if wrong := loaded.missing_keys + foreign:
-        differ = f"{len(wrong)} weights differ, as {wrong[0]}"
-        raise UserError(f"{path} is no checkpoint of this model: {differ}")
+        raise UserError(f"{path} is no checkpoint of this model: see {wrong[0]}")
 
 
 class TransformersEncoder:

@@ -59,8 +59,7 @@ class FileTree(NamedTuple):
         try:
             return pixels.read_bytes(self.files[name])
         except (KeyError, OSError) as error:
-            problem = f"{self.root} has no readable {name}, which lists the images"
-            raise UserError(f"{problem}; fetch it again") from error
+            raise UserError(f"{self.root} has no readable {name}; fetch it again") from error
 
     def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
         """Parses the non-empty lines after the first `skip`; each must fit the pattern."""

@@ -7,16 +7,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
+from hypjax.data import records
 from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
-from hypjax.data.records import (
-    MANIFEST,
-    VERSION,
-    Contents,
-    Count,
-    RecordFolder,
-    open_folder,
-    write_records,
-)
+from hypjax.data.records import VERSION, RecordFolder
 from hypjax.errors import UserError, explained, nearest, writing
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -25,7 +18,7 @@ from hypjax.system.files import remove, replacing
 from hypjax.system.locks import locked
 
 
-def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
+def declared(name: str) -> OfficialDataset | Callable[[], records.Contents]:
     """Returns a dataset's declaration."""
     if name not in PREPARED:
         raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
@@ -64,10 +57,10 @@ def prepare(
                 if official:
                     write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
                 else:
-                    write_records(unfinished, name, declared(name)(), None)
+                    records.write_records(unfinished, name, declared(name)(), None)
         else:
             console.say(f"{name} is already prepared")
-    prepared = open_folder(name, folder)
+    prepared = records.open_folder(name, folder)
     if prepared.part != part:
         held = f"holds the part {prepared.part}, not {part} (None is the full dataset)"
         raise UserError(f"{folder} {held}; remove it, or name another folder with --data_dir")
@@ -93,12 +86,11 @@ def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
         root = str(_local_copy(root, name))
     folder = pathlib.Path(root, name, VERSION)
     if folder.exists():
-        return open_folder(name, folder)
+        return records.open_folder(name, folder)
     if isinstance(declaration, OfficialDataset):
         command = f"python -m hypjax.prepare --dataset={name}"
         command += f" --data_dir={root}" if data_dir else ""
-        note = "(with --manual_dir=FOLDER where the files cannot be downloaded)"
-        raise UserError(f"{name} is not prepared in {root}; run {command} {note}")
+        raise UserError(f"{name} is not prepared in {root}; run {command} [--manual_dir=FOLDER]")
     return prepare(name, data_dir=root)
 
 
@@ -112,7 +104,7 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
         if absent:
             prepared = CloudFolder(source)
             files = prepared.sizes()
-            if MANIFEST not in files:
+            if records.MANIFEST not in files:
                 command = f"python -m hypjax.prepare --dataset={name}"
                 raise UserError(f"{source} holds no dataset; run {command}, and copy its folder")
             console.say(f"copying {source} to {folder} (once)")
@@ -155,18 +147,17 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
     labels = {split: {image.label for image in images} for split, images in listing.items()}
     tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
     if shared := labels.get("train", set()) & tested:
-        problem = f"{min(shared)} is in both train and test"
-        raise UserError(f"{problem}; these files are not a copy of {official.name}")
-    counts = {split: Count(len(listing[split]), len(labels[split])) for split in listing}
+        raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
+    counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
     if (note := _partial(official, counts)) and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 
 
-def _partial(official: OfficialDataset, counts: Mapping[str, Count]) -> str:
+def _partial(official: OfficialDataset, counts: Mapping[str, records.Count]) -> str:
     """Lists splits that differ from the published counts; '' if none does."""
     parts = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
     for split, expected in official.counts.items():
-        images, classes = counts.get(split, Count(0, 0))
+        images, classes = counts.get(split, records.Count(0, 0))
         other_classes = expected.classes not in (None, classes)
         if images != expected.images or other_classes:
             parts.append(f"{split} {images} of {expected.images} images")

@@ -15,16 +15,10 @@ import pyarrow
 from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFilter
 
+from hypjax.data import records
 from hypjax.data.preparation import fonts
 from hypjax.data.preparation.glyphs import example
-from hypjax.data.records import (
-    JUDGEMENTS,
-    JUDGEMENTS_SCHEMA,
-    PAIRS,
-    PAIRS_SCHEMA,
-    Contents,
-    Example,
-)
+from hypjax.data.records import Contents, Example
 
 SIDE = 64  # Of a picture, in pixels.
 SEED = 20240301
@@ -310,5 +304,7 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
         judgements.append({"query": query.name, "box": query.render().box})
         for view in query.thing.views(**GALLERY_VIEWS):
             judgements[-1].setdefault(view.difficulty, []).append(view.name)
-    tables = (PAIRS, pairs, PAIRS_SCHEMA), (JUDGEMENTS, judgements, JUDGEMENTS_SCHEMA)
-    return {name: pyarrow.Table.from_pylist(rows, schema) for name, rows, schema in tables}
+    return {
+        records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
+        records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),
+    }
