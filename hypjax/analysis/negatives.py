@@ -239,9 +239,9 @@ def anchor_table(runs: Runs, anchor: int) -> str:
     for i, run in enumerate(runs):
         columns = (run["hardest"][anchor][x] for x in ("classes", "items", "distances", "weights"))
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
-        for rank, (label, item, distance, weight, alone) in enumerate(negatives, 1):
+        for rank, (label, item, distance, weight, in_one_run) in enumerate(negatives, 1):
             name = shortened(on_one_line(label), _NAME)
-            numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
+            numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * in_one_run]
             rows.append([run["run"], name, *numbers])
     title = on_one_line(f"anchor {shown['index']} ({shown['name']}), {shown['label']}")
     return f"{title}\n{aligned(rows)}"
@@ -275,8 +275,8 @@ def draw_hardest(runs: Runs, splits: Splits, output: pathlib.Path) -> list[pathl
         title = name if i else f"{shown['label']}\n{name}"
         row = [Picture((splits.test, shown["index"]), title, "black")]
         columns = zip(shown["items"], shown["classes"], shown["weights"], only, strict=True)
-        for item, label, weight, alone in columns:
-            colour = "tab:orange" if alone else "none"
+        for item, label, weight, in_one_run in columns:
+            colour = "tab:orange" if in_one_run else "none"
             row.append(Picture((items, item), f"{label}\np {weight:#.3g}", colour))
         rows.append(row)
     return draw_rows(rows, output, lambda image: read_rgb(*image))

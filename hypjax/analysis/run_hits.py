@@ -58,17 +58,17 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     params = restore_trained(run)
     space = run.trained_objective(params).score_space
     test, items = run.splits.test, searched(run.splits)
-    alone = run.splits.gallery is None
+    one_table = run.splits.gallery is None
     points = head_points(run, params, space, test)
-    gallery = points if alone else head_points(run, params, space, items)
-    own_rows = run.splits.own_rows or [[i] if alone else [] for i in range(len(test))]
+    gallery = points if one_table else head_points(run, params, space, items)
+    own_rows = run.splits.own_rows or [[i] if one_table else [] for i in range(len(test))]
     most_own = max(map(len, own_rows))
     k = min(k, len(items) - most_own)
     distances, hits = nearest_neighbors(points, gallery, k=k + most_own, space=space)
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
     searches = []
     for i, own in enumerate(own_rows if test.num_classes > 1 else ()):
-        label, own = test.labels[i], list(own)
+        label, own = test.labels[i], [*own]
         if counts[label] == np.sum(items.labels[own] == label):
             continue  # No other image of its class can be found.
         others = np.flatnonzero(~np.isin(hits[i], own))[:k]

@@ -50,8 +50,8 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     index.permute_entries(np.argsort(np.concatenate([others, chosen])))
     _write(index, path)
     how = f"as docs/engines.md describes, with {index.hnsw.efSearch} candidates"
-    found = f"find {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
-    return f"{path}, a graph of Euclidean distances; two searches, {how}, {found}"
+    recalled = f"find {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{path}, a graph of Euclidean distances; two searches, {how}, {recalled}"
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

@@ -282,8 +282,8 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
         gallery._prepare(embeddings)
         gallery._upsert(embeddings)
         recall = gallery._tune(embeddings)
-    found = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
-    return f"{gallery.name}, which holds {len(gallery)} images now; it {found}"
+    recalled = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{gallery.name}, which holds {len(gallery)} images now; it {recalled}"
 
 
 def point_id(path: str) -> str:
