@@ -74,9 +74,8 @@ def search_test_images(run: Run, k: int) -> RunSearches:
         others = np.flatnonzero(~np.isin(hits[i], own))[:k]
         right = items.labels[hits[i, others]] == label
         names = test.class_name(i), items.class_name(hits[i, others[0]])
-        searches.append(
-            Search(i, *(x.tolist() for x in (hits[i, others], distances[i, others], right)), names)
-        )
+        columns = (x.tolist() for x in (hits[i, others], distances[i, others], right))
+        searches.append(Search(i, *columns, names))
     first = np.array([search.right[0] for search in searches], np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))

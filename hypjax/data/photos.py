@@ -230,9 +230,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     first_row, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
-        label, coarse_label = (
-            class_name(row.get(name), where) for name in ("label", "coarse_label")
-        )
+        label, coarse_label = (class_name(row.get(x), where) for x in ("label", "coarse_label"))
         if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{where} needs a path, without null characters, and a label")
         if "\n" in path + label:

@@ -103,10 +103,9 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
             path = _records_of(folder, name, split)
             count = _write_split(path, split, examples, labels, serialize, progress)
             if count.images:
-                splits[split], size = count, path.stat().st_size
-                infos.append(
-                    tfds.core.SplitInfo(name=split, shard_lengths=[count.images], num_bytes=size)
-                )
+                splits[split] = count
+                sizes = {"shard_lengths": [count.images], "num_bytes": path.stat().st_size}
+                infos.append(tfds.core.SplitInfo(name=split, **sizes))
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     features["label"] = tfds.features.ClassLabel(names=list(labels))

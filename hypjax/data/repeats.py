@@ -44,9 +44,8 @@ def with_repeats(splits: Splits) -> Splits:
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [
-        sharing_files(query_rows) if splits.gallery is None else queries_in_gallery(query_rows)
-    ]
+    say = sharing_files if splits.gallery is None else queries_in_gallery
+    notes = [say(query_rows)]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))

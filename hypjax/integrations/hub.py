@@ -162,10 +162,7 @@ def _model_card(
     if model.head_kind == "norm_dense" and not custom:
         elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
     if not (custom or pools_as_timm(model.encoder)):
-        elsewhere += (
-            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool those "
-            "of `model.forward_features(images)`, then apply the classifier.\n\n"
-        )
+        elsewhere += f"timm's model lacks the pooling of tokens, `{model.encoder.pooling}`.\n\n"
     scores = "The run is not finished."
     if results:
         states = {x: results[x] for x in ("untrained", "final", "best") if x in results}

@@ -28,13 +28,11 @@ MIN_FACES = 10  # Characters in fewer faces are left out.
 LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
 
 # Faces whose character maps assign other shapes to the codes of letters.
-MISMAPPED_FACES = frozenset(
-    {
-        "LastResortHE-Regular",  # One placeholder box per block of Unicode.
-        "cmex10",  # Brackets, integrals and radicals at the codes of letters.
-        "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
-    }
-)
+MISMAPPED_FACES = {
+    "LastResortHE-Regular",  # One placeholder box per block of Unicode.
+    "cmex10",  # Brackets, integrals and radicals at the codes of letters.
+    "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
+}
 # Other Computer Modern faces are correct for A-Z and a-z only: their TeX encoding has AE at U+00C0.
 ASCII_ONLY_PREFIX = "cm"
 # Single errors: this face swaps che with descender and ghe with descender.
