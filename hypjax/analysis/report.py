@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import operator
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -209,14 +208,11 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
 
 def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Queries to show: failures of each run in turn, then up to half successes."""
-    failures, successes = [], []
-    for i, run in enumerate(runs):
-        wrong = in_turn(run.searches[: run.failures], lambda search: frozenset(search.classes))
-        failures += [(i, search.query) for search in wrong]
-        successes += [(i, search.query) for search in run.searches[run.failures :]]
+    wrong = [in_turn(x.searches[: x.failures], lambda y: frozenset(y.classes)) for x in runs]
+    right = [run.searches[run.failures :] for run in runs]
     wrong, right = (
-        dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0)))
-        for part in (failures, successes)
+        dict.fromkeys(x.query for x in itertools.chain(*itertools.zip_longest(*part)) if x)
+        for part in (wrong, right)
     )
     wrong, right = half_wrong([*wrong], [query for query in right if query not in wrong], queries)
     return wrong + right

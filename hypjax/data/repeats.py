@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
-from hypjax.errors import counted
 from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
 # Parts that should have no images in common.
@@ -25,8 +24,8 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 def queries_in_gallery(rows: OwnRows) -> str:
     """Says how many queries are in the gallery, '' if none is."""
     count = sum(map(bool, rows))
-    verb, find = ("is", "does not find itself") if count == 1 else ("are", "do not find themselves")
-    return f"{count} of {len(rows)} queries {verb} in the gallery, and {find}" if count else ""
+    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
+    return note if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
@@ -86,8 +85,8 @@ def _identical_note(
         rows = [row for row in rows_of.get(checksum, ()) if row not in known[i]]
         if rows and (name == other or not known[i]):
             pairs.append((parts[name].name(i), parts[other].name(rows[0])))
-    others, verb = "other " * (name == other) + other, "is" if len(pairs) == 1 else "are"
-    note = f"{len(pairs)} of {total} {name} images {verb} identical to {others} images"
+    others = "other " * (name == other) + other
+    note = f"{len(pairs)} of {total} {name} images are identical to {others} images"
     return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
@@ -98,8 +97,6 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     for checksum, (label, name) in zip(checksums, rows, strict=True):
         names_by_class[checksum].setdefault(label, name)
     repeated = [names for names in names_by_class.values() if len(names) > 1]
-    if not repeated:
-        return ""
-    (label, name), (other_label, other) = itertools.islice(repeated[0].items(), 2)
-    number = counted(len(repeated), "image") + (" is" if len(repeated) == 1 else " are")
-    return f"{number} in more than one class, such as {name} ({label}) and {other} ({other_label})"
+    examples = [f"{name} ({label})" for names in repeated[:1] for label, name in names.items()]
+    note = f"{len(repeated)} images are in more than one class"
+    return f"{note}, such as {' and '.join(examples[:2])}" if repeated else ""

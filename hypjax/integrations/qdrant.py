@@ -110,23 +110,15 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         label: str | None = None,
     ) -> list[Neighbours]:
-        """See `Gallery`."""
-        listed = k + (paths is not None)
-        while True:
-            images, distances, items = self._search(points, listed, label=label)
-            results = ArrayGallery()
-            for name, key in (("ids", "id"), ("labels", "label")):
-                setattr(results, name, np.array([image.payload[key] for image in images], str))
-            own_rows = results.own_rows(paths or [""] * len(points))
-            neighbours = results.neighbours(distances, items, own_rows, k)
-            # Links to a query's file may fill its list.
-            short = np.array([len(hits.ids) < k for hits in neighbours], bool)
-            if not (items[short] >= 0).all(axis=1).any():
-                break
-            listed *= 2
+        """See `Gallery`; links to a query's file may leave fewer than k."""
+        images, distances, items = self._search(points, k + (paths is not None), label=label)
+        results = ArrayGallery()
+        for name, key in (("ids", "id"), ("labels", "label")):
+            setattr(results, name, np.array([image.payload[key] for image in images], str))
+        own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(key)].id) for key in hits.keys])
-            for hits in neighbours
+            for hits in results.neighbours(distances, items, own_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:

@@ -265,11 +265,11 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     splits = open_at(tmp_path, validation_classes=0)
     assert splits.own_rows == [[], [], [5, 7], []]
     expected = [
-        "1 of 4 queries is in the gallery, and does not find itself",
+        "1 of 4 queries are in the gallery, and do not find themselves",
         f"3 images are in more than one class, such as {tmp_path}/train/a/0.png (a) and "
         f"{tmp_path}/train/b/copy.png (b)",
-        "1 of 8 gallery images is identical to training images",
-        "1 of 4 query images is identical to gallery images",
+        "1 of 8 gallery images are identical to training images",
+        "1 of 4 query images are identical to gallery images",
     ]
     assert [note[: len(x)] for note, x in zip(splits.repeats, expected, strict=True)] == expected
     assert noted(splits.notes, splits.repeats) == {"repeats": [*splits.repeats]}
