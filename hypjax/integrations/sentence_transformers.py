@@ -73,12 +73,8 @@ vectors = model.encode(images)
 
 {exact}
 """
-_USE = """\
-wrote {folder}; in Python:
-  model = sentence_transformers.SentenceTransformer("{folder}")
-  vectors = model.encode(images)  # Pillow images, in RGB.
-  {compare}
-{exact}"""
+
+
 _DISTANCE = '''\
 """The distance in {space} between features: what this model is trained to rank by."""
 
@@ -123,8 +119,8 @@ def write_folder(
     """Writes a run's best model, or else its last, for sentence-transformers.
 
     `images` are those to search among, by default the run's test images. With `features`, vectors
-    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns how to load
-    the folder, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
+    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns where the
+    folder is, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
     no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
@@ -143,7 +139,7 @@ def write_folder(
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-    return _USE.format(folder=folder, compare=compare, exact=exact.replace("`", ""))
+    return f"wrote {folder}, whose README.md says how to load it. {exact}"
 
 
 def write_model(

@@ -123,13 +123,6 @@ def test_checked_images_are_not_decoded_again_until_one_changes(
     assert open_at(folder, test_classes=3).fingerprint != first.fingerprint
 
 
-def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_if_that_is_enough():
-    for kind, size in (("jpeg", (200, 150)), ("png", (800, 600))):
-        file = encoded(Image.new("RGB", (800, 600), "teal"), kind)
-        assert pixels.decode(file, 3, upright=True, least=100).size == size
-        assert pixels.decode(file, 3).size == (800, 600)
-
-
 def gradient():
     y, x = np.mgrid[0:8, 0:12]
     return np.stack([20 * x, 30 * y, 10 * (x + y)], axis=-1).astype(np.uint8)
