@@ -2,12 +2,11 @@
 
 import bisect
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.locks import locked
 from hypjax.system.machine import usable_cores
@@ -122,7 +121,7 @@ class Dataset:
 
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the part of the i-th image that views see; raises UserError."""
-        with self._naming_errors(i):
+        with explained(f"cannot read {self.name(i)}"):
             if self.decoded is None:
                 image = pixels.decode(self.content(i), channels, upright=self.upright)
                 height, width = self.sizes[i].tolist()
@@ -158,7 +157,7 @@ class Dataset:
         self, i: int, frame: Callable[[int, int], Frame], side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the part of the i-th image that a function of its height and width selects."""
-        with self._naming_errors(i):
+        with explained(f"cannot read {self.name(i)}"):
             if self.decoded is not None:
                 # Of a memory map, only the pixels of the box are read.
                 whole = self._cached(i, channels)
@@ -194,15 +193,6 @@ class Dataset:
 
     def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
-
-    @contextlib.contextmanager
-    def _naming_errors(self, i: int) -> Iterator[None]:
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:  # Decoders raise almost anything on damaged files.
-            raise UserError(f"cannot read {self.name(i)} ({pixels.reason(error)})") from error
 
     def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
         """Returns the images at the given indices."""

@@ -16,10 +16,9 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import padded_rows
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, View
@@ -59,7 +58,7 @@ class _Pieces:
             except UserError as error:
                 if not self.tolerant:
                     raise
-                images.append(pixels.reason(error.__cause__ or error))
+                images.append(reason(error.__cause__ or error))
         return images
 
     def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:

@@ -19,7 +19,7 @@ from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_
 from hypjax.data.fetching import local_path
 from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.data.repeats import with_repeats
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError, counted, reason
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
@@ -142,7 +142,7 @@ def measured(
     """Fills in sizes and checksums; rejects images that cannot be read, unless `skip_corrupt`."""
     sizes_and_checksums, reasons = _measure(images)
     if reasons:
-        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
+        named = [f"{images.name(i)} ({why})" for i, why in reasons.items()]
         named[_MAX_NAMED:] = ["..."] if len(named) > _MAX_NAMED else []
         broken = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
@@ -234,6 +234,6 @@ def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
         content = images.content(i)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return pixels.reason(error)
+        return reason(error)
     checked = content if isinstance(content, bytes) else image.tobytes()
     return image.height, image.width, checksum(checked)

@@ -26,7 +26,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.fetching import unpack
 from hypjax.data.records import Contents, Count, Example, write_records
-from hypjax.errors import UserError, explained
+from hypjax.errors import UserError, explained, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
@@ -229,7 +229,7 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
             decoded.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
             content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return pixels.reason(error)
+        return reason(error)
     size = decoded.height, decoded.width
     return Example(content, *size, image.name, image.label, image.coarse_label)
 
