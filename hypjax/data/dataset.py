@@ -321,17 +321,15 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
         return
     files = dataclasses.replace(dataset, decoded=None, boxes=None)
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
-    try:
-        with (
-            cache.filling(locked(cache.folder, "decoding images")) as done,
-            tqdm.tqdm(total=len(files), initial=done, **options) as bar,
-            concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
-        ):
-            for first in range(done, len(files), _AHEAD):
-                rows = range(first, min(first + _AHEAD, len(files)))
-                images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
-                cache.append(images)
-                bar.update(len(images))
-    except OSError as error:
-        advice = "choose another --config.run.cache_dir, or set --config.run.cache=none"
-        raise UserError(f"cannot keep decoded images ({error.strerror}); {advice}") from error
+    advice = "; choose another --config.run.cache_dir, or set --config.run.cache=none"
+    with (
+        explained("cannot keep decoded images", advice),
+        cache.filling(locked(cache.folder, "decoding images")) as done,
+        tqdm.tqdm(total=len(files), initial=done, **options) as bar,
+        concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+    ):
+        for first in range(done, len(files), _AHEAD):
+            rows = range(first, min(first + _AHEAD, len(files)))
+            images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
+            cache.append(images)
+            bar.update(len(images))

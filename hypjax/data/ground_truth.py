@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from hypjax.data import safe_pickle
 from hypjax.data.pixels import read_bytes
-from hypjax.errors import UserError
+from hypjax.errors import UserError, explained
 from hypjax.types import GroundTruth
 
 
@@ -27,10 +27,8 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
     """
     path = pathlib.Path(path).expanduser()
-    try:
+    with explained(f"cannot read {path}"):
         loaded = safe_pickle.loads(read_bytes(path), str(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         rows = list(loaded["gnd"])

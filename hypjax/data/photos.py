@@ -284,9 +284,7 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {table}: {reason(error)}") from error
     if missing := {"path", "label"} - set(columns):
-        raise UserError(
-            f"{table} has no column {max(missing)}, only {', '.join(columns) or 'none'}"
-        )
+        raise UserError(f"{table} has no column {max(missing)}, only {', '.join(columns)}")
     return rows
 
 
@@ -321,9 +319,7 @@ def _labelled(dataset: Any) -> Dataset:
         try:
             pairs = [(image, label) for image, label in dataset]
         except (TypeError, ValueError) as error:
-            needed = (
-                "give (images, labels), pairs of these, a dataset of Hugging Face, or {split: ...}"
-            )
+            needed = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
             raise UserError(f"{type(dataset).__name__} is no dataset; {needed}") from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]

@@ -288,15 +288,13 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:
         raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
-    try:
+    with explained(f"{url} is no address"):
         client = QdrantClient(
             f"{'https' if scheme == 'qdrant+https' else 'http'}://{server}",
             api_key=os.environ.get("QDRANT_API_KEY"),
             timeout=60,
             check_compatibility=False,  # It would warn of a server that is away.
         )
-    except ValueError as error:
-        raise UserError(f"{url} is no address ({error})") from error
     return client, collection
 
 
