@@ -28,7 +28,6 @@ _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic ax
 # Fields that have no effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
-
 Folders = Mapping[str, pathlib.Path]  # Of runs, by name or value.
 
 

@@ -29,14 +29,10 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
-
-
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all machines.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-
-
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 

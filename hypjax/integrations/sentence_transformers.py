@@ -73,8 +73,6 @@ vectors = model.encode(images)
 
 {exact}
 """
-
-
 _DISTANCE = '''\
 """The distance in {space} between features: what this model is trained to rank by."""
 

@@ -34,7 +34,13 @@ class TimmEncoder:
                 path = pathlib.Path(checkpoint).expanduser()
                 if not path.is_file():
                     raise UserError(f"there is no file {path}")
-                _load(model, timm.models.load_state_dict(os.fspath(path), weights_only=True), path)
+                weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
+                loaded = model.load_state_dict(weights, strict=False)
+                names = np.atleast_1d(model.pretrained_cfg.get("classifier") or ())
+                classifiers = tuple(f"{name}." for name in names)
+                foreign = [x for x in loaded.unexpected_keys if not x.startswith(classifiers)]
+                if wrong := loaded.missing_keys + foreign:
+                    raise UserError(f"{path} is no checkpoint of this model: see {wrong[0]}")
             steps = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**steps, is_training=False)
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
@@ -44,15 +50,6 @@ class TimmEncoder:
         """Returns the pooled output for each image."""
         with torch.inference_mode():
             return _as_array(self._model(torch.stack([*prepared]).to(_DEVICE)))
-
-
-def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path) -> None:
-    loaded = model.load_state_dict(weights, strict=False)
-    names = model.pretrained_cfg.get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
-    foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
-    if wrong := loaded.missing_keys + foreign:
-        raise UserError(f"{path} is no checkpoint of this model: see {wrong[0]}")
 
 
 class TransformersEncoder:
