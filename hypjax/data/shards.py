@@ -41,12 +41,13 @@ def find_dataset(where: str) -> Dataset | None:
             raise UserError(f"{location} is no dataset of Parquet, Arrow or tar files; leave out ?")
         return None
     parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
-    names = split_names(parts) if len(parts) > 1 else [""]
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
         if unknown := sorted(set(wanted) - set(parts)):
             raise UserError(f"{where}: no split is {unknown[0]}; they are {', '.join(parts)}")
-        parts, names = {split: parts[split] for split in wanted}, [""] * len(wanted)
+        parts = {split: parts[split] for split in wanted}
+    are_splits = len(parts) > 1 and "split" not in options
+    names = split_names(parts) if are_splits else [""] * len(parts)
     tables = []
     for name, (split, part) in zip(names, parts.items(), strict=True):
         if len(part):
