@@ -125,11 +125,8 @@ def divide(
     if test is None:
         train, test = _hold_out_test(where, train, held_out)
         if train.num_classes < _TOO_FEW_CLASSES:
-            console.warn(
-                f"{train.num_classes} classes are too few to learn what tells apart the "
-                f"{test.num_classes} others of the test, so the model may end below the untrained "
-                "one; add classes, or set --config.data.split=images"
-            )
+            few = f"{train.num_classes} classes are too few to learn what tells others apart"
+            console.warn(f"{few}; add classes, or set --config.data.split=images")
     if train is not None:
         train = train.renumbered()
         if validation is None:
@@ -141,11 +138,9 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
     if images.num_classes >= 4 and held_out.test:
         return _hold_out(images, held_out.test, held_out.seed, "test")
     only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
-    raise UserError(
-        f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; set "
-        "--config.data.test_classes=0.25, which needs four classes, or --config.data.split=images, "
-        "which tests on other images of the same classes"
-    )
+    classes = f"{where} has {counted(images.num_classes, 'class')}{only}"
+    advice = "set --config.data.test_classes=0.25 (four are needed), or --config.data.split=images"
+    raise UserError(f"{classes} and no test images; {advice}")
 
 
 def _hold_out_validation(
@@ -170,11 +165,9 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     most = len(classes) - 2
     if not 2 <= count <= most:
-        raise UserError(
-            f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            "must remain to train on, and two are needed to search; set it to "
-            + ("0" if most < 2 else f"2 to {most}")
-        )
+        wrong = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
+        valid = "0" if most < 2 else f"2 to {most}"
+        raise UserError(f"{wrong}, but both parts need two; set it to {valid}")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
 
