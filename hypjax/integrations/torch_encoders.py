@@ -106,8 +106,7 @@ class TransformersEncoder:
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         columns = {key: [image[key] for image in prepared] for key in prepared[0]}
-        shapes = {tuple(image.shape[1:]) for image in columns["pixel_values"]}
-        if len(shapes) > 1:
+        if len({image.shape[1:] for image in columns["pixel_values"]}) > 1:
             raise UserError("this processor gives images different shapes; set --batch_size=1")
         inputs = {key: torch.cat(tensors).to(_DEVICE) for key, tensors in columns.items()}
         with torch.inference_mode():

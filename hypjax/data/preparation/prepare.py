@@ -137,8 +137,7 @@ def _official(name: str, part: str | None) -> OfficialDataset | None:
 
 
 def _root(data_dir: str | None) -> str:
-    default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-    root = os.fspath(data_dir or default)
+    root = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
 
 
