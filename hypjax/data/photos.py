@@ -180,7 +180,7 @@ def check_columns(where: object, images: Dataset) -> None:
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            raise UserError(f"{where}, row {row}: {label} has two coarse labels, {first}, {coarse}")
+            raise UserError(f"{where}, row {row}: {label} has coarse labels {first} and {coarse}")
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
@@ -199,7 +199,7 @@ def list_folder(root: pathlib.Path) -> Dataset:
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
     if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
         other = min(unknown) or "images"
-        raise UserError(f"{root} has {other} beside folders of splits, {', '.join(SPLITS)}")
+        raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
     return _files([root / name for name in names], classes, splits)
 
 

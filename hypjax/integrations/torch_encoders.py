@@ -40,7 +40,7 @@ class TimmEncoder:
                 classifiers = tuple(f"{name}." for name in names)
                 foreign = [x for x in loaded.unexpected_keys if not x.startswith(classifiers)]
                 if wrong := loaded.missing_keys + foreign:
-                    raise UserError(f"{path} is no checkpoint of this model: see {wrong[0]}")
+                    raise UserError(f"{path} is no checkpoint of this model: {wrong[0]} differs")
             steps = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**steps, is_training=False)
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]

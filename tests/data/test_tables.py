@@ -168,7 +168,7 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
         ("test_set/b/1 training_set/a/1", ["test", "train"]),
         ("a/1 train/1", None),
         ("a/1 gallery/x/1", "has a beside folders of splits"),
-        ("Test/b/2 Train/a/1 holdout/c/3", "holdout beside folders of splits, train, validation"),
+        ("Test/b/2 Train/a/1 holdout/c/3", r"holdout beside folders of splits \(train, validation"),
     ],
 )
 def test_folders_with_names_of_splits(tmp_path, names, expected):
