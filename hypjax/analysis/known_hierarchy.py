@@ -69,7 +69,7 @@ def wrong_first_hits(points: Points, space: Space, groupings: Groupings) -> dict
     wrong = np.flatnonzero((of_class > 1) & (classes[hits] != classes))
     scores: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
     for name, groups in ((n, g.labels) for n, g in groupings.items() if n != CLASS):
-        pairs = np.unique(np.stack([classes, groups]), axis=1, return_inverse=True)[1].ravel()
+        pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
         of_both = np.bincount(pairs)[pairs]
         same = groups[hits[wrong]] == groups[wrong]
         chance = (np.bincount(groups)[groups] - of_both)[wrong] / (len(points) - of_class[wrong])

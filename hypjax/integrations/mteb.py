@@ -40,11 +40,8 @@ class MtebEncoder:
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
         name = hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}"
         facts = {"name": name, "revision": self._model.fingerprint, "framework": ["JAX"]}
-        facts |= {
-            "modalities": ["image"],
-            "training_datasets": {trained_on} if trained_on else None,
-        }
-        return ModelMeta.create_empty(facts)
+        trained = {"training_datasets": {trained_on} if trained_on else None}
+        return ModelMeta.create_empty({**facts, "modalities": ["image"], **trained})
 
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], **options: Any

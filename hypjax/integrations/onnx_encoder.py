@@ -43,9 +43,7 @@ class OnnxEncoder:
         outputs = [output.name for output in self._session.get_outputs()]
         self._output = selected or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not selected):
-            raise UserError(
-                f"name an output of {path} ({', '.join(outputs)}), as in onnx:FILE@OUTPUT"
-            )
+            raise UserError(f"name an output of {path} ({', '.join(outputs)}): onnx:FILE@OUTPUT")
         self.output = f"output {self._output}"
         self._input, *others = self._session.get_inputs()
         self._batch, *shape = self._input.shape
