@@ -60,7 +60,6 @@ def find_hierarchy(
     lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
     merged = enumerate(heights[clusters.leaves :].tolist())
     inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
-    nodes = _nodes(clusters, lengths, images, inner)
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
@@ -70,9 +69,9 @@ def find_hierarchy(
             "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
             "radii": known_hierarchy.radii(points, space, levels),
         }
-    affinity = np.asarray(space.similarity(of_classes))
+    nodes, affinity = _nodes(clusters, lengths, images, inner), space.similarity(of_classes)
     classes = trees.average_linkage(of_classes)
-    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), *classes)
+    hierarchy = Hierarchy(scores, clusters, nodes, np.asarray(affinity), None, (), *classes)
     if proxies is None:
         return hierarchy
     return _with_proxies(hierarchy, points, proxies, space, images)
@@ -144,9 +143,8 @@ def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
 def _scores_of_radii(
     distances: np.ndarray, radii: Radii, proxy_radii: Radii, used: np.ndarray, above: np.ndarray
 ) -> dict[str, float | int]:
-    nearest = np.argmin(distances, axis=1)
-    nearest_proxies = np.unique(nearest)
-    medians = [np.median(radii[nearest == proxy]) for proxy in nearest_proxies]
+    nearest_proxies, nearest = np.unique(np.argmin(distances, axis=1), return_inverse=True)
+    medians = [np.median(radii[nearest == i]) for i in range(len(nearest_proxies))]
     inside = trees.farther_in(proxy_radii[nearest_proxies], medians)
     return {
         "median_of_images": float(np.median(radii)),

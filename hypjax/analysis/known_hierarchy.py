@@ -146,17 +146,17 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = [[*groups, "rank correlation:", ""]]
     rows.append(["run", "wrong first hits", *names, "all pairs", "different classes"])
     for run in runs:
-        queries, wrong, *shares = run["known_hierarchy"]["wrong_first_hits"].values()
+        known = run["known_hierarchy"]
+        queries, wrong, *shares = known["wrong_first_hits"].values()
         shares = ["{share:.1%} ({chance:.1%})".format(**share) for share in shares]
-        ranks = [f"{rank:.4f}" for rank in run["known_hierarchy"]["rank_correlation"].values()]
+        ranks = [f"{rank:.4f}" for rank in known["rank_correlation"].values()]
         rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
     return aligned(rows)
 
 
 def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Formats a line per run and space: the median radii."""
-    names = [*runs[0]["known_hierarchy"]["radii"]["flat"]]
-    rows = [["run", "space", *names]]
+    rows = [["run", "space", *runs[0]["known_hierarchy"]["radii"]["flat"]]]
     for run in runs:
         for space, of_levels in run["known_hierarchy"]["radii"].items():
             rows.append([run["run"], space, *(f"{median:.3f}" for median in of_levels.values())])
@@ -164,11 +164,7 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_tanglegram(
-    tree: Tree,
-    heights: Heights,
-    levels: Groupings,
-    groups: Groups,
-    output: pathlib.Path,
+    tree: Tree, heights: Heights, levels: Groupings, groups: Groups, output: pathlib.Path
 ) -> None:
     """Draws a tree of classes, by heights, opposite the known one; groups colour the classes."""
     known = known_tree([level.labels for level in levels.values()])

@@ -1,5 +1,6 @@
 """The hard negatives of trained runs: their weights in the loss (HypMix, Figures 1 and 3)."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -99,8 +100,8 @@ def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
     """The first images of a run's first batch, and the number of images of each class."""
     if run.config.train.unlabelled:
         raise UserError("--batch shows images with labels, but this run was trained without them")
-    spec = (built := training_run(run)).spec
-    samples, most = spec.samples_per_class, spec.batch_size
+    built = training_run(run)
+    samples, most = built.spec.samples_per_class, built.spec.batch_size
     if not 2 * samples <= size <= most:
         raise UserError(f"--batch is {size}; it must be {2 * samples} (two classes) to {most}")
     images = built.plans.choose(0)[: size // samples * samples]
@@ -144,8 +145,7 @@ def weigh_run(run: Run, choice: Choice) -> Weighed:
         anchors = head_points(run, params, space, splits.test.take(choice.anchors))
     else:
         anchors = items[choice.anchors]
-    scalars = learned_scalars(run.config.objective, params)
-    temperature = softmax_temperature(run.config, scalars)
+    temperature = softmax_temperature(run.config, learned_scalars(run.config.objective, params))
     return weigh(run.name, anchors, items, choice, space, temperature)
 
 
@@ -237,12 +237,11 @@ def anchor_table(runs: Runs, anchor: int) -> str:
     shown = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):
-        hardest = run["hardest"][anchor]
-        columns = (hardest[name] for name in ("classes", "items", "distances", "weights"))
+        columns = (run["hardest"][anchor][x] for x in ("classes", "items", "distances", "weights"))
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
-        for rank, (label, item, distance, weight, alone) in enumerate(negatives, 1):
+        for rank, (label, item, distance, weight, in_one_run) in enumerate(negatives, 1):
             name = shortened(on_one_line(label), _NAME)
-            numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * alone]
+            numbers = [str(rank), str(item), f"{distance:.4f}", f"{weight:.5f}", "*" * in_one_run]
             rows.append([run["run"], name, *numbers])
     title = on_one_line(f"anchor {shown['index']} ({shown['name']}), {shown['label']}")
     return f"{title}\n{aligned(rows)}"
@@ -271,14 +270,13 @@ def draw_curves(runs: Runs, output: pathlib.Path) -> None:
 def draw_hardest(runs: Runs, splits: Splits, output: pathlib.Path) -> list[pathlib.Path]:
     """Draws each anchor's hardest negatives, one row per run (Figure 1); returns the files."""
     rows, items = [], searched(splits)
-    for anchor in range(len(runs[0]["hardest"])):
-        for i, run in enumerate(runs):
-            shown, only = run["hardest"][anchor], only_here(runs, i, anchor)
-            title = run["run"] if i else f"{shown['label']}\n{run['run']}"
-            row = [Picture((splits.test, shown["index"]), title, "black")]
-            columns = zip(shown["items"], shown["classes"], shown["weights"], only, strict=True)
-            for item, name, weight, alone in columns:
-                colour = "tab:orange" if alone else "none"
-                row.append(Picture((items, item), f"{name}\np {weight:#.3g}", colour))
-            rows.append(row)
+    for anchor, i in itertools.product(range(len(runs[0]["hardest"])), range(len(runs))):
+        name, shown, only = runs[i]["run"], runs[i]["hardest"][anchor], only_here(runs, i, anchor)
+        title = name if i else f"{shown['label']}\n{name}"
+        row = [Picture((splits.test, shown["index"]), title, "black")]
+        columns = zip(shown["items"], shown["classes"], shown["weights"], only, strict=True)
+        for item, label, weight, in_one_run in columns:
+            colour = "tab:orange" if in_one_run else "none"
+            row.append(Picture((items, item), f"{label}\np {weight:#.3g}", colour))
+        rows.append(row)
     return draw_rows(rows, output, lambda image: read_rgb(*image))

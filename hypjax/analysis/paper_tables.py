@@ -61,9 +61,7 @@ def rows_of(table: str, names: Sequence[str]) -> Rows:
     chosen = set()
     for name in names:
         name_words = _words(name)
-        matching = {
-            row for row in tables[table] if name_words <= _words(f"{row.name} {row.dataset}")
-        }
+        matching = {x for x in tables[table] if name_words <= _words(f"{x.name} {x.dataset}")}
         if not matching:
             methods = ", ".join(dict.fromkeys(row.method for row in tables[table]))
             raise UserError(f"no row of {table} is {name!r}; its methods are {methods}")

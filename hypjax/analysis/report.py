@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import operator
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from hypjax import __version__
 from hypjax.analysis import disk
 from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
-from hypjax.analysis.run_hits import RunSearches, Search, in_turn, search_test_images
+from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, search_test_images
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
@@ -109,14 +108,13 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
-def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _rows(columns: Sequence[Mapping[Any, Any]], missing: Any = "") -> list[Row]:
     """A table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return [(name, [column.get(name, "") for column in columns]) for name in names]
+    return [(name, [column.get(name, missing) for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
-    """A run's model, learned scalars and numbers of images, in words."""
     splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
     if "best_step" in run.results:
         facts["best"] = format_best_step(run.results)
@@ -144,16 +142,14 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         }
         for run in runs
     ]
-    for (state, part, metric), values in _rows(columns):
+    for (state, part, metric), values in _rows(columns, missing=math.nan):
         *dataset, name = metric.split("/")
         label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        numbers = [math.nan if value == "" else value for value in values]
-        rows.append((label, _marked(numbers, [f"{value:.4f}" for value in numbers])))
+        rows.append((label, _marked(values, [f"{value:.4f}" for value in values])))
     return rows
 
 
 def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """Texts of numbers, the largest in bold unless all are equal."""
     finite = [value for value in values if math.isfinite(value)]
     best = max(finite) if len(set(finite)) > 1 else math.nan
     pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
@@ -171,14 +167,20 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
+        share = "recall" in name  # At most 1, as scores by part of the model are.
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
-            points = [(row["step"], _value(row[name])) for row in run.metrics if name in row]
+            points = []
+            for row in (row for row in run.metrics if name in row):
+                value = row[name]
+                if isinstance(value, Mapping):  # Of scores, the head's first recall.
+                    share, value = True, next(iter(value["head"].values()))
+                points.append((row["step"], float(value)))
             axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0, low), min(1, high) if _is_score(runs, name) else high)
+        axes.set_ylim(min(0, low), min(1, high) if share else high)
         axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
@@ -190,25 +192,12 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     return data_url(file.getvalue(), "svg+xml")
 
 
-def _value(metric: Any) -> float:
-    """A metric's value; of scores, the head's first recall."""
-    return float(next(iter(metric["head"].values())) if isinstance(metric, Mapping) else metric)
-
-
-def _is_score(runs: Sequence[ShownRun], name: str) -> bool:
-    """Whether a metric is a share, at most 1: a recall, or scores by part of the model."""
-    values = [line[name] for run in runs for line in run.metrics if name in line]
-    return "recall" in name or any(isinstance(value, Mapping) for value in values)
-
-
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
-    """Queries with what they find in each run."""
     splits = runs[0].run.splits
-    answers = [{search.query: search for search in run.searches} for run in runs]
+    items, answers = searched(splits), [{x.query: x for x in run.searches} for run in runs]
 
     def hits_of(search: Search) -> list[dict[str, Any]]:
         hits = zip(search.hits, search.right, search.distances, strict=True)
-        items = searched(splits)
         return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
 
     return [
@@ -219,22 +208,17 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
 
 def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
     """Queries to show: failures of each run in turn, then up to half successes."""
-    failures, successes = [], []
-    for i, run in enumerate(runs):
-        wrong = in_turn(run.searches[: run.failures], lambda search: frozenset(search.classes))
-        failures += [(i, search.query) for search in wrong]
-        successes += [(i, search.query) for search in run.searches[run.failures :]]
+    wrong = [in_turn(x.searches[: x.failures], lambda y: frozenset(y.classes)) for x in runs]
+    right = [run.searches[run.failures :] for run in runs]
     wrong, right = (
-        dict.fromkeys(query for _, query in in_turn(part, operator.itemgetter(0)))
-        for part in (failures, successes)
+        dict.fromkeys(x.query for x in itertools.chain(*itertools.zip_longest(*part)) if x)
+        for part in (wrong, right)
     )
-    right = [query for query in right if query not in wrong]
-    wrong = [*wrong][: max(queries - len(right), queries - queries // 2)]
-    return wrong + right[: queries - len(wrong)]
+    wrong, right = half_wrong([*wrong], [query for query in right if query not in wrong], queries)
+    return wrong + right
 
 
 def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
-    """An image as a data URL, with its class and marks."""
     url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
     return {"image": url, "label": images.class_name(i), **marks}
 
@@ -248,14 +232,14 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
-    delta = curvature = ""
+    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
         trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
         mean = float(np.mean(relative_delta(features, **trials)))
-        delta, curvature = f"{mean:.3g}", f"{curvature_from_delta(mean):.3g}"
-    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
-    return {**facts, "rank": rank, "plain_rank": plain_rank, "delta": delta, "curvature": curvature}
+        facts |= {"delta": f"{mean:.3g}", "curvature": f"{curvature_from_delta(mean):.3g}"}
+    return facts
 
 
 def write_own_report(run: Run) -> bool:

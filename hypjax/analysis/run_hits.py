@@ -1,7 +1,6 @@
 """Searches among a run's test images: their hits, recall by class, and a figure of some."""
 
 import collections
-import itertools
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -59,35 +58,27 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     params = restore_trained(run)
     space = run.trained_objective(params).score_space
     test, items = run.splits.test, searched(run.splits)
-    alone = run.splits.gallery is None
+    one_table = run.splits.gallery is None
     points = head_points(run, params, space, test)
-    gallery = points if alone else head_points(run, params, space, items)
-    own_rows = run.splits.own_rows or ([[i] for i in range(len(test))] if alone else [])
-    excluded_rows = np.array([*itertools.zip_longest(*own_rows, fillvalue=-1)], int).reshape(
-        -1, len(test)
-    )
-    k = min(k, len(items) - len(excluded_rows))
-    distances, hits = nearest_neighbors(points, gallery, k=k + len(excluded_rows), space=space)
-    others = np.argsort((hits == excluded_rows[:, :, None]).any(axis=0), axis=1, kind="stable")[
-        :, :k
-    ]
-    distances, hits = (np.take_along_axis(x, others, axis=1) for x in (distances, hits))
-    right = items.labels[hits] == test.labels[:, None]
-    # Queries with another image of their class, if there are several classes.
+    gallery = points if one_table else head_points(run, params, space, items)
+    own_rows = run.splits.own_rows or [[i] if one_table else [] for i in range(len(test))]
+    most_own = max(map(len, own_rows))
+    k = min(k, len(items) - most_own)
+    distances, hits = nearest_neighbors(points, gallery, k=k + most_own, space=space)
     counts = np.bincount(items.labels, minlength=int(test.labels.max()) + 1)
-    own_matches = np.sum(
-        (excluded_rows >= 0) & (items.labels[excluded_rows] == test.labels), axis=0
-    )
-    matches = counts[test.labels] - own_matches
-    answerable = (test.num_classes > 1) & (matches > 0)
-    correct, nearest = right[:, 0], distances[:, 0]
-    order = np.lexsort((np.where(correct, -nearest, nearest), correct))
     searches = []
-    for i in order[answerable[order]].tolist():
-        names = test.class_name(i), items.class_name(hits[i, 0])
-        searches.append(Search(i, *(x[i].tolist() for x in (hits, distances, right)), names))
-    first = correct[answerable].astype(np.float64)
+    for i, own in enumerate(own_rows if test.num_classes > 1 else ()):
+        label, own = test.labels[i], [*own]
+        if counts[label] == np.sum(items.labels[own] == label):
+            continue  # No other image of its class can be found.
+        others = np.flatnonzero(~np.isin(hits[i], own))[:k]
+        right = items.labels[hits[i, others]] == label
+        names = test.class_name(i), items.class_name(hits[i, others[0]])
+        columns = (x.tolist() for x in (hits[i, others], distances[i, others], right))
+        searches.append(Search(i, *columns, names))
+    first = np.array([search.right[0] for search in searches], np.float64)
     interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
+    searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
     failures = int(np.sum(first == 0))
     return RunSearches(run, points, space, searches, failures, interval, _classes(searches))
 
@@ -118,8 +109,7 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
     order = in_turn(shuffled, lambda i: (i < result.failures, result.searches[i].classes[0]))
     wrong = [result.searches[i] for i in order if i < result.failures]
     right = [result.searches[i] for i in order if i >= result.failures]
-    wrong = wrong[: max(queries // 2, queries - len(right))]
-    right = right[: queries - len(wrong)]
+    wrong, right = half_wrong(wrong, right, queries)
     rows = []
     for search in wrong + right:
         columns = zip(search.hits, search.distances, search.right, strict=True)
@@ -129,10 +119,15 @@ def draw_hits(workdir: str, queries: int, k: int, seed: int, output: pathlib.Pat
         ]
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
-    return (
-        f"queries that find an image of another class first: {result.failures} of "
-        f"{len(result.searches)}; drawn: {len(wrong)} of these, then {len(right)} of the others"
-    )
+    drawn = f"drawn: {len(wrong)} of these, then {len(right)} of the others"
+    count = f"{result.failures} of {len(result.searches)}"
+    return f"queries that find an image of another class first: {count}; {drawn}"
+
+
+def half_wrong(wrong: list[Any], right: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """Takes the first failures and successes, half of each where there are enough."""
+    wrong = wrong[: max(most - len(right), most - most // 2)]
+    return wrong, right[: most - len(wrong)]
 
 
 def in_turn(items: Sequence[Any], key: Callable[[Any], Hashable]) -> list[Any]:

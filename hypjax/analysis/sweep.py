@@ -28,7 +28,6 @@ _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic ax
 # Fields that have no effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
-
 Folders = Mapping[str, pathlib.Path]  # Of runs, by name or value.
 
 
@@ -115,25 +114,24 @@ def print_tables(runs: Sequence[Run], field: str | None) -> None:
 
 
 def _choice(validation: Mapping[str, Recalls]) -> str:
-    """Names the best run, or all that tie with it."""
     metric = tables.selecting(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
     best = [name for name, score in scores.items() if score == max(scores.values())]
-    by = f"by {metric} of the head on the validation images"
+    verdict = f"{', '.join(best)}, by {metric} of the head on the validation images"
     if len(best) == 1:
-        return f"best: {best[0]}, {by}"
-    return f"tie: {', '.join(best)}, {by}; take the default or the simplest of them"
+        return f"best: {verdict}"
+    return f"tie: {verdict}; take the default or the simplest of them"
 
 
 def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
     """Mean and sample standard deviation of the scores over runs; {} for a single run."""
+    statistic_of = {"mean": statistics.mean, "std": statistics.stdev} if len(runs) > 1 else {}
     return {
         name: {
             part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
             for part, values in next(iter(runs.values())).items()
         }
-        for name, statistic in (("mean", statistics.mean), ("std", statistics.stdev))
-        if len(runs) > 1
+        for name, statistic in statistic_of.items()
     }
 
 
@@ -145,9 +143,8 @@ def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
     """
     drawn = curves(runs, field)
     values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
-    texts = list(dict.fromkeys(map(_text, values)))
-    if len(texts) < 2:
-        raise UserError(f"a figure needs several values of {field}, not {texts or 'none'}")
+    if len(texts := {*map(_text, values)}) < 2:
+        raise UserError(f"a figure needs several values of {field}, not {[*texts] or 'none'}")
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
         save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)

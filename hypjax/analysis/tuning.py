@@ -94,10 +94,8 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
         splits = Run(first).splits
         splits.training_images()
         if splits.validation is None:
-            raise UserError(
-                f"settings are chosen on validation images, but {splits.no_validation}, or name "
-                "one setting for each variant"
-            )
+            why = f"{splits.no_validation}, or name one setting for each variant"
+            raise UserError(f"settings are chosen on validation images, but {why}")
 
 
 def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
@@ -136,19 +134,17 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     if len(metrics) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
         raise UserError("the variants differ in eval.ks or in their test images")
     (metric,) = metrics
-    scores = [np.stack([of_run[metric] for of_run, _ in runs]) for runs in scored]
+    scores = (np.stack([of_run[metric] for of_run, _ in runs]) for runs in scored)
     methods = [sums_by_class(of_method, labels[0]) for of_method in scores]
     of_seeds = "seed" if len(seeds) == 1 else "mean of seeds"
     print(
         f"{metric} of the head on the test images, in percent: {of_seeds} {', '.join(seeds)}, "
         "95% interval over seeds and classes, and difference from the first:"
     )
-    means, differences = 100 * bootstrap(methods)
-    rows = [
-        [row.variant, "", "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)]
-        + ["{:+.1f}  [{:+.1f}, {:+.1f}]".format(*other) if i else ""]
-        for i, (row, mean, other) in enumerate(zip(chosen, means, differences, strict=True))
-    ]
+    rows = []
+    for row, mean, other in zip(chosen, *(100 * bootstrap(methods)), strict=True):
+        rows.append([row.variant, "", "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)])
+        rows[-1] += ["{:+.1f}  [{:+.1f}, {:+.1f}]".format(*other)] if len(rows) > 1 else [""]
     print(aligned(rows))
     print("folders:")
     print(aligned([[row.variant, row.folder(seed)] for row in chosen for seed in seeds]))

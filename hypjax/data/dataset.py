@@ -2,12 +2,11 @@
 
 import bisect
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked
 from hypjax.system.machine import usable_cores
@@ -122,15 +121,13 @@ class Dataset:
 
     def image(self, i: int, channels: int) -> Image.Image:
         """Returns the part of the i-th image that views see; raises UserError."""
-        with self._naming_errors(i):
+        with explained(f"cannot read {self.name(i)}"):
             if self.decoded is None:
                 image = pixels.decode(self.content(i), channels, upright=self.upright)
                 height, width = self.sizes[i].tolist()
                 if height and image.size != (width, height):
-                    raise ValueError(
-                        f"it is {image.width}×{image.height} pixels, but was {width}×{height} "
-                        "before"
-                    )
+                    now = f"{image.width}×{image.height} pixels"
+                    raise ValueError(f"it is {now}, but was {width}×{height} before")
             else:
                 image = pixels.from_array(self._cached(i, channels))
             box = self._box(i, image.height, image.width)
@@ -160,7 +157,7 @@ class Dataset:
         self, i: int, frame: Callable[[int, int], Frame], side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the part of the i-th image that a function of its height and width selects."""
-        with self._naming_errors(i):
+        with explained(f"cannot read {self.name(i)}"):
             if self.decoded is not None:
                 # Of a memory map, only the pixels of the box are read.
                 whole = self._cached(i, channels)
@@ -196,16 +193,6 @@ class Dataset:
 
     def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
-
-    @contextlib.contextmanager
-    def _naming_errors(self, i: int) -> Iterator[None]:
-        """Names the i-th image in errors of reading it."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:  # Decoders raise almost anything on damaged files.
-            raise UserError(f"cannot read {self.name(i)} ({pixels.reason(error)})") from error
 
     def take(self, chosen: Int[np.ndarray, " chosen"]) -> "Dataset":
         """Returns the images at the given indices."""
@@ -252,9 +239,8 @@ def table_of_names(
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
     """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
-    named = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
-    columns = {name: np.array(column, object) for name, column in named.items()}
-    columns = {name: column if any(column) else None for name, column in columns.items()}
+    optional = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
+    optional = {k: np.array(x, object) if any(x) else None for k, x in optional.items()}
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,
@@ -266,7 +252,7 @@ def table_of_names(
         file_versions=np.array([*versions], object),
         upright=True,
         vectors=vectors,
-        **columns,
+        **optional,
     )
 
 
@@ -274,10 +260,9 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets with the same records: each image once, without its label."""
     names = ("positions", "labels", "sizes", "names", "class_names")
     columns = {name: np.concatenate([getattr(x, name) for x in datasets]) for name in names}
-    _, rows = np.unique(columns["positions"], return_index=True)
     columns["labels"] = np.zeros_like(columns["labels"])
     together = dataclasses.replace(datasets[0], **(dict.fromkeys(_COLUMNS) | columns))
-    return together.take(rows)
+    return together.take(np.unique(columns["positions"], return_index=True)[1])
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
@@ -300,15 +285,16 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         coarse_labels=column("coarse_labels"),
         vectors=None if tables[0].vectors is None else np.array(column("vectors")),
     )
-    whole = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
-    boxes = [w if x.boxes is None else x.boxes for x, w in zip(tables, whole, strict=True)]
-    boxed = any(table.boxes is not None for table in tables)
+    boxes = None
+    if any(table.boxes is not None for table in tables):
+        full = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
+        boxes = [y if x.boxes is None else x.boxes for x, y in zip(tables, full, strict=True)]
     return dataclasses.replace(
         stack,
         positions=np.concatenate([a + b.positions for a, b in zip(starts, tables, strict=True)]),
         sizes=np.concatenate([table.sizes for table in tables]),
         file_versions=np.array(column("file_versions"), object),
-        boxes=np.concatenate(boxes) if boxed else None,
+        boxes=boxes and np.concatenate(boxes),
         upright=tables[0].upright,
         fast=tables[0].fast,
     )
@@ -316,10 +302,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
 def hash_facts(facts: Iterable[Any]) -> str:
     """Hashes values, whose `repr` says all about them, to 32 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for fact in facts:
-        digest.update(repr(fact).encode())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256("".join(map(repr, facts)).encode()).hexdigest()[:32]
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
@@ -338,19 +321,15 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
         return
     files = dataclasses.replace(dataset, decoded=None, boxes=None)
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
-    try:
-        with (
-            cache.filling(locked(cache.folder, "decoding images")) as done,
-            tqdm.tqdm(total=len(files), initial=done, **options) as bar,
-            concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
-        ):
-            for first in range(done, len(files), _AHEAD):
-                rows = range(first, min(first + _AHEAD, len(files)))
-                images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
-                cache.append(images)
-                bar.update(len(images))
-    except OSError as error:
-        raise UserError(
-            f"cannot keep decoded images in {cache.folder.parent} ({error.strerror}); choose "
-            "another --config.run.cache_dir, or set --config.run.cache=none"
-        ) from error
+    advice = "; choose another --config.run.cache_dir, or set --config.run.cache=none"
+    with (
+        explained("cannot keep decoded images", advice),
+        cache.filling(locked(cache.folder, "decoding images")) as done,
+        tqdm.tqdm(total=len(files), initial=done, **options) as bar,
+        concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+    ):
+        for first in range(done, len(files), _AHEAD):
+            rows = range(first, min(first + _AHEAD, len(files)))
+            images = [*pool.map(lambda i: pixels.array(files.image(i, channels)), rows)]
+            cache.append(images)
+            bar.update(len(images))

@@ -104,19 +104,14 @@ class CacheLayout:
         )
 
 
-def lay_out(sizes: Int[np.ndarray, "images 2"], channels: int) -> CacheLayout:
-    """Lays images out in the smaller of two ways: all in portrait or all in landscape format."""
-    height, width = sizes[:, 0], sizes[:, 1]
-    layouts = (
-        CacheLayout(sizes, swapped, channels) for swapped in (height < width, height > width)
-    )
-    return min(layouts, key=lambda layout: layout.bytes)
-
-
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
-    """Plans the device cache for images of these sizes; a `UserError` if memory is too small."""
-    layout = lay_out(sizes, channels)
-    free = machine.free_memory(mesh)
+    """Lays images out in the smaller of two ways: all in portrait or all in landscape format.
+
+    Raises a `UserError` if they do not fit into the devices' memory.
+    """
+    height, width = sizes[:, 0], sizes[:, 1]
+    layouts = [CacheLayout(sizes, swap, channels) for swap in (height < width, height > width)]
+    layout, free = min(layouts, key=lambda layout: layout.bytes), machine.free_memory(mesh)
     if free is not None and layout.bytes > _SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         raise UserError(

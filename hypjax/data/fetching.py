@@ -65,11 +65,9 @@ def _holds_folders(path: pathlib.Path) -> bool:
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
     except (OSError, tarfile.TarError):  # The reader reports the error.
         return False
-    samples = {True: set(), False: set()}  # As WebDataset names them, of images and other files.
-    for file in files:
-        if file.name[0] != ".":
-            samples[_is_image(file)].add(file.parent / file.name.partition(".")[0])
-    images, others = samples[True], samples[False]
+    images, others = set(), set()  # Names of samples, as WebDataset forms them.
+    for file in (x for x in files if x.name[0] != "."):
+        (images if _is_image(file) else others).add(file.parent / file.name.partition(".")[0])
     return bool(images) and images.isdisjoint(others) and all(len(x.parts) > 1 for x in images)
 
 

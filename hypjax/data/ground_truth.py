@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from hypjax.data import safe_pickle
 from hypjax.data.pixels import read_bytes
-from hypjax.errors import UserError
+from hypjax.errors import UserError, explained
 from hypjax.types import GroundTruth
 
 
@@ -27,10 +27,8 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
     """
     path = pathlib.Path(path).expanduser()
-    try:
+    with explained(f"cannot read {path}"):
         loaded = safe_pickle.loads(read_bytes(path), str(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         rows = list(loaded["gnd"])
@@ -38,10 +36,7 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         levels = GroundTruth._fields
         lists = {key: [safe_pickle.as_indices(row[key]) for row in rows] for key in levels}
     except Exception as error:  # A pickle of another structure may raise almost anything.
-        needed = "imlist, qimlist, and gnd with bbx, easy, hard and junk for each query"
-        raise UserError(
-            f"{path} is not a ground truth of Revisited Oxford or Paris, which has {needed}"
-        ) from error
+        raise UserError(f"{path} is not a ground truth of qimlist, imlist and gnd") from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")

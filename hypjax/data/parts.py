@@ -16,7 +16,6 @@ _FEW_CLASSES = 8  # With fewer training classes, a share for validation holds ou
 _TOO_FEW_CLASSES = 5  # With fewer, what the head learns rarely transfers to new classes.
 _LEAST = 4  # Images of a class that is split: two to train on, and two that can find each other.
 _LEAST_VALIDATED = 8  # Training images of a class from which some are held out to validate.
-_SHARE = " --config.data.validation_classes=0.1"  # Of a message.
 _HELD_OUT = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
@@ -68,10 +67,8 @@ class Splits(NamedTuple):
     def training_images(self) -> Dataset:
         """The images to learn from; raises UserError if there are none."""
         if self.train is None:
-            raise UserError(
-                f"{self.name} has no training images; use --mode=evaluate, or name another dataset "
-                "in data.name and this one in eval.benchmarks"
-            )
+            advice = "name another in data.name, and this one in eval.benchmarks"
+            raise UserError(f"{self.name} has no training images; use --mode=evaluate, or {advice}")
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
@@ -117,120 +114,85 @@ def divide(
     Without a test or validation part, classes or images are held out of `train`.
     """
     train, validation = parts.get("train"), parts.get("validation")
-    test, gallery = parts.get("test"), None
+    test, gallery, reason = parts.get("test"), None, ""
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
-    undivided, reason = None, ""
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
         train, validation, test, reason = _split_images(where, train, held_out)
-    else:
-        if test is None:
-            undivided = train
-            train, test = _hold_out_test(where, train, held_out)
-        if train is not None:
-            train = train.renumbered()
-            if validation is None:
-                train, validation, reason = _hold_out_validation(train, undivided, held_out)
-    if undivided is not None and train.num_classes < _TOO_FEW_CLASSES:
-        unvalidated = (
-            ", and none is held out for validation" if reason and held_out.validation else ""
-        )
-        console.warn(
-            f"{train.num_classes} classes are too few to learn what tells apart the "
-            f"{test.num_classes} others of the test, so the model may end below the untrained one"
-            f"{unvalidated}; {' or '.join(['add classes', *_by_image(undivided, held_out)])}"
-        )
-    elif reason and held_out.validation:
-        console.say(reason)
+        return Splits(train, validation, test, gallery, no_validation=reason, **fields)
+    if test is None:
+        train, test = _hold_out_test(where, train, held_out)
+        if train.num_classes < _TOO_FEW_CLASSES:
+            few = f"{train.num_classes} classes are too few to learn what tells others apart"
+            console.warn(f"{few}; add classes, or set --config.data.split=images")
+    if train is not None:
+        train = train.renumbered()
+        if validation is None:
+            train, validation, reason = _hold_out_validation(train, held_out)
     return Splits(train, validation, test, gallery, no_validation=reason, **fields)
 
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
-    """Holds out test classes."""
     if images.num_classes >= 4 and held_out.test:
         return _hold_out(images, held_out.test, held_out.seed, "test")
-    amount, rest = held_out.validation, images.num_classes - max(2, round(images.num_classes / 4))
-    unfit = amount >= 1 and not 2 <= amount <= rest - 2
-    remedies = ["set --config.data.test_classes=0.25" + _SHARE * unfit]
-    if images.num_classes < 4:
-        remedies = ["add classes (four are needed: two to train on, and two others to test on)"]
     only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
-    for remedy in _by_image(images, held_out):
-        remedies.append(f"{remedy}, which tests on other images of the same classes")
-    raise UserError(
-        f"{where} has {counted(images.num_classes, 'class')}{only} and no test images; "
-        + ", or ".join(remedies)
-    )
+    classes = f"{where} has {counted(images.num_classes, 'class')}{only}"
+    advice = "set --config.data.test_classes=0.25 (four are needed), or --config.data.split=images"
+    raise UserError(f"{classes} and no test images; {advice}")
 
 
 def _hold_out_validation(
-    train: Dataset, undivided: Dataset | None, held_out: HeldOutClasses
+    train: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, str]:
     """Training images, validation classes if any, and why there are none, with the remedy."""
     amount, count = held_out.validation, train.num_classes
-    remedies = ["set --config.data.validation_classes=2"] if count >= 4 else []
-    remedies += [] if undivided is None else _by_image(undivided, held_out, validated=True)
-    fallback = "add a split named validation" if undivided is None else "add classes"
-    remedy = " or ".join(remedies or [fallback])
-    if amount == 0 or (amount < 1 and count < _FEW_CLASSES):
-        why = f"there are only {count} to train on"
-        why = why if amount else "config.data.validation_classes is 0"
-        return train, None, f"no class is held out for validation: {why}; {remedy}"
-    return *_hold_out(train, amount, held_out.seed, "validation", remedy), ""
+    if amount >= 1 or (amount and count >= _FEW_CLASSES):
+        return *_hold_out(train, amount, held_out.seed, "validation"), ""
+    why = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
+    remedy = "set --config.data.validation_classes=2" if count >= 4 else "add classes"
+    reason = f"no class is held out for validation: {why}; {remedy}"
+    if amount:
+        console.say(reason)
+    return train, None, reason
 
 
-def _hold_out(images: Dataset, amount: float, seed: int, part: str, remedy: str = "") -> _Halves:
+def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
     """Holds out a number of random classes or, below 1, a share of them, but at least two."""
     # The seed is not the run's: runs with different seeds are compared on the same classes.
     classes = np.unique(images.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     most = len(classes) - 2
     if not 2 <= count <= most:
-        valid = f"set it to 0, or {remedy}" if most < 2 else f"set it to 2 to {most}"
-        raise UserError(
-            f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes, but two "
-            "must remain to train on, and two are needed to search; "
-            f"{'set it to 2' if most == 2 else valid}"
-        )
+        wrong = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
+        valid = "0" if most < 2 else f"2 to {most}"
+        raise UserError(f"{wrong}, but both parts need two; set it to {valid}")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
-
-
-def _by_image(images: Dataset, held_out: HeldOutClasses, *, validated: bool = False) -> list[str]:
-    """The advice to hold out images of each class; [] if there are too few for that."""
-    counts, least, amount = np.bincount(images.labels), _LEAST, held_out.validation
-    if validated:
-        counts, least = counts - np.maximum(2, np.round(_HELD_OUT * counts)), _LEAST_VALIDATED
-    if np.sum(counts >= least) < 2:
-        return []
-    unfit = amount >= 1 or validated and not amount  # With data.split=images, it is a share.
-    return ["set --config.data.split=images" + _SHARE * bool(unfit)]
 
 
 def _split_images(
     where: str, images: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, str]:
     """Training, validation and test images of the same classes, and why no image is validated."""
-    draw = np.random.default_rng(held_out.seed)
+    draw, share = np.random.default_rng(held_out.seed), held_out.validation
     train, test = _hold_out_images(images, _HELD_OUT, _LEAST, draw)
     if test.num_classes < 2:
-        raise UserError(
-            f"{where} has {counted(test.num_classes, 'class')} with {_LEAST} or more images, and "
-            "data.split=images needs two; add images"
-        )
+        classes = f"{counted(test.num_classes, 'class')} with {_LEAST} or more images"
+        raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
     if small := images.num_classes - test.num_classes:
         console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
-    rest, validation = _hold_out_images(train, held_out.validation, _LEAST_VALIDATED, draw)
-    reason = ""
-    if validation.num_classes < 2:
-        reason = f"fewer than two classes have {_LEAST_VALIDATED} to train on; add images"
-    elif not held_out.validation:
-        reason = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
-    if reason:
-        rest, validation, reason = train, None, f"no image is held out for validation: {reason}"
-    return rest.renumbered(), validation, test, reason
+    rest, validation = _hold_out_images(train, share, _LEAST_VALIDATED, draw)
+    if share and validation.num_classes >= 2:
+        return rest.renumbered(), validation, test, ""
+    why = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
+    if share:
+        why = f"fewer than two classes have {_LEAST_VALIDATED} to train on; add images"
+    reason = f"no image is held out for validation: {why}"
+    if share:
+        console.say(reason)
+    return train.renumbered(), None, test, reason
 
 
 def _hold_out_images(

@@ -9,7 +9,6 @@ import itertools
 import mimetypes
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
-from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
+from hypjax.data.shards import SHARDS, files_below, find_dataset, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -30,12 +29,10 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
-_HEIF = {".heic", ".heif", ".hif"}  # Suffixes that Pillow reads with pillow-heif.
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all machines.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
 # Cells of its columns is_query and is_gallery.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
-_MAX_NAMED = 20  # Suffixes that a message names.
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -109,23 +106,12 @@ def list_images(where: str) -> Dataset:
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
-        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
+        names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
         images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
         missing = not os.path.lexists(path) and not glob.has_magic(where)
         raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
-
-
-def _matching(pattern: str) -> set[str]:
-    """Names of files that match a pattern, in which ** stands for any folders."""
-    # glob follows links to a folder that contains them 40 times.
-    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
-    if not rest:
-        return {*glob.glob(pattern)}
-    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
-    folders = (glob.escape(str(folder)) for root in roots for folder, _ in folders_below(root))
-    return {name for folder in folders for name in _matching(f"{folder}/{rest[0] or '*'}")}
 
 
 @functools.cache
@@ -186,18 +172,15 @@ def check_columns(where: object, images: Dataset) -> None:
     """Rejects unknown splits, splits of some images only, and classes with two coarse labels."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
-            raise UserError(
-                f"{where}, row {row} has the split '{split}' ({images.name(row - 1)}); give one to "
-                f"all rows or none; splits are named {', '.join(SPLITS)}"
-            )
+            named = f"row {row} ({images.name(row - 1)}) has the split '{split}'"
+            raise UserError(f"{where}, {named}; give all rows one of {', '.join(SPLITS)}, or none")
     coarse_of: dict[str, str] = {}
     columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
     for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            labels = f"the coarse labels {first} and {coarse}"
-            raise UserError(f"{where}, row {row}: label {label} has {labels}; it needs one")
+            raise UserError(f"{where}, row {row}: {label} has coarse labels {first} and {coarse}")
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
@@ -215,27 +198,23 @@ def list_folder(root: pathlib.Path) -> Dataset:
     classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
     splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
     if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
-        raise UserError(
-            f"{root} has folders of splits, and {min(unknown) or 'images'} beside them; splits are "
-            f"named {', '.join(SPLITS)}"
-        )
+        other = min(unknown) or "images"
+        raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
     return _files([root / name for name in names], classes, splits)
 
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
-    known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
-    suffixes = collections.Counter()
+    known, counts = image_suffixes() | {*SHARDS, ".npz", ".npy"}, collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
         if suffix not in known and (kind is None or kind.startswith("image/")):
-            suffixes[suffix or "without a suffix"] += 1
-    if suffixes:
-        counts = [f"{count} {suffix}" for suffix, count in suffixes.most_common()]
-        counts[_MAX_NAMED:] = ["..."] if len(counts) > _MAX_NAMED else []
-        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if _HEIF & suffixes.keys() else ""
-        left_out = f"{sum(suffixes.values())} of {len(files)} files in {root} are left out"
-        console.warn(f"{left_out}, of kinds that cannot be read: {', '.join(counts)}{heif}")
+            counts[suffix or "without a suffix"] += 1
+    if counts:
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(20))
+        heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if ".heic" in counts else ""
+        left_out = f"{counts.total()} of {len(files)} files in {root} are left out"
+        console.warn(f"{left_out}, of kinds that cannot be read: {kinds}{heif}")
 
 
 def read_table(table: pathlib.Path) -> Dataset:
@@ -247,9 +226,7 @@ def read_table(table: pathlib.Path) -> Dataset:
     first_row, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
-        label, coarse_label = (
-            class_name(row.get(name), where) for name in ("label", "coarse_label")
-        )
+        label, coarse_label = (class_name(row.get(x), where) for x in ("label", "coarse_label"))
         if not (isinstance(path, str) and path and label) or "\0" in path:
             raise UserError(f"{where} needs a path, without null characters, and a label")
         if "\n" in path + label:
@@ -303,8 +280,7 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
     except Exception as error:  # pyarrow raises almost anything on damaged files.
         raise UserError(f"cannot read {table}: {reason(error)}") from error
     if missing := {"path", "label"} - set(columns):
-        names = ", ".join(columns) or "none"
-        raise UserError(f"{table} has no column {max(missing)}; its columns are {names}")
+        raise UserError(f"{table} has no column {max(missing)}, only {', '.join(columns)}")
     return rows
 
 
@@ -339,10 +315,8 @@ def _labelled(dataset: Any) -> Dataset:
         try:
             pairs = [(image, label) for image, label in dataset]
         except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{type(dataset).__name__} is no dataset; give (images, labels), pairs (image or "
-                "path, label), a dataset of Hugging Face, or a dictionary of these by split"
-            ) from error
+            needed = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
+            raise UserError(f"{type(dataset).__name__} is no dataset; {needed}") from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:

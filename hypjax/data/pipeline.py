@@ -16,10 +16,9 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import padded_rows
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, View
@@ -52,16 +51,15 @@ class _Pieces:
     def __call__(self, number: int) -> list[Pixels | str | None]:
         """Reads the images of a piece: their pixels, or why they are broken."""
         batch, piece = divmod(int(number), self.per_batch)
-        rows = self.rows[piece * _PIECE : (piece + 1) * _PIECE]
-        return [self._image(self.batches[batch], row) for row in rows]
-
-    def _image(self, batch: int, row: int) -> Pixels | str | None:
-        try:
-            return self.read(batch, row)
-        except UserError as error:
-            if not self.tolerant:
-                raise
-            return pixels.reason(error.__cause__ or error)
+        images = []
+        for row in self.rows[piece * _PIECE : (piece + 1) * _PIECE]:
+            try:
+                images.append(self.read(self.batches[batch], row))
+            except UserError as error:
+                if not self.tolerant:
+                    raise
+                images.append(reason(error.__cause__ or error))
+        return images
 
     def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:
         """Yields the batches, whose pieces worker processes prepare, or threads if 0."""
@@ -70,10 +68,9 @@ class _Pieces:
         try:
             for _ in self.batches:
                 images, broken = np.zeros(shape, np.uint8), {}
-                parts = itertools.islice(pieces, self.per_batch)
+                parts = itertools.chain.from_iterable(itertools.islice(pieces, self.per_batch))
                 # Strict: an image that is missing would be a black one.
-                rows = range(len(self.rows))
-                for i, image in zip(rows, itertools.chain.from_iterable(parts), strict=True):
+                for i, image in zip(range(len(self.rows)), parts, strict=True):
                     if isinstance(image, str):
                         broken[i] = image
                     elif image is not None:
@@ -82,16 +79,14 @@ class _Pieces:
         except RuntimeError as error:
             if "exit code" not in str(error):
                 raise
-            raise UserError(
-                f"a worker process died ({str(error).partition('. ')[0]}); if memory ran out, "
-                "lower --config.run.workers"
-            ) from error
+            why = f"{str(error).partition('. ')[0]}; if memory ran out, lower --config.run.workers"
+            raise UserError(f"a worker process died: {why}") from error
         finally:
             pieces.close()
 
 
 def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
-    """Returns the pieces in order, prepared ahead by processes, or by threads if there are none."""
+    """The pieces in order, prepared ahead by processes, or by threads if there are none."""
     dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
     if not workers:
         threads = min(_MAX_THREADS, usable_cores())
@@ -108,8 +103,7 @@ def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Prepares a worker process: it ignores signals, and ends when its parent does."""
-    del index, count
+    """Lets a worker process ignore signals, and end when its parent does."""
     exits.end_with_parent()
     # Terminals send signals to all processes; only the parent decides what to do.
     for number in exits.ENDING:
@@ -117,8 +111,8 @@ def _start_worker(index: int, count: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _planned(plans: Callable[[int], Batch], step: int) -> Batch:
-    return plans(step)  # Cached: several pieces of a batch need it.
+def _planned(plans: Callable[[int], Batch], step: int) -> Batch:  # For all pieces of a batch.
+    return plans(step)
 
 
 def _crop(

@@ -13,8 +13,7 @@ import PIL
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
-from hypjax import errors
-from hypjax.errors import UserError
+from hypjax.errors import UserError, installation
 from hypjax.types import Frame
 
 with contextlib.suppress(ImportError):  # The extra `heif`.
@@ -22,7 +21,7 @@ with contextlib.suppress(ImportError):  # The extra `heif`.
 
     pillow_heif.register_heif_opener()
 
-HEIF_INSTALLATION = errors.installation("hypjax[heif]")
+HEIF_INSTALLATION = installation("hypjax[heif]")
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
@@ -64,9 +63,11 @@ def decode(
     try:
         image = Image.open(io.BytesIO(encoded))
     except UnidentifiedImageError as error:
-        if _HEIF.match(encoded):
-            raise ValueError(f"HEIC needs {HEIF_INSTALLATION}") from error
-        raise
+        heic = f"HEIC needs {HEIF_INSTALLATION}"
+        raise ValueError(heic if _HEIF.match(encoded) else "not an image") from error
+    except Image.DecompressionBombError as error:
+        most = f"{2 * Image.MAX_IMAGE_PIXELS:,} pixels"
+        raise ValueError(f"more than {most}; scale it down or remove it") from error
     if least is not None:
         image.draft(None, (least, least))
     large = image.width * image.height > _LARGE
@@ -75,7 +76,6 @@ def decode(
 
 
 def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
-    """Decodes an opened image, see `decode`."""
     if upright:
         image.load()
         # Pillow raises almost anything on damaged EXIF data: before it rotates, when it reads them,
@@ -102,10 +102,8 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
     kind = values.dtype.newbyteorder("=")
     known = kind in (np.bool_, np.uint8, np.uint16) and values.size
     if not known or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
-        raise UserError(
-            f"{name} is {values.dtype} of shape {list(values.shape)}; pixels are uint8, uint16 or "
-            "bool, [height, width] or [height, width, channels] with 1 to 4 channels, all above 0"
-        )
+        needed = "pixels are uint8, uint16 or bool, [height, width] or [height, width, 1 to 4]"
+        raise UserError(f"{name} is {values.dtype} of shape {list(values.shape)}; {needed}")
     if kind == np.bool_:
         values = values * np.uint8(255)
     elif kind == np.uint16:  # As Pillow reads colours of 16 bits, and `_pixels` greys.
@@ -123,15 +121,6 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
 def read_image(path: str, channels: int, least: int | None = None) -> Image.Image:
     """Decodes an image file upright, see `decode`."""
     return decode(read_bytes(path), channels, upright=True, least=least)
-
-
-def reason(error: Exception) -> str:
-    """Returns in a few words why an image could not be read."""
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image"
-    if isinstance(error, Image.DecompressionBombError):
-        return f"more than {2 * Image.MAX_IMAGE_PIXELS:,} pixels; scale it down or remove it"
-    return errors.reason(error)
 
 
 def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:

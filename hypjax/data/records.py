@@ -96,21 +96,19 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     features = {"image": tfds.features.Image(), "height": np.int32, "width": np.int32}
     features |= {"label": np.int64, "name": text, "class_name": text, "coarse_label": text}
     serialize = tfds.features.FeaturesDict(features).serialize_example
-    splits, labels = {}, {}
+    splits, infos, labels = {}, [], {}
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
     with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
             path = _records_of(folder, name, split)
-            if (count := _write_split(path, split, examples, labels, serialize, progress)).images:
+            count = _write_split(path, split, examples, labels, serialize, progress)
+            if count.images:
                 splits[split] = count
+                sizes = {"shard_lengths": [count.images], "num_bytes": path.stat().st_size}
+                infos.append(tfds.core.SplitInfo(name=split, **sizes))
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     features["label"] = tfds.features.ClassLabel(names=list(labels))
-    sizes = {split: _records_of(folder, name, split).stat().st_size for split in splits}
-    infos = [
-        tfds.core.SplitInfo(name=split, shard_lengths=[count.images], num_bytes=sizes[split])
-        for split, count in splits.items()
-    ]
     if infos:  # TFDS cannot describe a dataset without images, which callers refuse.
         tfds.folder_dataset.write_metadata(
             **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
@@ -120,8 +118,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     write_json(folder / MANIFEST, {**facts, "note": contents.note})
 
 
-def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
-    """TFDS's name for the records of a split in one file."""
+def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:  # As TFDS names them.
     return folder / f"{name}-{split}.array_record-00000-of-00001"
 
 
@@ -136,18 +133,15 @@ def _write_split(
     """Writes the records of a split and its index, unless it has no images."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    rows = []
-    try:  # Images are compressed already.
-        with contextlib.closing(
-            ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-        ) as writer:
+    rows, options = [], "group_size:1,uncompressed"  # Images are compressed already.
+    try:
+        with contextlib.closing(ArrayRecordWriter(str(path), options)) as writer:
             for example in examples:
                 label = labels.setdefault(example.class_name, len(labels))
                 record = serialize({**example._asdict(), "label": label})
                 writer.write(record)
                 image, *facts = example
-                span = record.index(image), len(image)
-                rows.append((label, *facts, checksum(image), *span))
+                rows.append((label, *facts, checksum(image), record.index(image), len(image)))
                 progress.update()
     except RuntimeError as error:  # As ArrayRecord reports a full disk.
         raise OSError(reason(error)) from error
@@ -160,13 +154,10 @@ def _write_split(
 
 
 class _Images(Sequence):
-    """The image files in a split's records."""
-
     # Parsing records with TFDS blocks other threads: input by threads was a tenth slower.
 
-    def __init__(self, records: Sequence[bytes], index: pyarrow.Table) -> None:
-        self._records = records
-        self._offsets, self._lengths = (index[key].to_numpy() for key in ("offset", "length"))
+    def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:
+        self._records, self._offsets, self._lengths = records, offsets, lengths
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -190,20 +181,21 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
 
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
-    index = _read_table(folder, f"index-{split}")
-    coarse_labels = index["coarse_label"].to_numpy()
-    sizes = np.stack([index["height"].to_numpy(), index["width"].to_numpy()], axis=1)
+    table = _read_table(folder, f"index-{split}")
+    index = {name: table[name].to_numpy() for name in _SCHEMA.names}
+    sizes = np.stack([index["height"], index["width"]], axis=1)
+    coarse_labels = index["coarse_label"]
     return Dataset(
-        records=_Images(records, index),
-        positions=np.arange(len(index)),
-        labels=index["label"].to_numpy(),
+        records=_Images(records, index["offset"], index["length"]),
+        positions=np.arange(len(table)),
+        labels=index["label"],
         sizes=sizes,
-        names=index["name"].to_numpy(),
-        class_names=index["class_name"].to_numpy(),
+        names=index["name"],
+        class_names=index["class_name"],
         coarse_labels=coarse_labels if coarse_labels.any() else None,
-        checksums=index["checksum"].to_numpy(),
+        checksums=index["checksum"],
         # Depends only on the images, so that datasets with equal images share caches.
-        source=hash_facts([sizes.tobytes(), index["checksum"].to_numpy().tobytes()]),
+        source=hash_facts([sizes.tobytes(), index["checksum"].tobytes()]),
     )
 
 
@@ -242,12 +234,11 @@ def read_judgements(
     table = table.take(_positions(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
     rows = {name: i for i, name in enumerate(gallery)}
-
-    def items(level: str) -> Sequence[Int[np.ndarray, " items"]]:
-        present = ([rows[x] for x in names if x in rows] for names in table[level].to_pylist())
-        return [np.array(x, np.int64) for x in present]
-
-    return boxes, GroundTruth(*map(items, GroundTruth._fields))
+    levels = [
+        [np.array([rows[x] for x in names if x in rows], np.int64) for names in level.to_pylist()]
+        for level in table.select(GroundTruth._fields).columns
+    ]
+    return boxes, GroundTruth(*levels)
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
-from hypjax.errors import counted
 from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
 # Parts that should have no images in common.
@@ -25,10 +24,8 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 def queries_in_gallery(rows: OwnRows) -> str:
     """Says how many queries are in the gallery, '' if none is."""
     count = sum(map(bool, rows))
-    say = "is in the gallery, and does not find itself"
-    if count > 1:
-        say = "are in the gallery, and do not find themselves"
-    return f"{count} of {len(rows)} queries {say}" if count else ""
+    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
+    return note if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
@@ -46,9 +43,8 @@ def with_repeats(splits: Splits) -> Splits:
     parts |= {tested: splits.test, "gallery": splits.gallery}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    notes = [
-        sharing_files(query_rows) if splits.gallery is None else queries_in_gallery(query_rows)
-    ]
+    say = sharing_files if splits.gallery is None else queries_in_gallery
+    notes = [say(query_rows)]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
@@ -84,19 +80,14 @@ def _identical_note(
     known = [[i] for i in range(total)] if name == other else [[]] * total
     if own and other in ("gallery", "test"):
         known = own
-    rows = [rows_of.get(checksum, []) for checksum in checksums[name]]
-    repeated = [
-        i for i in range(total) if len(rows[i]) > len(known[i]) and (name == other or not known[i])
-    ]
-    if not repeated:
-        return ""
-    i = repeated[0]
-    row = next(row for row in rows[i] if row not in known[i])
-    others, verb = "other " * (name == other) + other, "is" if len(repeated) == 1 else "are"
-    return (
-        f"{len(repeated)} of {total} {name} images {verb} identical to {others} images, such as "
-        f"{parts[name].name(i)} and {parts[other].name(row)}"
-    )
+    pairs = []  # An image, and the first image that is identical to it.
+    for i, checksum in enumerate(checksums[name]):
+        rows = [row for row in rows_of.get(checksum, ()) if row not in known[i]]
+        if rows and (name == other or not known[i]):
+            pairs.append((parts[name].name(i), parts[other].name(rows[0])))
+    others = "other " * (name == other) + other
+    note = f"{len(pairs)} of {total} {name} images are identical to {others} images"
+    return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
 def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
@@ -106,9 +97,6 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
     for checksum, (label, name) in zip(checksums, rows, strict=True):
         names_by_class[checksum].setdefault(label, name)
     repeated = [names for names in names_by_class.values() if len(names) > 1]
-    if not repeated:
-        return ""
-    examples = [f"{name} ({label})" for label, name in repeated[0].items()][:2]
-    verb = "is" if len(repeated) == 1 else "are"
-    number = counted(len(repeated), "image")
-    return f"{number} {verb} in more than one class, such as {' and '.join(examples)}"
+    examples = [f"{name} ({label})" for names in repeated[:1] for label, name in names.items()]
+    note = f"{len(repeated)} images are in more than one class"
+    return f"{note}, such as {' and '.join(examples[:2])}" if repeated else ""

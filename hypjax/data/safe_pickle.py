@@ -11,21 +11,18 @@ from hypjax.errors import UserError
 
 # What pickles of NumPy's arrays call, in all versions of Python and NumPy.
 _ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-    ("__builtin__", "bytes"),
-    ("builtins", "bytes"),
+    "numpy": {"ndarray", "dtype"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "_codecs": {"encode"},
+    **dict.fromkeys(("__builtin__", "builtins"), {"bytes"}),
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core", "numpy._core")
-        if (module, name) not in _ALLOWED:
+        if name not in _ALLOWED.get(module, ()):
             raise UserError(f"it refers to {module}.{name}, and loading it could run code")
         return super().find_class(module, name)
 

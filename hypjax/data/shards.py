@@ -44,18 +44,16 @@ def find_dataset(where: str) -> Dataset | None:
     if "split" in options:
         wanted = options["split"].replace(" ", "+").split("+")
         if unknown := sorted(set(wanted) - set(parts)):
-            names = ", ".join(parts)
-            raise UserError(f"{where}: there is no split {unknown[0]}; the splits are {names}")
+            raise UserError(f"{where}: no split is {unknown[0]}; they are {', '.join(parts)}")
         parts = {split: parts[split] for split in wanted}
+    are_splits = len(parts) > 1 and "split" not in options
+    names = split_names(parts) if are_splits else [""] * len(parts)
     tables = []
-    names = parts if "split" in options else split_names(parts)
     for name, (split, part) in zip(names, parts.items(), strict=True):
-        if not len(part):
-            continue
-        table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
-        if len(parts) > 1 and "split" not in options:
-            table = dataclasses.replace(table, splits=np.full(len(table), name))
-        tables.append(table)
+        if len(part):
+            table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
+            splits = np.full(len(table), name) if name else table.splits
+            tables.append(dataclasses.replace(table, splits=splits))
     if not tables:
         raise UserError(f"{location} has no images")
     return stacked(tables)
@@ -68,8 +66,7 @@ def _options(where: str) -> tuple[str, dict[str, str]]:
     if not location or not options or os.path.exists(os.path.expanduser(where)):
         return where, {}
     if unknown := sorted(options.keys() - set(_OPTIONS)):
-        names = ", ".join(_OPTIONS)
-        raise UserError(f"{location} has no option {unknown[0]}; the options are {names}")
+        raise UserError(f"{location}: ?{unknown[0]} is none of the options {', '.join(_OPTIONS)}")
     return location, options
 
 
@@ -101,13 +98,7 @@ def _library() -> types.ModuleType:
 
 
 def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Names of visible files at any depth of a folder, with '/'."""
-    for folder, files in folders_below(root):
-        yield from (str(folder.relative_to(root) / name) for name in files)
-
-
-def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """Visible folders at any depth, itself included, with the names of their visible files.
+    """Names of visible files at any depth of a folder, with '/'.
 
     Links are followed, unless they lead back to a folder that contains them, which would not end.
     """
@@ -119,7 +110,8 @@ def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]
         folder = pathlib.Path(parent)
         visible = (folder / name for name in sorted(folders) if not name.startswith("."))
         folders[:] = [path.name for path in visible if not _leads_back(path)]
-        yield folder, [name for name in files if not name.startswith(".")]
+        below = folder.relative_to(root)
+        yield from (str(below / name) for name in files if not name.startswith("."))
 
 
 def _leads_back(folder: pathlib.Path) -> bool:
@@ -154,10 +146,7 @@ def table_of(
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
-        columns = ", ".join(features) or "none"
-        raise UserError(
-            f"{where} has the columns {columns}; {len(images)} hold images; name one by ?image="
-        )
+        raise UserError(f"{where}: name the column of images by ?image= ({', '.join(features)})")
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
     others = dataset.remove_columns([image]).flatten()
@@ -192,13 +181,11 @@ def _column(
     wanted = [options[option]] if option in options else usual
     columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
     if option in options and not columns:
-        names = ", ".join(names)
-        raise UserError(f"{where} has the columns {names}, and no {wanted[0]} (?{option}=)")
+        raise UserError(f"{where} has no column {wanted[0]}; its columns are {', '.join(names)}")
     return columns[0] if columns else None
 
 
 def _values(dataset: Any, column: str, where: str) -> list[str]:
-    """The values of a column as names; '' where they are missing."""
     kind, values = dataset.features[column], dataset[column][:]
     if names := getattr(kind, "names", None):
         return class_names(values, names)

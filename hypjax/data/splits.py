@@ -19,7 +19,7 @@ from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_
 from hypjax.data.fetching import local_path
 from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.data.repeats import with_repeats
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError, counted, reason
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
@@ -63,9 +63,8 @@ def with_benchmarks(
     data_dir: str | None = None,
 ) -> Splits:
     """Adds datasets with ground truth to score, and distractors to all such galleries."""
-    has_ground_truth = splits.ground_truth is not None
     if distractors:
-        if not names and not has_ground_truth:
+        if not names and splits.ground_truth is None:
             raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
         # Joined galleries are not read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
@@ -76,11 +75,12 @@ def with_benchmarks(
         notes += fields["notes"]
 
         def enlarged(dataset: Splits) -> Splits:
+            if dataset.ground_truth is None:
+                return dataset
             gallery = stacked([dataset.gallery, parts["gallery"]])
             return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
 
-        benchmarks = [enlarged(dataset) for dataset in benchmarks]
-        splits = enlarged(splits) if has_ground_truth else splits
+        splits, *benchmarks = map(enlarged, (splits, *benchmarks))
     return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
@@ -120,10 +120,8 @@ def open_photos(
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
-        raise UserError(
-            f"no image of {where} has a class; put each class into a sub-folder, or list the "
-            "images in a table with the columns path and label"
-        )
+        advice = "put each class into a sub-folder, or list images in a table with path and label"
+        raise UserError(f"no image of {where} has a class; {advice}")
     if path.is_dir() and len(labelled) < len(images):
         console.say(f"images without a class are left out: {len(images) - len(labelled)}")
         images = images.take(labelled)
@@ -144,7 +142,7 @@ def measured(
     """Fills in sizes and checksums; rejects images that cannot be read, unless `skip_corrupt`."""
     sizes_and_checksums, reasons = _measure(images)
     if reasons:
-        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
+        named = [f"{images.name(i)} ({why})" for i, why in reasons.items()]
         named[_MAX_NAMED:] = ["..."] if len(named) > _MAX_NAMED else []
         broken = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
@@ -174,17 +172,16 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     """Splits images by their column of splits, or holds out classes or images."""
     unlabelled = np.flatnonzero(images.class_names == "")
     if len(unlabelled):
+        example = f"row {unlabelled[0]} ({images.name(unlabelled[0])})"
         raise UserError(
-            f"{where} has {len(unlabelled)} of {len(images)} rows without a class, such as row "
-            f"{unlabelled[0]} ({images.name(unlabelled[0])}); leave them out, or name the classes: "
-            "?label=COLUMN, or for features the array labels or --config.data.labels"
+            f"{where} has {len(unlabelled)} rows without a class, such as {example}; leave them "
+            "out, or name the classes: ?label=COLUMN, or for features --config.data.labels"
         )
     photos.check_columns(where, images)
     parts = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
-        tests = {*present} - {"train", "validation"}
-        if "train" not in present or tests not in ({"test"}, {"query", "gallery"}):
+        if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
             needed = "train, and either test or both query and gallery"
             raise UserError(f"{where} has the splits {', '.join(present)}; it needs {needed}")
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
@@ -198,15 +195,13 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
     """Warns of classes in several splits; a gallery shares those of its queries."""
     splits_of = collections.defaultdict(dict)  # Dictionaries keep the order of their keys.
-    for name in ("train", "validation", "test", "query", "gallery"):
-        for label in {*parts[name].class_names} if name in parts else ():
+    for name in filter(parts.get, ("train", "validation", "test", "query", "gallery")):
+        for label in {*parts[name].class_names}:
             splits_of[label]["test" if name in ("query", "gallery") else name] = True
     shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
     if shared:
-        console.warn(
-            f"{where} has {counted(len(shared), 'class')} in more than one split, such as "
-            f"{min(shared)} ({shared[min(shared)]})"
-        )
+        classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
+        console.warn(f"{where} has {classes} in more than one split, such as {example}")
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
@@ -224,10 +219,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
         for i, outcome in zip(rows, bar, strict=True):
-            if isinstance(outcome, str):
-                reasons[i] = outcome
-            else:
-                measured[i] = outcome
+            (reasons if isinstance(outcome, str) else measured)[i] = outcome
     if not in_memory:
         with console.tolerating(f"the sizes of the images ({cached})"):
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -237,11 +229,11 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
-    """Returns height, width and checksum of an image, or the reason why it cannot be read."""
+    """Height, width and checksum of an image, or the reason why it cannot be read."""
     try:
         content = images.content(i)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return pixels.reason(error)
+        return reason(error)
     checked = content if isinstance(content, bytes) else image.tobytes()
     return image.height, image.width, checksum(checked)

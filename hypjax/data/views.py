@@ -56,18 +56,16 @@ class RandomCrop:
         drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
         fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
         first = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
+        low, high = self.ratio
+        height, width = sizes.T
+        h = np.where(width / height < low, np.rint(width / low), height)
+        w = np.where(width / height > high, np.rint(height * high), width)
+        largest = np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
         fitted = fits.any(axis=1)[:, None]
-        extent = np.where(fitted, first, self._largest(sizes))
+        extent = np.where(fitted, first, largest)
         room = sizes - extent
         corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
         return np.concatenate([corner, extent], axis=1).astype(np.int32)
-
-    def _largest(self, sizes: Sizes) -> Sizes:
-        height, width = sizes[:, 0], sizes[:, 1]
-        low, high = self.ratio
-        h = np.where(width / height < low, np.rint(width / low), height)
-        w = np.where(width / height > high, np.rint(height * high), width)
-        return np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.geometry import Space, Sphere
 from hypjax.inference.embedding import fingerprint
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
@@ -90,7 +89,7 @@ class ExternalEmbedder(ImageEmbedder):
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
-            return pixels.reason(error.__cause__ or error)
+            return reason(error.__cause__ or error)
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """The features, and their points."""

@@ -49,11 +49,9 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
     index.add(in_ball[chosen])
     index.permute_entries(np.argsort(np.concatenate([others, chosen])))
     _write(index, path)
-    return (
-        f"{path}, a graph of the points with Euclidean distances; two searches, as docs/engines.md "
-        f"describes, with {index.hnsw.efSearch} candidates find {recall:.1%} of the "
-        f"{euclidean.NEAREST} nearest neighbours"
-    )
+    how = f"as docs/engines.md describes, with {index.hnsw.efSearch} candidates"
+    recalled = f"find {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{path}, a graph of Euclidean distances; two searches, {how}, {recalled}"
 
 
 def _write(index: Any, path: pathlib.Path) -> None:

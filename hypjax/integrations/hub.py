@@ -79,10 +79,7 @@ model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
 ```
 
 """
-_OWN = """\
-The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.
-
-"""
+_OWN = "The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.\n\n"
 
 
 @at_the_call
@@ -165,10 +162,7 @@ def _model_card(
     if model.head_kind == "norm_dense" and not custom:
         elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
     if not (custom or pools_as_timm(model.encoder)):
-        elsewhere += (
-            f"This model pools tokens by `{model.encoder.pooling}`, which timm's lacks: pool those "
-            "of `model.forward_features(images)`, then apply the classifier.\n\n"
-        )
+        elsewhere += f"timm's model lacks the pooling of tokens, `{model.encoder.pooling}`.\n\n"
     scores = "The run is not finished."
     if results:
         states = {x: results[x] for x in ("untrained", "final", "best") if x in results}
@@ -191,7 +185,6 @@ def _model_card(
 
 
 def _base_model(config: ConfigDict) -> str | None:
-    """The hub's repository of the weights with which training began, if there is one."""
     weights = config.model.weights or ""
     prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
     known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
@@ -202,9 +195,10 @@ def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> s
     """The card's metadata, in YAML, which the hub reads: tags, base model and scores."""
     # Scores with notes are not comparable, so only the card's text has them.
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
+    kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
     scores = [
         EvalResult(
-            task_type="image-feature-extraction",
+            task_type=kind["pipeline_tag"],
             task_name="Image retrieval",
             dataset_type=config.data.name,
             dataset_name=f"{config.data.name}, test images",
@@ -213,5 +207,4 @@ def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> s
         )
         for metric, value in state.get("head", {}).items()
     ]
-    kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
     return ModelCardData(**kind, **facts, eval_results=scores or None).to_yaml()

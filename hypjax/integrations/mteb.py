@@ -38,15 +38,10 @@ class MtebEncoder:
         # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
         hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
         trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
-        return ModelMeta.create_empty(
-            {
-                "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
-                "revision": self._model.fingerprint,
-                "framework": ["JAX"],
-                "modalities": ["image"],
-                "training_datasets": {trained_on} if trained_on else None,
-            }
-        )
+        name = hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}"
+        facts = {"name": name, "revision": self._model.fingerprint, "framework": ["JAX"]}
+        trained = {"training_datasets": {trained_on} if trained_on else None}
+        return ModelMeta.create_empty({**facts, "modalities": ["image"], **trained})
 
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], **options: Any

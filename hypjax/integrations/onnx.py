@@ -88,21 +88,17 @@ def _require_agreement(
 ) -> str:
     """Reports how far points of the same images agree; raises a `UserError` if they do not."""
     with jax.enable_x64(True):
-        matrices = [
-            np.array(space.distance_matrix(points, points))
-            for points in (expected.astype(np.float64), exported.astype(np.float64))
-        ]
+        doubled = expected.astype(np.float64), exported.astype(np.float64)
+        matrices = [np.array(space.distance_matrix(points, points)) for points in doubled]
     change = np.abs(np.subtract(*matrices)).max() / max(np.median(matrices[0]), 1e-30)
     for matrix in matrices:
         np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
     nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
     same = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True)) / nearest[0].size
     error = np.abs(expected - exported).max()
-    summary = (
-        f"for {images}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
-        f"at most {change:.2%} of the median; {same:.1%} of the {_NEIGHBOURS} nearest neighbours "
-        "are the same"
-    )
+    differ = f"coordinates differ from hypjax's by at most {error:.1g} and distances by at most"
+    neighbours = f"{same:.1%} of the {_NEIGHBOURS} nearest neighbours are the same"
+    summary = f"for {images}, {differ} {change:.2%} of the median; {neighbours}"
     if precision == "float32":
         # Near a ball's boundary, small differences of coordinates change distances.
         agree = error <= _TOLERANCE * max(1, np.abs(expected).max()) and change <= _LARGEST_CHANGE
@@ -161,9 +157,7 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
         flatten(torch_model)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _LARGEST_FILE:
-        raise UserError(
-            f"the model has {size / 1e9:.1f} GB of weights, but an ONNX file holds at most 2 GB"
-        )
+        raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
@@ -202,15 +196,9 @@ def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
     """Writes a model with the encoder's products in int8, scaled by each column of weights."""
     # What follows the encoder, by the names that ONNX Runtime gives it when it splits off the bias.
     head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
+    options = {"weight_type": QuantType.QInt8, "per_channel": True, "nodes_to_exclude": head}
     logging.disable()  # It recommends a preparation that changes nothing here.
-    quantize_dynamic(
-        model,
-        path,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        op_types_to_quantize=["MatMul"],
-        nodes_to_exclude=head,
-    )
+    quantize_dynamic(model, path, op_types_to_quantize=["MatMul"], **options)
     logging.disable(logging.NOTSET)
 
 

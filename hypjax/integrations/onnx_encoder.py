@@ -35,8 +35,7 @@ class OnnxEncoder:
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        available = onnxruntime.get_available_providers()
-        settings = onnxruntime.SessionOptions()
+        available, settings = onnxruntime.get_available_providers(), onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         providers = [name for name in _PROVIDERS if name in available]
         with explained(f"cannot load {path}"):
@@ -44,39 +43,32 @@ class OnnxEncoder:
         outputs = [output.name for output in self._session.get_outputs()]
         self._output = selected or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not selected):
-            listed = ", ".join(outputs)
-            raise UserError(f"{path} has the outputs {listed}; name one: onnx:{path}@{outputs[0]}")
+            raise UserError(f"name an output of {path} ({', '.join(outputs)}): onnx:FILE@OUTPUT")
         self.output = f"output {self._output}"
         self._input, *others = self._session.get_inputs()
         self._batch, *shape = self._input.shape
         channels = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
         if others or channels not in ([0], [2]) or self._input.type not in _TYPES:
-            raise UserError(
-                f"{path} takes {self._input.type} of the shape {self._input.shape}; it must take "
-                "images [batch, 3, height, width] or [batch, height, width, 3], float or uint8"
-            )
+            kind = f"{self._input.type} of the shape {self._input.shape}"
+            raise UserError(f"{path} takes {kind}, not images of three channels, float or uint8")
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
-        size = shape[1:] if channels == [0] else shape[:2]
         processor = path.with_name(_CONFIG)
         if processor.is_file() and mean is std is resize is None and self._dtype != np.uint8:
             steps, self._pixels = _processor(processor)
         else:
+            size = shape[1:] if self._channels_first else shape[:2]
             steps = self._view(size, mean, std, resize)
             self._pixels = functools.partial(_square, *steps)
         self.facts = ["onnx", self.output, steps, _hashes(path)]
 
     def _view(self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None) -> list:
         path, side, scaled = self._path, size[0], mean is not None or std is not None
-        if self._dtype == np.uint8 and scaled:
-            raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
-        if self._dtype != np.uint8 and not scaled:
-            raise UserError(
-                f"{path} needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
-            )
+        if (self._dtype == np.uint8) == scaled:
+            needed = f"needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
+            unused = "takes pixels as they are; leave out --mean and --std"
+            raise UserError(f"{path} {unused if scaled else needed}")
         if not isinstance(side, int) or size[1] != side:
-            raise UserError(
-                f"{path} takes images of {size} pixels, no fixed square; put a {_CONFIG} beside it"
-            )
+            raise UserError(f"{path} takes images of {size} pixels; put a {_CONFIG} beside it")
         if (resize := resize or side) < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
         for name, values in {"mean": mean, "std": std}.items() if scaled else ():

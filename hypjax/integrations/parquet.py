@@ -58,19 +58,13 @@ for i in np.argsort(distances)[:10].tolist():
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes a table with the columns id, label, vector and search_vector."""
-
-    def rows(vectors: np.ndarray) -> pyarrow.Array:
-        values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-        return pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1])
-
-    table = pyarrow.table(
-        {
-            "id": embeddings.ids.tolist(),
-            "label": [label or None for label in embeddings.labels.tolist()],
-            "vector": rows(embeddings.vectors),
-            "search_vector": rows(embeddings.search_vectors()),
-        }
-    )
+    vectors = {"vector": embeddings.vectors, "search_vector": embeddings.search_vectors()}
+    columns = {
+        name: pyarrow.FixedSizeListArray.from_arrays(np.ravel(rows), rows.shape[1])
+        for name, rows in vectors.items()
+    }
+    labels = [label or None for label in embeddings.labels.tolist()]
+    table = pyarrow.table({"id": embeddings.ids.tolist(), "label": labels, **columns})
     space = json.dumps(describe_space(embeddings.space))
     metadata = {"hypjax.space": space, "hypjax.fingerprint": embeddings.fingerprint}
     with writing(path), replacing(path) as temporary:

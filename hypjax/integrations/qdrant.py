@@ -110,23 +110,15 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         label: str | None = None,
     ) -> list[Neighbours]:
-        """See `Gallery`."""
-        listed = k + (paths is not None)
-        while True:
-            images, distances, items = self._search(points, listed, label=label)
-            results = ArrayGallery()
-            for name, key in (("ids", "id"), ("labels", "label")):
-                setattr(results, name, np.array([image.payload[key] for image in images], str))
-            own_rows = results.own_rows(paths or [""] * len(points))
-            neighbours = results.neighbours(distances, items, own_rows, k)
-            # Links to a query's file may fill its list.
-            short = np.array([len(hits.ids) < k for hits in neighbours], bool)
-            if not (items[short] >= 0).all(axis=1).any():
-                break
-            listed *= 2
+        """See `Gallery`; links to a query's file may leave fewer than k."""
+        images, distances, items = self._search(points, k + (paths is not None), label=label)
+        results = ArrayGallery()
+        for name, key in (("ids", "id"), ("labels", "label")):
+            setattr(results, name, np.array([image.payload[key] for image in images], str))
+        own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(key)].id) for key in hits.keys])
-            for hits in neighbours
+            for hits in results.neighbours(distances, items, own_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -154,12 +146,11 @@ class QdrantGallery:
         # An empty one may have been created with other settings, such as shards and replicas.
         if not self._ask("collection_exists"):
             size, distance = embeddings.vectors.shape[1], models.Distance.EUCLID
+            graph = {"m": euclidean.LINKS, "ef_construct": euclidean.ADDED}
             self._ask(
                 "create_collection",
                 vectors_config=models.VectorParams(size=size, distance=distance),
-                hnsw_config=models.HnswConfigDiff(
-                    m=euclidean.LINKS, ef_construct=euclidean.ADDED, full_scan_threshold=_SCANNED
-                ),
+                hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCANNED),
             )
         if len(self):
             self._read_facts()
@@ -173,18 +164,15 @@ class QdrantGallery:
 
     def _upsert(self, embeddings: Embeddings) -> None:
         if embeddings.fingerprint != self.fingerprint:
-            raise UserError(
-                f"{self.name} holds images that another model embedded; name another collection"
-            )
+            raise UserError(f"{self.name} holds images of another model; name another collection")
         vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
         columns = embeddings.ids, embeddings.labels, vectors
         blocks = inputs.blocks(len(embeddings), _BATCH)
         for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
+            rows = zip(*(column[block].tolist() for column in columns), strict=True)
             points = [
-                models.PointStruct(
-                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
-                )
-                for path, label, vector in zip(*(x[block].tolist() for x in columns), strict=True)
+                models.PointStruct(id=point_id(x), vector=y, payload={"id": x, "label": label})
+                for x, label, y in rows
             ]
             self._ask("upsert", points=points, wait=True)
 
@@ -214,8 +202,7 @@ class QdrantGallery:
         """Finds the k nearest images of each query, with the options of `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
-        in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
-        centres = in_ball
+        centres = in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         for _ in range(1 if self.space.ball() is None else 2):
             candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
             rows = np.repeat(np.arange(len(points)), list(map(len, candidates)))
@@ -242,14 +229,10 @@ class QdrantGallery:
         """The Euclidean neighbours of each centre, other than its image of `without`."""
         # The local mode warns of parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
+        options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
             models.QueryRequest(
-                query=centre,
-                limit=count,
-                params=params,
-                filter=_filter(label, without[i] if without else None),
-                with_payload=True,
-                with_vector=True,
+                query=centre, filter=_filter(label, without[i] if without else None), **options
             )
             for i, centre in enumerate(centres.tolist())
         ]
@@ -291,10 +274,8 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
         gallery._prepare(embeddings)
         gallery._upsert(embeddings)
         recall = gallery._tune(embeddings)
-    return (
-        f"{gallery.name}, which holds {len(gallery)} images now; it finds {recall:.1%} of the "
-        f"{euclidean.NEAREST} nearest neighbours"
-    )
+    recalled = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{gallery.name}, which holds {len(gallery)} images now; it {recalled}"
 
 
 def point_id(path: str) -> str:
@@ -303,20 +284,17 @@ def point_id(path: str) -> str:
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
-    """The client of a server, and the name of the collection."""
     scheme, _, rest = url.partition("://")
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:
         raise UserError(f"{url} names no collection, as qdrant://host:6333/birds does")
-    try:
+    with explained(f"{url} is no address"):
         client = QdrantClient(
             f"{'https' if scheme == 'qdrant+https' else 'http'}://{server}",
             api_key=os.environ.get("QDRANT_API_KEY"),
             timeout=60,
             check_compatibility=False,  # It would warn of a server that is away.
         )
-    except ValueError as error:
-        raise UserError(f"{url} is no address ({error})") from error
     return client, collection
 
 

@@ -73,12 +73,6 @@ vectors = model.encode(images)
 
 {exact}
 """
-_USE = """\
-wrote {folder}; in Python:
-  model = sentence_transformers.SentenceTransformer("{folder}")
-  vectors = model.encode(images)  # Pillow images, in RGB.
-  {compare}
-{exact}"""
 _DISTANCE = '''\
 """The distance in {space} between features: what this model is trained to rank by."""
 
@@ -128,8 +122,8 @@ def write_folder(
     """Writes a run's best model, or else its last, for sentence-transformers.
 
     `images` are those to search among, by default the run's test images. With `features`, vectors
-    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns how to load
-    the folder, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
+    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns where the
+    folder is, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
     no such model, or cosine would rank differently.
     """
     embedder = Model(workdir)
@@ -148,7 +142,7 @@ def write_folder(
         values = {"description": describe(config), "version": __version__, "name": folder.name}
         values |= {"space": space, "exact": exact, "compare": compare}
         write_text(staged / "README.md", _CARD.format(**values))
-    return _USE.format(folder=folder, compare=compare, exact=exact.replace("`", ""))
+    return f"wrote {folder}, whose README.md says how to load it. {exact}"
 
 
 def write_model(
@@ -191,10 +185,8 @@ def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> N
         reason = "was trained on features of another model, and takes no images"
     elif not pools_as_timm(encoder):
         reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
-    elif tuple(config.eval.scales) != ONE_SCALE:
-        reason = f"sets eval.scales, for which there is no module; {_ELSEWHERE}"
-    elif config.eval.pca.head is not None:
-        reason = f"sets eval.pca.head, for which there is no module; {_ELSEWHERE}"
+    elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
+        reason = f"sets eval.scales or eval.pca.head, for which there is no module; {_ELSEWHERE}"
     elif not {space_name(part) for part, _ in parts} <= _WRITTEN:
         reason = f"compares images in {space}, whose distance hypjax does not write"
     if reason:
@@ -208,14 +200,10 @@ def _by_cosine(embedder: Model, images: str | None) -> str:
         return f"Cosine ranks as the distance in {space} does, whatever the images."
     features, what = _sample(embedder, images)
     if count := int(np.sum(~_one_length(space, features))):
-        raise UserError(
-            f"cosine does not rank as the distance in {space}: features of {count} of {what} are "
-            "not clipped, so lengths matter; add --features to write features and a distance"
-        )
-    return (
-        f"Cosine ranks as the distance in {space} does: the features of {what} are all clipped to "
-        "one length."
-    )
+        why = f"features of {count} of {what} are not clipped, so lengths matter"
+        raise UserError(f"cosine does not rank as the distance in {space}: {why}; add --features")
+    why = f"the features of {what} are all clipped to one length"
+    return f"Cosine ranks as the distance in {space} does: {why}."
 
 
 def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
@@ -232,10 +220,8 @@ def _sample(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "imag
         try:
             images, what = embedder.run.splits.images(scored=True), "test images"
         except UserError as error:
-            raise UserError(
-                f"whether cosine ranks as the distance in {embedder.space} depends on the images, "
-                f"and the run's cannot be read ({error}); name a folder as --images"
-            ) from error
+            problem = f"the run's images, on which cosine is tested, cannot be read ({error})"
+            raise UserError(f"{problem}; name a folder as --images") from error
     chosen = images[:: -(-len(images) // _MOST_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
     embedded = embedder.embed_images(chosen)
@@ -250,26 +236,20 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
     """Writes the encoder for Transformers, and that its pooled output is the embedding."""
     state = timm_state_dict(params, model.encoder)
     settings = timm_config({"encoder": params}, model, config.data)
+    pixels = settings["pretrained_cfg"]
     if config.data.channels == 1:
-        _take_colours(state, settings)
+        # The model takes images in colour: its first convolution weighs colours as Pillow does,
+        # which then rounds grey to integers.
+        first = next(name for name, value in state.items() if value.ndim == 4)
+        state[first] = np.float32(state[first] * _GREY[:, None, None])
+        for field in ("mean", "std"):
+            pixels[field] *= 3
+        pixels["input_size"][0] = 3
+        settings["model_args"].pop("in_chans")
     # Counts of updates, which do nothing here; Transformers would report them as missing.
     for name in [name for name in state if name.endswith("running_mean")]:
         state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
-    settings["num_classes"] = settings["pretrained_cfg"]["num_classes"] = 0
+    settings["num_classes"] = pixels["num_classes"] = 0
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_json(folder / "config.json", settings)
     write_json(folder / "sentence_bert_config.json", _POOLED)
-
-
-def _take_colours(state: dict[str, np.ndarray], settings: dict[str, Any]) -> None:
-    """Makes a model of grey images take images in colour.
-
-    The first convolution weighs colours as Pillow does, which then rounds grey to integers.
-    """
-    first = next(name for name, value in state.items() if value.ndim == 4)
-    state[first] = np.float32(state[first] * _GREY[:, None, None])
-    pixels = settings["pretrained_cfg"]
-    for field in ("mean", "std"):
-        pixels[field] *= 3
-    pixels["input_size"][0] = 3
-    settings["model_args"].pop("in_chans")

@@ -34,7 +34,13 @@ class TimmEncoder:
                 path = pathlib.Path(checkpoint).expanduser()
                 if not path.is_file():
                     raise UserError(f"there is no file {path}")
-                _load(model, timm.models.load_state_dict(os.fspath(path), weights_only=True), path)
+                weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
+                loaded = model.load_state_dict(weights, strict=False)
+                names = np.atleast_1d(model.pretrained_cfg.get("classifier") or ())
+                classifiers = tuple(f"{name}." for name in names)
+                foreign = [x for x in loaded.unexpected_keys if not x.startswith(classifiers)]
+                if wrong := loaded.missing_keys + foreign:
+                    raise UserError(f"{path} is no checkpoint of this model: {wrong[0]} differs")
             steps = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**steps, is_training=False)
         self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
@@ -44,17 +50,6 @@ class TimmEncoder:
         """Returns the pooled output for each image."""
         with torch.inference_mode():
             return _as_array(self._model(torch.stack([*prepared]).to(_DEVICE)))
-
-
-def _load(model: torch.nn.Module, weights: Mapping[str, Any], path: pathlib.Path) -> None:
-    loaded = model.load_state_dict(weights, strict=False)
-    names = model.pretrained_cfg.get("classifier") or ()
-    classifiers = tuple(f"{name}." for name in np.atleast_1d(names))
-    foreign = [name for name in loaded.unexpected_keys if not name.startswith(classifiers)]
-    if wrong := loaded.missing_keys + foreign:
-        raise UserError(
-            f"{path} is no checkpoint of this model: {len(wrong)} weights differ, as {wrong[0]}"
-        )
 
 
 class TransformersEncoder:
@@ -87,9 +82,7 @@ class TransformersEncoder:
         elif any(map(_CLASS_TOKEN.search, model.state_dict())):
             self.output, self._pooled = f"class token ({kind})", False
         else:
-            raise UserError(
-                f"hf:{name} ({kind}) has no image features, trained pooler or class token to use"
-            )
+            raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
         weights = _hash_weights(model.state_dict(), without=random)
         config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
         config = repr({key: value for key, value in config.items() if key not in local})
@@ -113,11 +106,8 @@ class TransformersEncoder:
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         columns = {key: [image[key] for image in prepared] for key in prepared[0]}
-        shapes = {tuple(image.shape[1:]) for image in columns["pixel_values"]}
-        if len(shapes) > 1:
-            raise UserError(
-                "this model's processor gives images different shapes; set --batch_size=1"
-            )
+        if len({image.shape[1:] for image in columns["pixel_values"]}) > 1:
+            raise UserError("this processor gives images different shapes; set --batch_size=1")
         inputs = {key: torch.cat(tensors).to(_DEVICE) for key, tensors in columns.items()}
         with torch.inference_mode():
             return self._embed(**inputs)

@@ -39,9 +39,7 @@ class TorchModel(nn.Module):
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
-            raise UserError(
-                f"eval.scales needs an iterative mean in {self.space}; unset it, or use the sphere"
-            )
+            raise UserError(f"eval.scales needs an iterative mean in {self.space}; unset it")
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(config.data[name]))
         self.normed, self.head, self.projection = model.head_kind == "norm_dense", None, None
@@ -78,9 +76,7 @@ class TimmEncoder(nn.Module):
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
         super().__init__()
         if isinstance(model.encoder, CustomEncoder):
-            raise UserError(
-                "timm has no model of your own encoder; the package jax2onnx converts Flax modules"
-            )
+            raise UserError("timm has no model of your own encoder; try the package jax2onnx")
         self.side = None
         if side != model.encoder.image_size:
             self.side, (model, params) = side, at_side(model, params, side)

@@ -177,7 +177,7 @@ class GraphGallery(ArrayGallery):
         graph is built again. Inserted into the old one, they would displace links, and usearch
         would give them the slots of removed images, to which other links lead.
         """
-        self._require_writable()
+        columns = self._columns()
         embeddings.check()
         if embeddings.fingerprint != self.fingerprint:
             raise UserError("the images were embedded by another model; embed them with this one")
@@ -186,20 +186,19 @@ class GraphGallery(ArrayGallery):
         keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
         stray = np.ones(len(keys), bool)
         added = keys, embeddings.ids, embeddings.labels, embeddings.vectors, stray
-        self._set(*map(np.concatenate, zip(self._columns(), added, strict=True)))
+        self._set(*map(np.concatenate, zip(columns, added, strict=True)))
         if len(self) > (1 + _MOST_ADDED) * len(self.index):
             images = self.vectors, self.ids, self.labels, self.space, self.fingerprint
             vars(self).update(vars(self.build(Embeddings(*images, model=self.model))))
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes images of the gallery; searches pass over them on their way through the graph."""
-        self._require_writable()
-        missing = np.setdiff1d(ids, self.ids)
+        columns, missing = self._columns(), np.setdiff1d(ids, self.ids)
         if len(missing):
             raise UserError(f"{missing[0]} is not in the gallery")
         removed = np.isin(self.ids, ids)
         self.index.remove(self.keys[removed])
-        self._set(*(column[~removed] for column in self._columns()))
+        self._set(*(column[~removed] for column in columns))
 
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
@@ -240,6 +239,8 @@ class GraphGallery(ArrayGallery):
         return queries, strays[items]
 
     def _columns(self) -> tuple[np.ndarray, ...]:
+        if not self.writable:
+            raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
         return self.keys, self.ids, self.labels, self.vectors, self.stray
 
     def _set(self, *columns: np.ndarray) -> None:
@@ -254,10 +255,6 @@ class GraphGallery(ArrayGallery):
         # Threads that add points at once may leave some without links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
         self.index.add(keys[order], _vectors(points[order], self.space), log=log, threads=1)
-
-    def _require_writable(self) -> None:
-        if not self.writable:
-            raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
 
 
 def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hypjax import parallel, train
 from hypjax.data import device_crops, pixels
-from hypjax.data.device_cache import crop_batches, fill, lay_out
+from hypjax.data.device_cache import crop_batches, fill, plan_layout
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop
@@ -55,6 +55,10 @@ jitted_cut = jax.jit(
         "xla_llvm_disable_expensive_passes": False,
     },
 )
+
+
+def lay_out(sizes, channels):
+    return plan_layout(sizes, parallel.create_mesh((1, 1)), channels)
 
 
 def cut(dataset, layout, crops, side):

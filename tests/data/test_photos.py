@@ -33,25 +33,15 @@ def open_at(path, **data):
     return open_splits(config)
 
 
-def test_train_and_test_folders_are_splits(tmp_path):
+def test_train_and_test_folders_are_splits(tmp_path, capsys):
     names = [f"{folder}/{i}.png" for folder in ("train/a", "train/b", "test/c") for i in "12"]
-    write_pictures(tmp_path, [*names, "test/d/1.png"])
+    write_pictures(tmp_path, [*names, "test/a/1.png"])
     splits = open_at(tmp_path, validation_classes=0, test_classes=0.5)
     assert names_of(splits.train, tmp_path) == {*names[:4]} and len(splits.test) == 3
     assert splits.validation is None and splits.gallery is None
+    assert "1 class in more than one split, such as a (train, test)" in capsys.readouterr().err
     with pytest.raises(UserError, match="has splits already"):
         open_at(tmp_path, split="images")
-
-
-def test_splits_may_share_classes_which_is_counted(tmp_path, capsys):
-    names = [
-        f"{s}/{c}/{i}.png" for s in ("train", "validation", "test") for c in "abc" for i in "12"
-    ]
-    splits = open_at(write_pictures(tmp_path, [*names, "train/d/1.png"]))
-    assert [part.num_classes for part in splits[:3]] == [4, 3, 3]
-    assert "3 classes in more than one split, such as a (train, validation, test)" in (
-        capsys.readouterr().err
-    )
 
 
 def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
@@ -85,7 +75,7 @@ def test_few_classes_are_split_by_images(tmp_path, capsys, sizes, validation, co
     names = [f"{name}/{i}.png" for name, n in zip("abcde", sizes, strict=False) for i in range(n)]
     root = write_pictures(tmp_path, names)
     if len(sizes) < 4:
-        with pytest.raises(UserError, match="classes and no test images; add classes"):
+        with pytest.raises(UserError, match="classes and no test images"):
             open_at(root, test_classes=0.25)
     options = {"split": "images", "validation_classes": validation}
     if counts is None:
@@ -133,13 +123,6 @@ def test_checked_images_are_not_decoded_again_until_one_changes(
     assert open_at(folder, test_classes=3).fingerprint != first.fingerprint
 
 
-def test_a_jpeg_is_decoded_at_a_fraction_of_its_size_if_that_is_enough():
-    for kind, size in (("jpeg", (200, 150)), ("png", (800, 600))):
-        file = encoded(Image.new("RGB", (800, 600), "teal"), kind)
-        assert pixels.decode(file, 3, upright=True, least=100).size == size
-        assert pixels.decode(file, 3).size == (800, 600)
-
-
 def gradient():
     y, x = np.mgrid[0:8, 0:12]
     return np.stack([20 * x, 30 * y, 10 * (x + y)], axis=-1).astype(np.uint8)
@@ -155,9 +138,7 @@ def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     assert [os.path.relpath(name, tmp_path) for name in images.names] == names
     assert images.class_names.tolist() == ["a", "a", "b", "train"]
     write_pictures(tmp_path, ["train/steam/1.png"])
-    with pytest.raises(
-        UserError, match="folders of splits, and a beside"
-    ):  # Or its class would be lost.
+    with pytest.raises(UserError, match="a beside folders of splits"):  # Or its class is lost.
         find_images(str(tmp_path))
 
 
@@ -187,9 +168,8 @@ def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_pa
     for name, target in targets.items():
         (root / name).symlink_to(target)
     listed |= {"b/z/3.png", "c/z/1.png", "c/z/2.png", "d/z/1.png", "d/z/2.png"}
-    for where in (root, root / "**/*.png"):
-        assert names_of(find_images(str(where)), root) == listed
-        assert "a/x is a link to" in capsys.readouterr().err
+    assert names_of(find_images(str(root)), root) == listed
+    assert "a/x is a link to" in capsys.readouterr().err
     for where, message in (("photos", "photos does not exist"), ("*.jpg", "no images at")):
         with pytest.raises(UserError, match=message):
             find_images(str(tmp_path / where))
@@ -233,7 +213,7 @@ def test_any_colour_mode_is_read():
     for kind in (np.int32, np.float32, np.uint32):  # Without a common scale.
         with pytest.raises(UserError, match="uint8, uint16 or bool"):
             pixels.decode(gradient().astype(kind), 3)
-    with pytest.raises(UserError, match="all above 0"):
+    with pytest.raises(UserError, match=r"shape \[0, 5, 3\]"):
         pixels.decode(np.zeros((0, 5, 3), np.uint8), 3)
 
 
@@ -278,11 +258,11 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     splits = open_at(tmp_path, validation_classes=0)
     assert splits.own_rows == [[], [], [5, 7], []]
     expected = [
-        "1 of 4 queries is in the gallery, and does not find itself",
+        "1 of 4 queries are in the gallery, and do not find themselves",
         f"3 images are in more than one class, such as {tmp_path}/train/a/0.png (a) and "
         f"{tmp_path}/train/b/copy.png (b)",
-        "1 of 8 gallery images is identical to training images",
-        "1 of 4 query images is identical to gallery images",
+        "1 of 8 gallery images are identical to training images",
+        "1 of 4 query images are identical to gallery images",
     ]
     assert [note[: len(x)] for note, x in zip(splits.repeats, expected, strict=True)] == expected
     assert noted(splits.notes, splits.repeats) == {"repeats": [*splits.repeats]}
@@ -291,7 +271,6 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
 def test_links_and_identical_images_of_the_test_are_counted(tmp_path):
     for i, name in enumerate(f"{c}/{j}.png" for c in "abcdefgh" for j in "012"):
         write_picture(tmp_path / ("train" if name < "e" else "test") / name, colour=(i, 0, 0))
-    assert open_at(tmp_path, validation_classes=0).own_rows == ()
     (tmp_path / "test/e/link.png").symlink_to(tmp_path / "test/e/0.png")
     shutil.copy(tmp_path / "test/f/0.png", tmp_path / "test/f/copy.png")
     splits = open_at(tmp_path, validation_classes=0)
@@ -300,24 +279,6 @@ def test_links_and_identical_images_of_the_test_are_counted(tmp_path):
     assert links == "2 of 14 images share their files, and do not find each other"
     assert "2 of 14 test images are identical to other test images" in identical
     assert "f/0.png and" in identical and "f/copy.png" in identical
-
-
-@pytest.mark.parametrize(("kind", "top"), [("zip", ""), ("gztar", "photos"), ("tar", "")])
-def test_archives_of_folders_are_read_as_folders(tmp_path, monkeypatch, capsys, kind, top):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    names = [f"{name}/{i}.png" for name in "abcdefgh" for i in "12"]
-    write_pictures(tmp_path / "files" / top, names)
-    archive = shutil.make_archive(tmp_path / "photos", kind, tmp_path / "files")
-    images, again = find_images(archive), find_images(archive)
-    assert images.class_names.tolist() == [name[0] for name in names]
-    assert images.names.tolist() == again.names.tolist()
-    assert capsys.readouterr().err.count("unpacking") == 1
-    packed, plain = (open_at(x, test_classes=4) for x in (archive, tmp_path / "files" / top))
-    assert packed.fingerprint == plain.fingerprint
-    pathlib.Path(archive).write_bytes(b"no archive")
-    if kind != "tar":  # Which may be another library's.
-        with pytest.raises(UserError, match="cannot unpack .*photos.*unpack it yourself"):
-            find_images(archive)
 
 
 def packed(folder, kind, files):
@@ -333,18 +294,25 @@ def packed(folder, kind, files):
     [  # Of the images, in alphabetical order.
         ("zip", "train/a/1.png train/b/2.png", "ab", ["train"] * 2),
         ("zip", "photos/cars/a/1.png photos/cars/b/2.png", ["cars"] * 2, None),
-        ("zip", "1.png photos/a/2.png", ["", "photos"], None),
+        ("gztar", "1.png photos/a/2.png", ["", "photos"], None),
         ("tar", "a/1.png b/2.png README.md", "ab", None),
         ("tar", "photos/a/1.png photos/b/2.png photos/LICENSE", "ab", None),
     ],
 )
 def test_an_archive_has_the_classes_and_splits_of_its_folder(
-    tmp_path, monkeypatch, kind, files, classes, splits
+    tmp_path, monkeypatch, capsys, kind, files, classes, splits
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    images = find_images(packed(tmp_path / "files", kind, files))
+    archive = packed(tmp_path / "files", kind, files)
+    images, again = find_images(archive), find_images(archive)
     assert images.class_names.tolist() == [*classes]
     assert (None if images.splits is None else images.splits.tolist()) == splits
+    assert images.names.tolist() == again.names.tolist()
+    assert capsys.readouterr().err.count("unpacking") == 1
+    pathlib.Path(archive).write_bytes(b"no archive")
+    if kind != "tar":  # Which may be another library's.
+        with pytest.raises(UserError, match="cannot unpack .*files.*unpack it yourself"):
+            find_images(archive)
 
 
 def test_tar_files_of_samples_are_no_folders(tmp_path):

@@ -4,10 +4,8 @@ import dataclasses
 import functools
 import io
 import itertools
-import os
 import pickle
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,7 +16,6 @@ from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop, centre_crop
 from hypjax.errors import UserError
-from hypjax.models.layers import mirror, normalize
 from hypjax.system.array_cache import ArrayCache
 from hypjax.types import Batch, View
 from tests.helpers.pictures import dataset_of, dataset_without_images, encoded
@@ -133,16 +130,6 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
                 np.testing.assert_array_equal(*images)
 
 
-def test_a_host_cache_that_was_not_finished_is_resumed(tmp_path):
-    exact = random_dataset()
-    cached = dataclasses.replace(exact, decoded=ArrayCache(tmp_path, 30))
-    fill_cache(cached, 3)
-    os.truncate(tmp_path / "index", 17 * (tmp_path / "index").stat().st_size // 30)
-    fill_cache(cached, 3)
-    for i in range(30):
-        np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
-
-
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_photo_that_was_replaced_is_named(fast):
     """Its plan is for another size: pixels beyond the image would be black."""
@@ -198,12 +185,3 @@ def test_evaluation_views_come_in_order_with_the_last_batch_padded():
     assert broken == {1: "not an image"} and not images[1].any() and images[2].any()
     with pytest.raises(UserError, match="cannot read record 1"):
         list(readable_batches(dataset, VIEW, 4, tolerant=False))
-
-
-def test_device_normalises_and_mirrors():
-    images = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), dtype=np.uint8)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    normalized = normalize(images, mean, std)
-    np.testing.assert_allclose(normalized, (images / 255 - mean) / std, rtol=1e-5, atol=1e-6)
-    mirrored = mirror(jnp.asarray(images), jnp.array([True, False]))
-    np.testing.assert_array_equal(mirrored, [images[0, :, ::-1], images[1]])

@@ -88,14 +88,6 @@ def test_an_epoch_has_every_class_or_with_plain_shuffling_every_image_once(count
     assert sum(counts) < 8 or not np.array_equal(other, ids)
 
 
-def test_classes_are_drawn_independently_for_every_batch():
-    plan = plans([3] * 12, 4, 2, kind=DrawnClassPlans)
-    sets = [frozenset(plan(step).labels) for step in range(300)]
-    assert len(set(sets)) > 200  # Of 495 sets of four classes.
-    assert any(a & b for a, b in zip(sets, sets[1:], strict=False))
-    assert plan.batches_per_epoch == 36 // 8
-
-
 def test_an_epoch_has_five_batches_of_every_pair_of_coarse_classes():
     coarse = np.repeat([0, 1, 2, 3], [2, 7, 6, 9])
     kind = functools.partial(CoarsePairPlans, coarse=coarse)

@@ -156,7 +156,7 @@ def test_columns_are_known_by_types_names_and_options(birds):
     assert images.class_names.tolist() == ["1", "", "2", "-3"]
     assert images.splits.tolist() == ["train", "test"] * 2
     assert find_images(f"{where}?label=species").class_names.tolist() == list("abab")
-    with pytest.raises(UserError, match="no genus"):
+    with pytest.raises(UserError, match="no column genus"):
         open_at(f"{where}?label=genus")
     for labels in ([[1]] * 4, [0.5] * 4, [b"\xff"] * 4):
         with pytest.raises(UserError, match="label of row 0: .* nor a whole number"):

@@ -1,15 +1,11 @@
 """Galleries in Qdrant: in a folder, and on a server, which the client's local mode stands for."""
 
-import dataclasses
-import pathlib
-
 import numpy as np
 import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import find_export, open_gallery
-from hypjax.retrieval.neighbors import search
 from tests.helpers import galleries
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 
@@ -79,21 +75,6 @@ def test_images_are_added_read_replaced_and_removed(location):
     assert hits.labels == ["even"] * 18 and hits.keys[0] == keys[0]
     galleries.check_wrong_points_are_refused(gallery, points, BALL)
     assert len(gallery) == 38
-
-
-def test_many_links_to_a_query_leave_room_for_other_images(location, tmp_path):
-    points = clusters(BALL, 30).copy()
-    points[20:] = points[0]
-    names = [str(tmp_path / f"{i}.png") for i in range(30)]
-    pathlib.Path(names[0]).touch()
-    for name in names[20:]:
-        pathlib.Path(name).symlink_to(names[0])
-    images = dataclasses.replace(embeddings(points, BALL), ids=np.array(names))
-    gallery = export(location, images)
-    assert gallery.nearest(points[:1], 5, names[:1])[0].ids == [
-        images.ids[row] for row in search(points[:1], None, points, k=16, space=BALL)[1][0, 11:]
-    ]
-    assert len(gallery.nearest(points[:1], 25, names[:1])[0].ids) == 19
 
 
 def test_another_models_images_and_a_server_that_is_away_are_refused(tmp_path):

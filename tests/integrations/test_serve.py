@@ -13,13 +13,10 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.errors import UserError
-from hypjax.retrieval.embeddings import find_export, open_gallery
+from hypjax.retrieval.embeddings import open_gallery
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
-pytest.importorskip("usearch", reason="needs the ann extra")
-pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
 from hypjax.integrations.serve import limits, server  # noqa: E402
 from hypjax.integrations.serve.app import create_app  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
@@ -107,24 +104,6 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
-
-
-@pytest.mark.parametrize("engine", ["usearch", "qdrant"])
-def test_other_engines_find_the_same(model, gallery, engine, tmp_path):
-    find_export(engine)(gallery, tmp_path / f"gallery.{engine}")
-    galleries = gallery, open_gallery(tmp_path / f"gallery.{engine}")
-    assert galleries[1].model == gallery.model != ""
-    with pytest.raises(UserError, match="not by this one"):
-        Searcher(type("Other", (), {"fingerprint": "another"}), galleries[1])
-    searchers = [Searcher(model, opened) for opened in galleries]
-    for k, label in ((5, None), (99, None), (3, "class4"), (9, "none")):
-        hits = []
-        for searcher in searchers:
-            keys = {image["name"]: image["key"] for image in searcher.about["sample"]}
-            answer = searcher.search(keys["class1/2.png"], k, label, False)
-            hits.append({hit["name"]: hit["distance"] for hit in answer["hits"]})
-        assert [*hits[0]] == [*hits[1]] and bool(hits[0]) == (label != "none")
-        np.testing.assert_allclose(*(list(found.values()) for found in hits), atol=1e-3)
 
 
 def test_slow_uploads_do_not_stop_searches(port, gallery):

@@ -62,7 +62,6 @@ def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 
 def _valid(name: str) -> str:
-    """Makes a name valid on every file system."""
     return re.sub(r'[\x00-\x1f<>:"/\\|?*]', " ", name).strip(" ").lstrip(".")
 
 

@@ -28,13 +28,11 @@ MIN_FACES = 10  # Characters in fewer faces are left out.
 LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
 
 # Faces whose character maps assign other shapes to the codes of letters.
-MISMAPPED_FACES = frozenset(
-    {
-        "LastResortHE-Regular",  # One placeholder box per block of Unicode.
-        "cmex10",  # Brackets, integrals and radicals at the codes of letters.
-        "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
-    }
-)
+MISMAPPED_FACES = {
+    "LastResortHE-Regular",  # One placeholder box per block of Unicode.
+    "cmex10",  # Brackets, integrals and radicals at the codes of letters.
+    "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
+}
 # Other Computer Modern faces are correct for A-Z and a-z only: their TeX encoding has AE at U+00C0.
 ASCII_ONLY_PREFIX = "cm"
 # Single errors: this face swaps che with descender and ghe with descender.
@@ -81,9 +79,8 @@ class GlyphClass(NamedTuple):
     @property
     def _scripted_character(self) -> str:
         """The first member that belongs to a script: Greek mu, not the common micro sign."""
-        members = [chr(codepoint) for codepoint in self.codepoints]
-        scripted = (c for c in members if fontTools.unicodedata.script(c) != "Zyyy")
-        return next(scripted, members[0])
+        members = [*map(chr, self.codepoints)]
+        return next((c for c in members if fontTools.unicodedata.script(c) != "Zyyy"), members[0])
 
 
 def face_path(face: str) -> pathlib.Path:
@@ -111,12 +108,9 @@ def draw(glyph: Glyph) -> Image.Image:
     """Draws a glyph on the baseline, centred, light on dark: 'L', of side SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
-    room_and_need = (
-        (SIZE - 2 * MARGIN, right - left),
-        (BASELINE - MARGIN, -top),
-        (SIZE - BASELINE - MARGIN, bottom),
-    )
-    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in room_and_need if need > 0])
+    rooms = SIZE - 2 * MARGIN, BASELINE - MARGIN, SIZE - BASELINE - MARGIN
+    needs = zip(rooms, (right - left, -top, bottom), strict=True)
+    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in needs if need > 0])
     if shrink < 1:
         font = font.font_variant(size=font.size * shrink)
         left, top, right, bottom = font.getbbox(character, anchor="ls")

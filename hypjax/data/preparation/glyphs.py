@@ -59,9 +59,8 @@ def example(pixels: np.ndarray, name: str, class_name: str, coarse_label: str) -
 def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:
     """Splits the classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
-    tested = set(order[: round(TEST_SHARE * len(classes))].tolist())
-    train = [c for i, c in enumerate(classes) if i not in tested]
-    return train, [c for i, c in enumerate(classes) if i in tested]
+    train, test = np.split(order, [round(TEST_SHARE * len(classes))])[::-1]
+    return tuple([classes[i] for i in np.sort(part)] for part in (train, test))
 
 
 def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:

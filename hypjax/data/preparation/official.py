@@ -26,7 +26,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.fetching import unpack
 from hypjax.data.records import Contents, Count, Example, write_records
-from hypjax.errors import UserError, explained
+from hypjax.errors import UserError, explained, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
@@ -59,19 +59,17 @@ class FileTree(NamedTuple):
         try:
             return pixels.read_bytes(self.files[name])
         except (KeyError, OSError) as error:
-            raise UserError(
-                f"{self.root} has no readable {name}, which lists the images; fetch it again"
-            ) from error
+            raise UserError(f"{self.root} has no readable {name}; fetch it again") from error
 
     def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
         """Parses the non-empty lines after the first `skip`; each must fit the pattern."""
         # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
         lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
-        for n, line in enumerate(lines[skip:], skip + 1):
-            if match := re.fullmatch(pattern, line.strip()):
+        for n, line in enumerate(map(str.strip, lines[skip:]), skip + 1):
+            if match := re.fullmatch(pattern, line):
                 yield match
-            elif line.strip():
-                raise self.damaged(f"{file}, line {n}", f"{line[:100].strip()!r} is unexpected")
+            elif line:
+                raise self.damaged(f"{file}, line {n}", f"{line[:100]!r} is unexpected")
 
     def damaged(self, place: str, problem: object) -> UserError:
         """The error for a damaged list; `place` is its file, and the line if known."""
@@ -179,8 +177,7 @@ class OfficialDataset(NamedTuple):
         try:
             for archive in needed:
                 archive.unpack(root, unpacked)
-            files = self._files_in(self._find_root(unpacked)) | self._files_in(root)
-            tree = FileTree(root, files)
+            tree = FileTree(root, self._files_in(self._find_root(unpacked)) | self._files_in(root))
             listing = self._existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{root} has no images of {self.name}; {self.advice}")
@@ -204,7 +201,6 @@ class OfficialDataset(NamedTuple):
         return {name: root / name for name in names if os.path.isfile(root / name)}
 
     def _existing(self, tree: FileTree) -> Listing:
-        """Returns the listed images that have a file; warns of the others."""
         splits: Listing = {split: [] for split in self.counts}
         names, missing = set(), []
         for entry in self.list_images(tree):
@@ -233,7 +229,7 @@ def _check(tree: FileTree, image: Entry) -> Example | str:
             decoded.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
             content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        return pixels.reason(error)
+        return reason(error)
     size = decoded.height, decoded.width
     return Example(content, *size, image.name, image.label, image.coarse_label)
 
@@ -244,12 +240,12 @@ def write_files(
     """Writes the listed images, which threads decode once, into a new folder."""
     broken: dict[str, str] = {}  # Why images cannot be read, by name.
     total = sum(map(len, files.images.values()))
-    check = functools.partial(_check, files.tree)
 
     def readable(images: Sequence[Entry]) -> Iterator[Example]:
         for first in range(0, len(images), _AHEAD):
             ahead = images[first : first + _AHEAD]
-            for image, outcome in zip(ahead, pool.map(check, ahead), strict=True):
+            outcomes = pool.map(functools.partial(_check, files.tree), ahead)
+            for image, outcome in zip(ahead, outcomes, strict=True):
                 if isinstance(outcome, str):
                     console.say(f"cannot read {image.name} ({outcome})")
                     broken[image.name] = outcome
@@ -260,8 +256,7 @@ def write_files(
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
         # Large images are welcome. Pillow still rejects huge ones.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        contents = Contents(splits, total, files.tables, files.note)
-        write_records(folder, name, contents, part)
+        write_records(folder, name, Contents(splits, total, files.tables, files.note), part)
     if not broken:
         return
     summary = f"{len(broken)} of {total} images cannot be read (listed above)"

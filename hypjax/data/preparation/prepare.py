@@ -4,19 +4,12 @@ import contextlib
 import importlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hypjax.catalogue import PREPARED
+from hypjax.data import records
 from hypjax.data.preparation.official import Listing, OfficialDataset, write_files
-from hypjax.data.records import (
-    MANIFEST,
-    VERSION,
-    Contents,
-    Count,
-    RecordFolder,
-    open_folder,
-    write_records,
-)
+from hypjax.data.records import VERSION, RecordFolder
 from hypjax.errors import UserError, explained, nearest, writing
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -24,7 +17,7 @@ from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.files import locked, remove, replacing
 
 
-def declared(name: str) -> OfficialDataset | Callable[[], Contents]:
+def declared(name: str) -> OfficialDataset | Callable[[], records.Contents]:
     """Returns a dataset's declaration."""
     if name not in PREPARED:
         raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
@@ -48,42 +41,29 @@ def prepare(
     if part is not None and part not in parts:
         known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {known}")
-    folder = pathlib.Path(root, name, VERSION)
-    official = _official(name, part)
-    downloads = pathlib.Path(root, "downloads", (official and official.downloads) or name)
-    folders = {*folder.parents, downloads, *downloads.parents}
-    missing = [path for path in folders if not path.exists()]
+    folder, official = pathlib.Path(root, name, VERSION), _official(name, part)
     with contextlib.ExitStack() as stack:
         with writing(folder):
             absent = stack.enter_context(_locked(folder, f"preparing {name}"))
-        stack.callback(_remove_remains, folder, missing)
         if absent:
             console.say(f"preparing {name} in {folder} (once)")
             if official:
                 manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+                downloads = pathlib.Path(root, "downloads", official.downloads or name)
                 files = stack.enter_context(official.open(manual, downloads))
                 _check_listing(official, files.images, allow_partial)
             with writing(folder), replacing(folder) as unfinished:
                 if official:
                     write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
                 else:
-                    write_records(unfinished, name, declared(name)(), None)
+                    records.write_records(unfinished, name, declared(name)(), None)
         else:
             console.say(f"{name} is already prepared")
-    prepared = open_folder(name, folder)
+    prepared = records.open_folder(name, folder)
     if prepared.part != part:
         held = f"holds the part {prepared.part}, not {part} (None is the full dataset)"
         raise UserError(f"{folder} {held}; remove it, or name another folder with --data_dir")
     return prepared
-
-
-def _remove_remains(folder: pathlib.Path, created: Iterable[pathlib.Path]) -> None:
-    """Removes the lock of a dataset that could not be prepared, and created folders if empty."""
-    if not folder.exists():
-        (folder.parent / ".lock").unlink(missing_ok=True)
-    for path in sorted(created, reverse=True):  # Folders after what they contain.
-        with contextlib.suppress(OSError):
-            path.rmdir()
 
 
 @contextlib.contextmanager
@@ -93,7 +73,6 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
         yield False
         return
     with locked(folder.parent, purpose):
-        folder.parent.mkdir(parents=True, exist_ok=True)  # If who held the lock failed.
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # Of a process that was killed.
         yield not folder.exists()  # Another process may have written it meanwhile.
@@ -106,12 +85,11 @@ def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
         root = str(_local_copy(root, name))
     folder = pathlib.Path(root, name, VERSION)
     if folder.exists():
-        return open_folder(name, folder)
+        return records.open_folder(name, folder)
     if isinstance(declaration, OfficialDataset):
         command = f"python -m hypjax.prepare --dataset={name}"
         command += f" --data_dir={root}" if data_dir else ""
-        note = "(with --manual_dir=FOLDER where the files cannot be downloaded)"
-        raise UserError(f"{name} is not prepared in {root}; run {command} {note}")
+        raise UserError(f"{name} is not prepared in {root}; run {command} [--manual_dir=FOLDER]")
     return prepare(name, data_dir=root)
 
 
@@ -125,7 +103,7 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
         if absent:
             prepared = CloudFolder(source)
             files = prepared.sizes()
-            if MANIFEST not in files:
+            if records.MANIFEST not in files:
                 command = f"python -m hypjax.prepare --dataset={name}"
                 raise UserError(f"{source} holds no dataset; run {command}, and copy its folder")
             console.say(f"copying {source} to {folder} (once)")
@@ -151,7 +129,6 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
-    """Returns an official dataset, or a part of it; None if it is none."""
     official = declared(name)
     if not isinstance(official, OfficialDataset):
         return None
@@ -159,8 +136,7 @@ def _official(name: str, part: str | None) -> OfficialDataset | None:
 
 
 def _root(data_dir: str | None) -> str:
-    default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-    root = os.fspath(data_dir or default)
+    root = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
 
 
@@ -169,18 +145,17 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
     labels = {split: {image.label for image in images} for split, images in listing.items()}
     tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
     if shared := labels.get("train", set()) & tested:
-        problem = f"{min(shared)} is in both train and test"
-        raise UserError(f"{problem}; these files are not a copy of {official.name}")
-    counts = {split: Count(len(listing[split]), len(labels[split])) for split in listing}
+        raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
+    counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
     if (note := _partial(official, counts)) and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 
 
-def _partial(official: OfficialDataset, counts: Mapping[str, Count]) -> str:
+def _partial(official: OfficialDataset, counts: Mapping[str, records.Count]) -> str:
     """Lists splits that differ from the published counts; '' if none does."""
     parts = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
     for split, expected in official.counts.items():
-        images, classes = counts.get(split, Count(0, 0))
+        images, classes = counts.get(split, records.Count(0, 0))
         other_classes = expected.classes not in (None, classes)
         if images != expected.images or other_classes:
             parts.append(f"{split} {images} of {expected.images} images")

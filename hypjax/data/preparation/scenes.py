@@ -78,38 +78,11 @@ class Rendered(NamedTuple):
     box: Box
 
 
-def render(glyph: fonts.Glyph, view_name: str, difficulty: str) -> Rendered:
-    """Renders a view of an object, which depends on its name and difficulty only."""
-    names = (zlib.crc32(name.encode()) for name in (glyph.face, view_name))
-    rng = np.random.default_rng([SEED, glyph.codepoint, *names])
-    certain = rng.choice(HARD_EFFECTS)
-    effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
-    effects = {"hard": effects, "junk": {"hide"}}.get(difficulty, set())
-
-    ground = rng.uniform(*GROUND)
-    background = _background(rng, ground, DIFFICULTIES[difficulty])
-    ink, box = _place(rng, fonts.draw(glyph), DIFFICULTIES[difficulty])
-    cover = np.zeros(ink.shape, bool)
-    if "hide" in effects:
-        ink, cover = _hide(rng, ink)
-    if "cover" in effects:
-        cover = _bar(rng, _extent(ink))
-    contrast = rng.uniform(*(FADED if "fade" in effects else CONTRAST))
-    pixels = background + ink * (ground + contrast - background)
-    pixels = np.where(cover, _smooth(rng, rng.uniform(30, 225), 20), pixels)
-    if "blur" in effects:
-        blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
-        pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
-    pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
-    return Rendered(pixels, box)
-
-
 def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
     return np.rint(np.clip(pixels, 0, 255)).astype(np.uint8)
 
 
 def _smooth(rng: np.random.Generator, grey: float, amplitude: float) -> Grey:
-    """Draws smooth noise about a grey."""
     coarse = Image.fromarray(_round(grey + rng.uniform(-amplitude, amplitude, (5, 5))))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float32)
 
@@ -140,7 +113,6 @@ def _background(rng: np.random.Generator, ground: float, limits: Limits) -> Grey
 
 
 def _fragment(rng: np.random.Generator) -> Image.Image:
-    """Cuts a quarter out of a random letter."""
     face = _FRAGMENT_FACES[rng.integers(len(_FRAGMENT_FACES))]
     drawn = fonts.draw(fonts.Glyph(face, int(rng.integers(ord("a"), ord("z"), endpoint=True))))
     drawn = drawn.crop(drawn.getbbox())
@@ -174,7 +146,6 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
 
 
 def _extent(ink: Grey) -> Box:
-    """Returns the smallest box around the ink."""
     return Image.fromarray(ink > EDGE).getbbox()
 
 
@@ -234,8 +205,31 @@ class View(NamedTuple):
         return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
 
     def render(self) -> Rendered:
-        """Renders the picture."""
-        return render(self.thing.glyph, f"{self.difficulty}{self.number}", self.difficulty)
+        """Renders the picture, which depends on the view's name only."""
+        glyph, limits = self.thing.glyph, DIFFICULTIES[self.difficulty]
+        names = glyph.face, f"{self.difficulty}{self.number}"
+        hashes = (zlib.crc32(name.encode()) for name in names)
+        rng = np.random.default_rng([SEED, glyph.codepoint, *hashes])
+        certain = rng.choice(HARD_EFFECTS)
+        effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
+        effects = {"hard": effects, "junk": {"hide"}}.get(self.difficulty, set())
+
+        ground = rng.uniform(*GROUND)
+        background = _background(rng, ground, limits)
+        ink, box = _place(rng, fonts.draw(glyph), limits)
+        cover = np.zeros(ink.shape, bool)
+        if "hide" in effects:
+            ink, cover = _hide(rng, ink)
+        if "cover" in effects:
+            cover = _bar(rng, _extent(ink))
+        contrast = rng.uniform(*(FADED if "fade" in effects else CONTRAST))
+        pixels = background + ink * (ground + contrast - background)
+        pixels = np.where(cover, _smooth(rng, rng.uniform(30, 225), 20), pixels)
+        if "blur" in effects:
+            blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
+            pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
+        pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
+        return Rendered(pixels, box)
 
     def example(self) -> Example:
         """Renders the picture of a record."""
@@ -253,19 +247,16 @@ def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneO
     for i in range(0, len(objects), 2):
         if min(differences[i, i + 1], differences[i : i + 2, chosen].min(initial=1)) > ALIKE:
             chosen += [i, i + 1]
-    remaining = iter(chosen)
-    return {
-        part: [objects[i] for i in itertools.islice(remaining, 2 * number)]
-        for part, number in LETTERS.items()
-    }
+    rest = iter(objects[i] for i in chosen)
+    return {part: [*itertools.islice(rest, 2 * number)] for part, number in LETTERS.items()}
 
 
 def _two_faces(rng: np.random.Generator, letter: fonts.GlyphClass) -> list[fonts.Glyph]:
     """Returns the least alike of some random faces."""
-    order = rng.permutation(len(letter.glyphs))[:FACES_COMPARED]
-    differences = _differences([letter.glyphs[i] for i in order])
+    glyphs = [letter.glyphs[i] for i in rng.permutation(len(letter.glyphs))[:FACES_COMPARED]]
+    differences = _differences(glyphs)
     pair = np.unravel_index(differences.argmax(), differences.shape)
-    return [letter.glyphs[order[i]] for i in pair]
+    return [glyphs[i] for i in pair]
 
 
 def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyphs"]:
@@ -311,8 +302,8 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
     judgements = []
     for query in (View(thing, "query", 0) for thing in objects["query"]):
         judgements.append({"query": query.name, "box": query.render().box})
-        for level, number in GALLERY_VIEWS.items():
-            judgements[-1][level] = [view.name for view in query.thing.views(**{level: number})]
+        for view in query.thing.views(**GALLERY_VIEWS):
+            judgements[-1].setdefault(view.difficulty, []).append(view.name)
     return {
         records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
         records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),

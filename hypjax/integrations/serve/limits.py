@@ -15,8 +15,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hypjax.data import pixels
-
 MOST_BYTES = 32 * 2**20  # Of an upload.
 MOST_PIXELS = 64_000_000
 # Others run programs, such as EPS, or may hold more pixels than their headers say, such as TIFF.
@@ -112,7 +110,7 @@ def check_image(encoded: bytes) -> None:
     except Image.DecompressionBombError as error:
         raise too_many from error
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        message = f"the file cannot be read ({pixels.reason(error)}); send {', '.join(FORMATS)}"
+        message = f"the file is not an image that can be read; send {', '.join(FORMATS)}"
         raise HTTPException(415, message) from error
     if image.width * image.height > MOST_PIXELS:
         raise too_many

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hypjax.errors import UserError, reason
+from hypjax.errors import explained
 
 HEADER_SECONDS = 10.0  # For a request's first line and headers to arrive.
 _CONTENT_POLICY = (
@@ -39,12 +39,9 @@ _OPTIONS: dict[str, Any] = {
 
 def listen(host: str, port: int) -> socket.socket:
     """Opens a socket, or raises a `UserError` if the address is none or the port is taken."""
-    try:
+    with explained(f"cannot open port {port} of {host}", "; choose another by --port or --host"):
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         return socket.create_server((address[0], port), family=family, backlog=128)
-    except (OSError, OverflowError, UnicodeError) as error:
-        problem = f"cannot open port {port} of {host} ({reason(error)})"
-        raise UserError(f"{problem}; choose another with --port or --host") from error
 
 
 def url_of(listener: socket.socket) -> str:

@@ -1,15 +1,11 @@
 """The Glyphs dataset: its letters, their drawings and records."""
 
 import collections
-import io
 import itertools
-import pickle
 
 import pytest
-from PIL import Image
 
 from hypjax.data.preparation import fonts, glyphs
-from hypjax.data.records import open_folder, open_records, write_records
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +54,3 @@ def test_train_and_test_classes_are_disjoint_and_complete(classes):
     assert (train, test) == glyphs.split_classes(classes)
     written = collections.Counter(example.class_name for example in glyphs.examples(test[:10]))
     assert written == {c.name: len(c.glyphs) for c in test[:10]}  # In all their faces.
-
-
-def test_records_decode_and_agree_with_the_classes(classes, tmp_path, monkeypatch):
-    monkeypatch.setattr(fonts, "glyph_classes", lambda: classes[:8])
-    write_records(tmp_path / "glyphs", "glyphs", glyphs.contents(), None)
-    dataset = open_records(open_folder("glyphs", tmp_path / "glyphs"), "train")
-    assert pickle.loads(pickle.dumps(dataset)).content(3) == dataset.content(3)
-    assert dataset.labels.tolist() == sorted(dataset.labels)
-    assert len({*dataset.names}) == len(dataset) > 60
-    assert len({*zip(dataset.labels, dataset.class_names, strict=True)}) == dataset.num_classes == 6
-    for i, size in enumerate(dataset.sizes.tolist()):
-        assert [*Image.open(io.BytesIO(dataset.content(i))).size] == size == [48, 48]

@@ -124,16 +124,6 @@ SECOND = {"bbx": np.array([0, 0, 3, 4.0]), "easy": [], "hard": np.array([3], ">i
 CONTENTS = {"imlist": [*"abcd"], "qimlist": [*"qr"], "gnd": [FIRST, SECOND]}
 
 
-def test_a_ground_truth_is_read(tmp_path):
-    path = tmp_path / "gnd_roxford5k.pkl"
-    path.write_bytes(pickle.dumps(CONTENTS, protocol=2))
-    truth = read_ground_truth(path)
-    assert (truth.queries, truth.gallery) == (("q", "r"), ("a", "b", "c", "d"))
-    assert truth.boxes.tolist() == [[1.5, 2, 30, 40], [0, 0, 3, 4]]
-    lists = [[items.tolist() for items in part] for part in truth.ground_truth]
-    assert lists == [[[0], []], [[1], [3]], [[], [2]]]
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -61,6 +62,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
     train, query, gallery = (
         records.open_records(folder, split) for split in ("train", "query", "gallery")
     )
+    assert pickle.loads(pickle.dumps(query)).content(3) == query.content(3)
     assert len({*train.labels, *query.labels, *gallery.labels}) == 3 * 4
     pairs = records.read_pairs(folder, train.names)
     assert len({tuple(pair) for pair in pairs}) == len(pairs) == 4 * 5 * 9
