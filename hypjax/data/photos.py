@@ -107,11 +107,20 @@ def list_images(where: str) -> Dataset:
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
         names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
-        images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
+        files = [pathlib.Path(name) for name in names if not os.path.isdir(name)]
+        images = _files([file for file in files if not _in_itself(file.parent)])
     if not len(images):
         missing = not os.path.lexists(path) and not glob.has_magic(where)
         raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
+
+
+@functools.cache
+def _in_itself(folder: pathlib.Path) -> bool:
+    """Whether a link on the path leads back to a folder above, which ** follows 40 times."""
+    folder = pathlib.Path(os.path.abspath(folder))
+    folders = [os.path.realpath(x) for x in (folder, *folder.parents)]
+    return len({*folders}) < len(folders)
 
 
 @functools.cache

@@ -24,15 +24,15 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 def queries_in_gallery(rows: OwnRows) -> str:
     """Says how many queries are in the gallery, '' if none is."""
     count = sum(map(bool, rows))
-    note = f"{count} of {len(rows)} queries are in the gallery, and do not find themselves"
-    return note if count else ""
+    note = "queries that are in the gallery, and do not find themselves"
+    return f"{note}: {count} of {len(rows)}" if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
     """Says how many images share their file with others of a table, '' if none does."""
     count = sum(len(own) > 1 for own in rows)
-    note = f"{count} of {len(rows)} images share their files, and do not find each other"
-    return note if count else ""
+    note = "images that share their files, and do not find each other"
+    return f"{note}: {count} of {len(rows)}" if count else ""
 
 
 def with_repeats(splits: Splits) -> Splits:
@@ -86,7 +86,7 @@ def _identical_note(
         if rows and (name == other or not known[i]):
             pairs.append((parts[name].name(i), parts[other].name(rows[0])))
     others = "other " * (name == other) + other
-    note = f"{len(pairs)} of {total} {name} images are identical to {others} images"
+    note = f"{name} images that are identical to {others} images: {len(pairs)} of {total}"
     return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
@@ -98,5 +98,5 @@ def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
         names_by_class[checksum].setdefault(label, name)
     repeated = [names for names in names_by_class.values() if len(names) > 1]
     examples = [f"{name} ({label})" for names in repeated[:1] for label, name in names.items()]
-    note = f"{len(repeated)} images are in more than one class"
+    note = f"images in more than one class: {len(repeated)}"
     return f"{note}, such as {' and '.join(examples[:2])}" if repeated else ""

@@ -170,6 +170,7 @@ def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_pa
     listed |= {"b/z/3.png", "c/z/1.png", "c/z/2.png", "d/z/1.png", "d/z/2.png"}
     assert names_of(find_images(str(root)), root) == listed
     assert "a/x is a link to" in capsys.readouterr().err
+    assert names_of(find_images(str(root / "**/*.png")), root) == listed
     for where, message in (("photos", "photos does not exist"), ("*.jpg", "no images at")):
         with pytest.raises(UserError, match=message):
             find_images(str(tmp_path / where))
@@ -258,11 +259,11 @@ def test_images_that_occur_more_than_once_are_counted(tmp_path):
     splits = open_at(tmp_path, validation_classes=0)
     assert splits.own_rows == [[], [], [5, 7], []]
     expected = [
-        "1 of 4 queries are in the gallery, and do not find themselves",
-        f"3 images are in more than one class, such as {tmp_path}/train/a/0.png (a) and "
+        "queries that are in the gallery, and do not find themselves: 1 of 4",
+        f"images in more than one class: 3, such as {tmp_path}/train/a/0.png (a) and "
         f"{tmp_path}/train/b/copy.png (b)",
-        "1 of 8 gallery images are identical to training images",
-        "1 of 4 query images are identical to gallery images",
+        "gallery images that are identical to training images: 1 of 8",
+        "query images that are identical to gallery images: 1 of 4",
     ]
     assert [note[: len(x)] for note, x in zip(splits.repeats, expected, strict=True)] == expected
     assert noted(splits.notes, splits.repeats) == {"repeats": [*splits.repeats]}
@@ -276,8 +277,8 @@ def test_links_and_identical_images_of_the_test_are_counted(tmp_path):
     splits = open_at(tmp_path, validation_classes=0)
     assert splits.own_rows[:4] == [[0, 3], [1], [2], [0, 3]] and splits.task.num_items == 12
     links, identical = splits.repeats
-    assert links == "2 of 14 images share their files, and do not find each other"
-    assert "2 of 14 test images are identical to other test images" in identical
+    assert links == "images that share their files, and do not find each other: 2 of 14"
+    assert "test images that are identical to other test images: 2 of 14" in identical
     assert "f/0.png and" in identical and "f/copy.png" in identical
 
 
