@@ -9,6 +9,7 @@ import itertools
 import mimetypes
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
-from hypjax.data.shards import SHARDS, files_below, find_dataset, table_of
+from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -106,21 +107,23 @@ def list_images(where: str) -> Dataset:
     elif path.suffix.lower() == ".txt":
         images = _files([path.parent / row["path"] for row in _read_rows(path)])
     else:
-        names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
-        files = [pathlib.Path(name) for name in names if not os.path.isdir(name)]
-        images = _files([file for file in files if not _in_itself(file.parent)])
+        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
+        images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
         missing = not os.path.lexists(path) and not glob.has_magic(where)
         raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
     return images
 
 
-@functools.cache
-def _in_itself(folder: pathlib.Path) -> bool:
-    """Whether a link on the path leads back to a folder above, which ** follows 40 times."""
-    folder = pathlib.Path(os.path.abspath(folder))
-    folders = [os.path.realpath(x) for x in (folder, *folder.parents)]
-    return len({*folders}) < len(folders)
+def _matching(pattern: str) -> set[str]:
+    """Names of files that match a pattern, in which ** stands for any folders."""
+    # glob follows links to a folder that contains them 40 times.
+    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if not rest:
+        return {*glob.glob(pattern)}
+    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
+    folders = (glob.escape(str(folder)) for root in roots for folder, _ in folders_below(root))
+    return {name for folder in folders for name in _matching(f"{folder}/{rest[0] or '*'}")}
 
 
 @functools.cache

@@ -98,7 +98,13 @@ def _library() -> types.ModuleType:
 
 
 def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Names of visible files at any depth of a folder, with '/'.
+    """Names of visible files at any depth of a folder, with '/'."""
+    for folder, files in folders_below(root):
+        yield from (str(folder.relative_to(root) / name) for name in files)
+
+
+def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
+    """Visible folders at any depth, itself included, with the names of their visible files.
 
     Links are followed, unless they lead back to a folder that contains them, which would not end.
     """
@@ -110,8 +116,7 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
         folder = pathlib.Path(parent)
         visible = (folder / name for name in sorted(folders) if not name.startswith("."))
         folders[:] = [path.name for path in visible if not _leads_back(path)]
-        below = folder.relative_to(root)
-        yield from (str(below / name) for name in files if not name.startswith("."))
+        yield folder, [name for name in files if not name.startswith(".")]
 
 
 def _leads_back(folder: pathlib.Path) -> bool:
