@@ -172,12 +172,17 @@ def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     The gyration is a rotation, so lengths in the metric of the ball stay as they are.
     """
     x, y, v = arithmetic.floating(x, y, v)
-    xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
-    xy, xv, yv = (jnp.sum(a * b, axis=-1, keepdims=True) for a, b in ((x, y), (x, v), (y, v)))
-    along_y = -c * (c * yv * xx + xv - 2 * c * xy * xv)
-    along_x = c * (c * xv * yy - yv)
-    turned = v + 2 * (along_y * y - along_x * x) / (1 - 2 * c * xy + c**2 * xx * yy)
-    return turned * (1 - c * yy) / (1 - c * xx)
+    # In terms of δ = y − x: far out, the textbook formula subtracts numbers near 1.
+    delta = y - x
+    xx, yy, s = map(arithmetic.square_norm, (x, y, delta))
+    xd, xv, dv = (
+        jnp.sum(a * b, axis=-1, keepdims=True) for a, b in ((x, delta), (x, v), (delta, v))
+    )
+    inside_x, inside_y = 1 - c * xx, 1 - c * yy
+    along_delta = c * (2 * c * xd * xv - inside_x * xv - c * xx * dv)
+    along_x = c * (inside_x * dv - c * s * xv)
+    turned = v + 2 * (along_delta * delta + along_x * x) / (inside_x * inside_y + c * s)
+    return turned * inside_y / inside_x
 
 
 def logmap(x: Operand, y: Operand, c: Scalar) -> Points:

@@ -239,6 +239,18 @@ def test_gradients_are_finite_everywhere(c):
         assert all(np.isfinite(g).all() for g in gradients(*pair, c))
 
 
+@pytest.mark.parametrize("radius", [3, 6, 9, 12])  # √c times the distance from the origin.
+def test_short_transport_keeps_digits_far_from_the_origin(float64, radius):
+    x = points(0, (50, 4), 1.0, 1.0)
+    x *= np.tanh(radius / 2) / np.linalg.norm(x, axis=1, keepdims=True)
+    v = points(1, (50, 4), 1.0, 0.9)
+    y = poincare.expmap(x, 0.02 * (1 - np.sum(x**2, axis=1, keepdims=True)) * v, 1.0)
+    x, y, v = (np.asarray(a, np.float32) for a in (x, y, v))
+    exact = poincare.transport(*(a.astype(np.float64) for a in (x, y, v)), 1.0)
+    error = np.linalg.norm(poincare.transport(x, y, v, 1.0) - exact, axis=1)
+    assert np.all(error < 1e-7 * np.exp(radius) * np.linalg.norm(exact, axis=1))
+
+
 def test_results_have_the_dtypes_of_inputs_but_at_least_float32(float64):
     x = jax.ShapeDtypeStruct((5, 3), jnp.bfloat16)
     assert jax.eval_shape(poincare.dist_matrix, x, x, 0.1).dtype == jnp.float32
