@@ -46,7 +46,7 @@ def test_scores_are_those_of_their_definitions(files, tmp_path, capsys):
     output = tmp_path / "scores.json"
     commands.call("score", f"--embeddings={files}/f.npz", "--ks=1", f"--output={output}")
     table, scores = capsys.readouterr().out.splitlines(), json.loads(output.read_text())
-    assert table[0] == "90 queries of 9 classes among themselves, in the sphere:"
+    assert table[0] == "90 queries of 9 classes among themselves, on the sphere:"
     saved = np.load(files / "f.npz")
     features, labels = saved["features"].astype(float), saved["labels"]
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -121,7 +121,7 @@ def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_pat
 
     assert recall("q", "--ks=1,90") == pytest.approx(recalls[rows].mean())
     printed = capsys.readouterr().err
-    assert "45 of 45 queries are in the gallery" in printed and "K of 90 is left out" in printed
+    assert "45 of 45 queries are in the gallery" in printed and "no scores at K of 90" in printed
     assert recall("q", "--ks=1", "--keep_self") == 1.0
     assert recall("g") == recalls.mean()
 
@@ -223,7 +223,7 @@ def test_mistakes_are_one_sentence(files, monkeypatch):
     for flags, message in (
         ("--embeddings=a.npz --queries=b.npz", "were embedded by different models"),
         ("--embeddings=q.npz", "the classes of 9 of 9 rows are unknown"),
-        ("--embeddings=f.npz --ks=90,100", "there are 89 images to find"),
+        ("--embeddings=f.npz --ks=90,100", "smallest of --ks is 90, .* only 89 images"),
         ("--embeddings=f.npz --metrics=accuracy", "unknown metric 'accuracy'"),
         ("--embeddings=f.npz --labels=q.npy", r"labels .* of shape \[9\]"),
     ):

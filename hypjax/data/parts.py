@@ -133,14 +133,14 @@ def divide(
             train = train.renumbered()
             if validation is None:
                 train, validation, reason = _hold_out_validation(train, undivided, held_out)
-    if undivided is not None and train.num_classes < _TOO_FEW_CLASSES:
-        unvalidated = (
-            ", and none is held out for validation" if reason and held_out.validation else ""
-        )
+    few = train is not None and train.num_classes < _TOO_FEW_CLASSES
+    if few and (others := {*test.class_names} - {*train.class_names}):
+        unvalidated = ", and none is held out for validation" * bool(reason and held_out.validation)
+        by_image = [] if undivided is None else _by_image(undivided, held_out)
         console.warn(
             f"{train.num_classes} classes are too few to learn what tells apart the "
-            f"{test.num_classes} others of the test, so the model may end below the untrained one"
-            f"{unvalidated}; {' or '.join(['add classes', *_by_image(undivided, held_out)])}"
+            f"{len(others)} others of the test, so the model may end below the untrained one"
+            f"{unvalidated}; {' or '.join(['add classes', *by_image])}"
         )
     elif reason and held_out.validation:
         console.say(reason)
@@ -262,7 +262,9 @@ def check_classes(name: str, splits: Splits) -> None:
             raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
         if part == "test" and splits.gallery is not None:
             can_match = np.isin(images.labels, splits.gallery.labels).any()
+            problem = f"no query of {name} has an image of its class in the gallery"
         else:
             can_match = part == "train" or np.bincount(images.labels).max() > 1
+            problem = f"each class in the {part} part of {name} has one image, so none can be found"
         if not can_match:
-            raise UserError(f"no image in the {part} part of {name} has an image to find")
+            raise UserError(f"{problem}; add images")

@@ -20,7 +20,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, match_distance, match_split
-from hypjax.inference.scoring import task_scores
+from hypjax.inference.scoring import findable, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
@@ -28,7 +28,7 @@ from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
-from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.metrics import AT_K, metric_names
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.reranking import Reranking
@@ -185,7 +185,8 @@ class Run:
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
-        metrics = metric_names(fields.metrics, fields.ks)
+        ks = [k for k in fields.ks if k <= task.num_items]
+        metrics = metric_names(fields.metrics, ks)
         if task.ground_truth is not None:  # Recall does not apply; the default is mAP.
             metrics = [name for name in metrics if not name.startswith("recall@")] or ["map"]
         reranking = Reranking() if fields.rerank else None
@@ -240,7 +241,7 @@ class Run:
 
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
-    """Refuses more neighbours than there are images to find, in precision or query expansion."""
+    """Refuses more neighbours than there are images to find; says which K are left out."""
     items = [task.num_items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     depths = {"config.eval.expansion is": config.eval.expansion}
@@ -249,3 +250,5 @@ def _check_depth(config: ConfigDict, splits: Splits) -> None:
     for setting, depth in depths.items():
         if depth > min(items):
             raise UserError(f"{setting} {depth}, but there are only {min(items)} images to find")
+    if not AT_K.keys().isdisjoint(config.eval.metrics):
+        findable(config.eval.ks, min(items), "config.eval.ks")

@@ -126,6 +126,8 @@ def require_identity(
     began |= {field: saved["all"][field] for field in unset}
     if changes := [change for change in differences(began, now) if change.startswith(compared)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
+        if any(change.startswith("data.path: ") for change in changes):
+            advice = f"spell paths as before; {advice}"
         if all(change.startswith("train.total_steps") for change in changes):
             advice += (
                 f", where --config.model.weights={workdir} --config.model.load_head=True starts "

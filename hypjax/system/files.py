@@ -214,7 +214,7 @@ def _refuse_objects(error: Exception, name: str) -> None:
     """Raises a `ValueError` that names the remedy if an array cannot be read for its dtype."""
     if "Object arrays" in str(error) or "Python objects" in str(error):
         kind = "'float32'" if name == "features" else "str"
-        missing = ", without rows whose label is None" * (name == "labels")
+        missing = ", without rows whose label is None or NaN" * (name == "labels")
         raise ValueError(
             f"{name} has dtype object; save it with {name}.astype({kind}){missing}"
         ) from error

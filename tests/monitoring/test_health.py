@@ -78,7 +78,7 @@ def test_results_say_where_training_did_not_help(capsys):
         ({"best_step": 0}, "step 0, the model before training, chosen on"),
         (
             {"best_step": 200, "tied_steps": [0, 50, 200]},
-            "the latest of 3 steps from 0 on that tie",
+            "3 steps from 0 to 200 tie on",
         ),
     ],
 )

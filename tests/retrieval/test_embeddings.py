@@ -142,7 +142,7 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.csv", b"f0,f1,extra\n1,2,3\n", r": extra\)"),
         ("a.csv", b"label,f0,f1\nx,1,2\ny,1\n", "Expected 3 columns, got 2"),
         ("a.csv", b"path,f0,f1\nx,1,2\ny,1,\n", "row 1 "),
-        ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0"),
+        ("a.npz", {"features": np.zeros((2, 3))}, "row 0 .* all zeros"),
         ("a.txt", b"text", "must end in .npz, .npy, .parquet"),
         ("a.parquet", pyarrow.table({"features": [[1.0], [1.0, 2.0]]}), "differ in length"),
     ):
