@@ -208,14 +208,33 @@ def test_queries_of_the_gallery_are_scored_as_if_it_searched_itself(options, mon
             np.testing.assert_allclose(found[name], expected[name][order], rtol=1e-12)
 
 
-def test_features_without_ids_do_not_find_themselves(files):
+def test_features_without_ids_do_not_find_themselves(files, capsys):
     gallery, images = Embeddings.load(files / "f.npz"), find_images(str(files / "f.npz"))
     queries = Embeddings.from_arrays(images.vectors)
+    named = dataclasses.replace(images, class_names=np.full(90, "x", object))
+    find_hits(queries, named, gallery, 1)
+    assert "no query's class is in the gallery" in capsys.readouterr().err
     for keep_self, nearest in ((False, None), (True, [str(i) for i in range(90)])):
         hits = find_hits(queries, images, gallery, 1, keep_self=keep_self)
         rows = [found.paths[0] for found in hits]
         assert rows == nearest or not any(row == str(i) for i, row in enumerate(rows))
         assert (rows == nearest) == keep_self
+
+
+@pytest.mark.parametrize(
+    ("labels", "flags", "line"),
+    [
+        ([*"aabb", "nan", "nan"], [], "classes named 'nan' (2 rows)"),
+        (["1"] * 6, [], "all images are of one class"),
+        (np.arange(6) % 3 + 7, [], "a column of features of "),
+        (list("aabbbb"), ["--space=ball"], "they rank as on the sphere"),
+    ],
+)
+def test_what_makes_scores_doubtful_is_said(tmp_path, capsys, labels, flags, line):
+    features = np.stack([np.arange(6) + 4.5, np.arange(6) % 3 + 7], axis=1)
+    np.savez(tmp_path / "f.npz", features=features, labels=labels)
+    commands.call("score", f"--embeddings={tmp_path}/f.npz", *flags)
+    assert line in capsys.readouterr().err
 
 
 def test_mistakes_are_one_sentence(files, monkeypatch):

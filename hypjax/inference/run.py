@@ -28,7 +28,7 @@ from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
-from hypjax.retrieval.metrics import AT_K, metric_names
+from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import fit
 from hypjax.retrieval.reranking import Reranking
@@ -250,5 +250,4 @@ def _check_depth(config: ConfigDict, splits: Splits) -> None:
     for setting, depth in depths.items():
         if depth > min(items):
             raise UserError(f"{setting} {depth}, but there are only {min(items)} images to find")
-    if not AT_K.keys().isdisjoint(config.eval.metrics):
-        findable(config.eval.ks, min(items), "config.eval.ks")
+    findable(config.eval.ks, min(items), "config.eval.ks")

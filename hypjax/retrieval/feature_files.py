@@ -19,7 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError, explained
+from hypjax.errors import UserError, counted, explained
 from hypjax.retrieval import inputs
 from hypjax.system import console, files
 from hypjax.types import MISSING, class_name, split_names
@@ -121,7 +121,7 @@ def as_names(
     ]
     texts = collections.Counter(text for text in names if text.lower() in MISSING)
     if name == "labels" and texts:  # Perhaps missing values that astype(str) turned into text.
-        shown = ", ".join(f"{text!r} ({count} rows)" for text, count in texts.items())
+        shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in texts.items())
         console.warn(f"{source} has classes named {shown}; leave out rows without a class")
     return np.array(names, dtype=str)
 

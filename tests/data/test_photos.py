@@ -33,12 +33,13 @@ def open_at(path, **data):
     return open_splits(config)
 
 
-def test_train_and_test_folders_are_splits(tmp_path):
+def test_train_and_test_folders_are_splits(tmp_path, capsys):
     names = [f"{folder}/{i}.png" for folder in ("train/a", "train/b", "test/c") for i in "12"]
     write_pictures(tmp_path, [*names, "test/d/1.png"])
     splits = open_at(tmp_path, validation_classes=0, test_classes=0.5)
     assert names_of(splits.train, tmp_path) == {*names[:4]} and len(splits.test) == 3
     assert splits.validation is None and splits.gallery is None
+    assert "2 classes are too few to learn what tells apart the 2 others" in capsys.readouterr().err
     with pytest.raises(UserError, match="has splits already"):
         open_at(tmp_path, split="images")
 
