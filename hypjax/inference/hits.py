@@ -195,7 +195,7 @@ def find_hits(
         if match and hits.distances and hits.mark(0) != "right":
             hits = hits._replace(remark=match.remark(hits.distances[0]))
         results.append(hits)
-    known = {hits.label for hits in results if any(map(hits.mark, range(len(hits.labels))))}
-    if known and not any(map(has_class, known)):
+    marks = {hits.mark(i) for hits in results for i in range(len(hits.labels))}
+    if marks - {""} == {"wrong"} and not any(has_class(hits.label) for hits in results):
         console.warn("no query's class is in the gallery; check the labels")
     return results
