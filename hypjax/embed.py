@@ -92,7 +92,7 @@ def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any], comp
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")
     if missing := len(embeddings.unreadable):
-        print(f"could not read {missing} of the images; the file lists them too:")
+        print(f"could not read {counted(missing, 'image')}, also listed in the file:")
     for path, reason in embeddings.unreadable.items():
         print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 

@@ -71,7 +71,7 @@ def _saved_features(path: str) -> Any:
     from hypjax.system import console
 
     saved = Embeddings.load(path)
-    if saved.space.normalized:
+    if saved.space.normalized and saved.raw_features is None:
         console.warn("these embeddings have unit length; --config measures them before, as Hyp-ViT")
     return saved.features()
 

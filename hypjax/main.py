@@ -119,7 +119,9 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
 
 def _write_report(run: Any) -> bool:
     from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+    from hypjax.system import console
 
+    console.say("writing the report")
     return write_own_report(run)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.catalogue import PREPARED
-from hypjax.errors import UserError
+from hypjax.errors import UserError, counted
 
 _USUAL_KS = (1, 2, 4, 8, 10, 100, 1000)
 
@@ -132,7 +132,9 @@ def main(
     usual = ["map"]
     if task.ground_truth is None:
         usual = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
-    names = metric_names(metrics or usual, _findable(ks, task.num_items))
+    usual_ks = [k for k in _USUAL_KS if k < task.num_items] or [1]
+    ks = scoring.findable(ks, task.num_items, "--ks") if ks else usual_ks
+    names = metric_names(metrics or usual, ks)
     scores = scoring.score(task, names)
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
     if output:
@@ -146,29 +148,25 @@ def main(
         command.write_numbers(output, numbers)
 
 
-def _findable(ks: tuple[int, ...] | None, items: int) -> list[int]:
-    """The K of Recall@K, without those that exceed the number of items, which are reported."""
-    from hypjax.system import console
-
-    if not ks:
-        return [k for k in _USUAL_KS if k < items] or [1]
-    if items < min(ks):
-        raise UserError(f"--ks is {', '.join(map(str, ks))}, but there are {items} images to find")
-    if beyond := ", ".join(str(k) for k in ks if k > items):
-        console.say(f"K of {beyond} is left out: there are {items} images to find")
-    return [k for k in ks if k <= items]
-
-
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     """Prints a table of the scores."""
+    from hypjax.retrieval.inputs import by_blocks
     from hypjax.runs.tables import aligned
     from hypjax.system import console
 
     if missing := max(len(part.unreadable) for part in task[:2] if part):
-        console.say(f"{missing} of the images could not be read, and are left out")
-    of = "" if task.ground_truth else f" of {len(set(task.queries.labels.tolist())):,} classes"
+        console.say(f"left out: {counted(missing, 'image')} that could not be read")
+    parts = [part for part in task[:2] if part]
+    raw, clipped = [part.raw_features for part in parts], task.queries.space.clipped
+    if all(x is not None and by_blocks(clipped, x).all() for x in raw):
+        console.say("all features are longer than the clip radius: they rank as on the sphere")
+    classes, *others = [{*part.labels.tolist()} for part in parts]
+    if not task.ground_truth and len(classes.union(*others)) == 1:
+        console.warn("all images are of one class, so that every score is 1")
+    of = "" if task.ground_truth else f" of {counted(len(classes), 'class')}"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
-    print(f"{len(task.queries):,} queries{of} {among}, in {space}:")
+    among += ", on" if task.queries.space.normalized else ", in"
+    print(f"{len(task.queries):,} queries{of} {among} {space}:")
     rows = [
         (name, "", f"{score['mean']:.4f}", "{:.4f} to {:.4f}".format(*score["interval"]))
         for name, score in scores.items()

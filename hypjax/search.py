@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Annotated
 
 from hypjax import command
@@ -95,7 +96,10 @@ def main(
         readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
         queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
     results = find_hits(queries, images, items, k, postprocessing, match, keep_self=keep_self)
-    if output:
+    paths = [path for hits in results for path in hits.paths]
+    if output and not any("://" in path or os.path.exists(path) for path in paths):
+        console.warn(f"{output} is not drawn: no hit is an image file, such as {paths[0]}")
+    elif output:
         from hypjax.analysis.hit_grid import draw
 
         console.say(f"wrote {', '.join(map(str, draw(results, output)))}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from hypjax import command
-from hypjax.errors import counted, require_package
+from hypjax.errors import UserError, counted, require_package
 
 if TYPE_CHECKING:  # They import JAX.
     from hypjax.inference.model import Model
@@ -56,6 +56,8 @@ def serve(
     The model embedded the gallery, such as `model.gallery("photos")`. Raises a `UserError` if a
     package is missing, the port is taken, or the gallery belongs to another model.
     """
+    if not model.takes_pixels:
+        raise UserError("hypjax.serve needs a run that embeds images; this one embeds features")
     for module in ("starlette", "uvicorn", "python_multipart"):
         require_package(module, "hypjax.serve", "hypjax[serve]")
     from PIL import Image

@@ -23,7 +23,7 @@ SPLITS = {
 _SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
 _SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # Of names such as training_set.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
-_MISSING = {"none", "nan", "nat", "<na>"}  # How missing values that are no strings print.
+MISSING = {"none", "nan", "nat", "<na>"}  # How missing values that are no strings print.
 
 
 def class_name(label: object, where: str = "labels") -> str:
@@ -38,7 +38,7 @@ def class_name(label: object, where: str = "labels") -> str:
     if is_real := isinstance(value, float | decimal.Decimal):
         value = int(value) if value % 1 == 0 else value
     text = str(value).strip()
-    if label is np.ma.masked or (not isinstance(value, str) and text.lower() in _MISSING):
+    if label is np.ma.masked or (not isinstance(value, str) and text.lower() in MISSING):
         return ""
     if not isinstance(value, str | int) and (is_real or hasattr(value, "__len__")):
         raise UserError(f"{where}: {label!r:.80} is neither a name nor a whole number")

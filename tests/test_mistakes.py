@@ -87,7 +87,7 @@ def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
 
     single, few = [f"{label}/1.png" for label in "abcde"], "data.validation_classes=0"
     path = table(single, ["train"] * 3 + ["test"] * 2)
-    assert "has an image to find" in mistake(path, few)
+    assert "each class in the test part of " in mistake(path, few)
     path = table([*CLASSES, "i/1.png"], ["train"] * 8 + ["test"] * 8 + ["train"])
     setup.build(small_runs.load(path, few))
     assert "1 of 5; such an image is compared with itself" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_scores_are_those_of_their_definitions(files, tmp_path, capsys):
     output = tmp_path / "scores.json"
     commands.call("score", f"--embeddings={files}/f.npz", "--ks=1", f"--output={output}")
     table, scores = capsys.readouterr().out.splitlines(), json.loads(output.read_text())
-    assert table[0] == "90 queries of 9 classes among themselves, in the sphere:"
+    assert table[0] == "90 queries of 9 classes among themselves, on the sphere:"
     saved = np.load(files / "f.npz")
     features, labels = saved["features"].astype(float), saved["labels"]
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -146,7 +146,7 @@ def test_a_query_that_is_in_the_gallery_does_not_find_itself(files, ids, tmp_pat
 
     assert recall("q", "--ks=1,90") == pytest.approx(recalls[rows].mean())
     printed = capsys.readouterr().err
-    assert "find themselves: 45 of 45" in printed and "K of 90 is left out" in printed
+    assert "find themselves: 45 of 45" in printed and "no scores at K of 90" in printed
     assert recall("q", "--ks=1", "--keep_self") == 1.0
     assert recall("g") == recalls.mean()
 
@@ -233,9 +233,12 @@ def test_queries_of_the_gallery_are_scored_as_if_it_searched_itself(options, mon
             np.testing.assert_allclose(found[name], expected[name][order], rtol=1e-12)
 
 
-def test_features_without_ids_do_not_find_themselves(files):
+def test_features_without_ids_do_not_find_themselves(files, capsys):
     gallery, images = Embeddings.load(files / "f.npz"), find_images(str(files / "f.npz"))
     queries = Embeddings.from_arrays(images.vectors)
+    named = dataclasses.replace(images, class_names=np.full(90, "x", object))
+    find_hits(queries, named, gallery, 1)
+    assert "no query's class is in the gallery" in capsys.readouterr().err
     for keep_self, nearest in ((False, None), (True, [str(i) for i in range(90)])):
         hits = find_hits(queries, images, gallery, 1, keep_self=keep_self)
         rows = [found.paths[0] for found in hits]
@@ -243,12 +246,28 @@ def test_features_without_ids_do_not_find_themselves(files):
         assert (rows == nearest) == keep_self
 
 
+@pytest.mark.parametrize(
+    ("labels", "flags", "line"),
+    [
+        ([*"aabb", "nan", "nan"], [], "classes named 'nan' (2 rows)"),
+        (["1"] * 6, [], "all images are of one class"),
+        (np.arange(6) % 3 + 7, [], "a column of features of "),
+        (list("aabbbb"), ["--space=ball"], "they rank as on the sphere"),
+    ],
+)
+def test_what_makes_scores_doubtful_is_said(tmp_path, capsys, labels, flags, line):
+    features = np.stack([np.arange(6) + 4.5, np.arange(6) % 3 + 7], axis=1)
+    np.savez(tmp_path / "f.npz", features=features, labels=labels)
+    commands.call("score", f"--embeddings={tmp_path}/f.npz", *flags)
+    assert line in capsys.readouterr().err
+
+
 def test_mistakes_are_one_sentence(files, monkeypatch):
     monkeypatch.chdir(files)
     for flags, message in (
         ("--embeddings=a.npz --queries=b.npz", "were embedded by different models"),
         ("--embeddings=q.npz", "the classes of 9 of 9 rows are unknown"),
-        ("--embeddings=f.npz --ks=90,100", "there are 89 images to find"),
+        ("--embeddings=f.npz --ks=90,100", "smallest of --ks is 90, .* only 89 images"),
         ("--embeddings=f.npz --metrics=accuracy", "unknown metric 'accuracy'"),
         ("--embeddings=f.npz --labels=q.npy", r"labels .* of shape \[9\]"),
     ):

@@ -66,7 +66,9 @@ def test_a_run_leaves_results_times_and_a_model(run, capsys):
     other = evaluate(changed, run)["final"]["head"]
     assert list(other) == ["recall@1", "recall@17", "precision@1", "precision@17"]
     assert other["recall@1"] == results["final"]["head"]["recall@1"] < other["recall@17"]
-    changed.eval.ks = (1, 9999)
+    changed.eval.ks, changed.eval.metrics = (1, 9999), ("recall",)
+    assert list(evaluate(changed, run)["final"]["head"]) == ["recall@1"]
+    changed.eval.metrics = ("recall", "precision")
     with pytest.raises(UserError, match="eval.ks holds 9999"):
         evaluate(changed, run)
 

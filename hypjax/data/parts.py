@@ -122,15 +122,18 @@ def divide(
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
         train, validation, test, reason = _split_images(where, train, held_out)
         return Splits(train, validation, test, gallery, no_validation=reason, **fields)
+    advice = "add classes"
     if test is None:
         train, test = _hold_out_test(where, train, held_out)
-        if train.num_classes < _TOO_FEW_CLASSES:
-            few = f"{train.num_classes} classes are too few to learn what tells others apart"
-            console.warn(f"{few}; add classes, or set --config.data.split=images")
+        advice += ", or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
         if validation is None:
             train, validation, reason = _hold_out_validation(train, held_out)
+        others = {*test.class_names} - {*train.class_names}
+        if others and train.num_classes < _TOO_FEW_CLASSES:
+            few = f"{train.num_classes} classes are too few to learn what tells others apart"
+            console.warn(f"{few}; {advice}")
     return Splits(train, validation, test, gallery, no_validation=reason, **fields)
 
 
@@ -224,7 +227,9 @@ def check_classes(name: str, splits: Splits) -> None:
             raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
         if part == "test" and splits.gallery is not None:
             can_match = np.isin(images.labels, splits.gallery.labels).any()
+            problem = f"no query of {name} has an image of its class in the gallery"
         else:
             can_match = part == "train" or np.bincount(images.labels).max() > 1
+            problem = f"each class in the {part} part of {name} has one image, so none can be found"
         if not can_match:
-            raise UserError(f"no image in the {part} part of {name} has an image to find")
+            raise UserError(f"{problem}; add images")

@@ -10,7 +10,7 @@ import mimetypes
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
-from hypjax.errors import UserError, reason, require_utf8
+from hypjax.errors import UserError, counted, reason, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
@@ -55,6 +55,8 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
         return _table_of_features(feature_table(arrays, "the array"))
     if getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U"):
         images = np.ravel(np.asarray(images)).tolist()
+    if isinstance(images, Set | Mapping):
+        raise UserError(f"{type(images).__name__} has no order of rows; give a list of images")
     single = isinstance(images, str | os.PathLike | bytes | Image.Image | io.IOBase)
     if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
         images = [images]
@@ -239,8 +241,9 @@ def read_table(table: pathlib.Path) -> Dataset:
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
         label, coarse_label = (class_name(row.get(x), where) for x in ("label", "coarse_label"))
-        if not (isinstance(path, str) and path and label) or "\0" in path:
-            raise UserError(f"{where} needs a path, without null characters, and a label")
+        usable = isinstance(path, str) and path and "\0" not in path
+        if not (usable and label):
+            raise UserError(f"{where} needs a {'label' if usable else 'path without null bytes'}")
         if "\n" in path + label:
             raise UserError(f"{where} has a line break in its path or label; mend its quotes")
         for split in splits:
@@ -250,6 +253,10 @@ def read_table(table: pathlib.Path) -> Dataset:
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
+    labels = collections.Counter(path for path, _ in {image[:2] for image in first_row})
+    if several := sorted(path for path, count in labels.items() if count > 1):
+        number = counted(len(several), "image")
+        console.warn(f"{table} has {number} with several labels, such as {several[0]}")
     if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
     return _files(*zip(*images, strict=True))

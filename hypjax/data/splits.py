@@ -183,7 +183,8 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
         present = np.unique(images.splits).tolist()
         if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
             needed = "train, and either test or both query and gallery"
-            raise UserError(f"{where} has the splits {', '.join(present)}; it needs {needed}")
+            number = counted(len(present), "split")
+            raise UserError(f"{where} has {number} ({', '.join(present)}); it needs {needed}")
         parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
         _warn_of_overlap(where, parts)
     notes = (SAME_CLASSES,) if held_out.by_image else ()
@@ -214,7 +215,8 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
     rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Also retries images that were broken.
     if not rows:
         return measured, reasons
-    console.say(f"checking {counted(len(rows), 'image')}")
+    again = " that could not be read before" * (len(rows) < len(images))
+    console.say(f"checking {counted(len(rows), 'image')}{again}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)

@@ -15,6 +15,7 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.projection import require_prefix
@@ -139,9 +140,9 @@ def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing)
         raise UserError("expansion, re-ranking and prefixes need the .npz gallery")
     if postprocessing.prefix:
         require_prefix(postprocessing.prefix, gallery.vectors.shape[1], gallery.space)
-    for name, count in (("k", k), ("expansion", postprocessing.expansion)):
-        if count > len(gallery):
-            raise UserError(f"{name} is {count}, but a search finds only {len(gallery)} images")
+    check_count(k, len(gallery))
+    if postprocessing.expansion:
+        check_count(postprocessing.expansion, len(gallery), "expansion")
 
 
 def find_hits(
@@ -161,6 +162,7 @@ def find_hits(
     """
     postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)
+    k = int(k)
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
@@ -193,4 +195,7 @@ def find_hits(
         if match and hits.distances and hits.mark(0) != "right":
             hits = hits._replace(remark=match.remark(hits.distances[0]))
         results.append(hits)
+    marks = {hits.mark(i) for hits in results for i in range(len(hits.labels))}
+    if marks - {""} == {"wrong"} and not any(has_class(hits.label) for hits in results):
+        console.warn("no query's class is in the gallery; check the labels")
     return results

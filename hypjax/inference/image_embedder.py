@@ -86,11 +86,11 @@ class ImageEmbedder(abc.ABC):
         work = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{work}.unfinished")
         unfinished = ArrayCache(folder, len(images))
-        with unfinished.filling(locked(folder, remedy="name another --output")) as done:
+        lock = locked(folder, remedy="name another --output")
+        with writing(folder), unfinished.filling(lock) as done:
             try:
                 for batch in self._checked(images, done=done) if done < len(images) else ():
-                    with writing(folder):
-                        unfinished.append(*batch)
+                    unfinished.append(*batch)
             except BaseException:
                 if not unfinished.done:
                     remove(folder)

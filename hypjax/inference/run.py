@@ -20,7 +20,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
 from hypjax.inference.hits import Match, match_distance, match_split
-from hypjax.inference.scoring import graded_metrics, task_scores
+from hypjax.inference.scoring import findable, graded_metrics, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
 from hypjax.models.custom import CustomEncoder
@@ -186,7 +186,7 @@ class Run:
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
-        metrics = metric_names(fields.metrics, fields.ks)
+        metrics = metric_names(fields.metrics, [k for k in fields.ks if k <= task.num_items])
         if task.queries is not self.splits.validation:  # Too slow for each validation.
             metrics = [*dict.fromkeys([*metrics, *graded_metrics(task)])]
         if task.ground_truth is not None:  # Others do not apply; the default is mAP.
@@ -244,7 +244,7 @@ class Run:
 
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
-    """Refuses more neighbours than there are images to find, in precision or query expansion."""
+    """Refuses more neighbours than there are images to find; says which K are left out."""
     items = [task.num_items for task in splits.tasks.values()]
     items += [len(splits.validation) - 1] if splits.validation else []
     depths = {"config.eval.expansion is": config.eval.expansion}
@@ -253,3 +253,4 @@ def _check_depth(config: ConfigDict, splits: Splits) -> None:
     for setting, depth in depths.items():
         if depth > min(items):
             raise UserError(f"{setting} {depth}, but there are only {min(items)} images to find")
+    findable(config.eval.ks, min(items), "config.eval.ks")

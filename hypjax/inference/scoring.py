@@ -23,6 +23,7 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graded import GRADED
+from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
 from hypjax.types import GroundTruth, coarse_levels
@@ -188,6 +189,14 @@ def task_scores(
             scores = relevance_scores(queries, gallery, relevance, metrics=metrics, **options)
         by_level |= {f"{level}/{name}": values for name, values in scores.items()}
     return by_level
+
+
+def findable(ks: Sequence[int], items: int, name: str) -> list[int]:
+    """The K that do not exceed the number of images to find; reports the others."""
+    check_count(min(ks), items, f"the smallest of {name}")
+    if beyond := ", ".join(str(k) for k in ks if k > items):
+        console.say(f"no scores at K of {beyond} where a search finds only {items} images")
+    return [k for k in ks if k <= items]
 
 
 def score(

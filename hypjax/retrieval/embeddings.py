@@ -84,6 +84,8 @@ class Embeddings(ArrayGallery):
         columns = table._asdict()
         vectors = columns.pop("features")
         if not in_space:
+            if space.normalized and len(zeros := np.flatnonzero(~vectors.any(axis=1))):
+                raise UserError(f"row {zeros[0]} of the features is all zeros; leave it out")
             embed, columns["raw_features"] = jax.jit(space.embed), vectors
             vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), vectors)
         embeddings = cls(vectors, space=space, **columns, **origin)

@@ -9,6 +9,7 @@ tensor have only features. A .pt file of (x, y) or (x, y, index), as the code of
 and HIER writes it, holds points x with labels y.
 """
 
+import collections
 import os
 import pathlib
 import re
@@ -19,10 +20,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError, explained
+from hypjax.errors import UserError, counted, explained
 from hypjax.retrieval import inputs
-from hypjax.system import files
-from hypjax.types import class_name, split_names
+from hypjax.system import console, files
+from hypjax.types import MISSING, class_name, split_names
 
 IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
 _SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
@@ -70,10 +71,10 @@ def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
 
 def _numbered(names: Sequence[str]) -> list[str]:
     """The columns of features: all unknown columns, if numbered from 0 or 1."""
-    others = [name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)]
-    stem = others[0].rstrip("0123456789") if others else ""
+    others = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
+    stem = min(others, default="").rstrip("0123456789")
     ranges = ([f"{stem}{i + first}" for i in range(len(others))] for first in (0, 1))
-    return others if others in ranges else []
+    return next((numbered for numbered in ranges if others == {*numbered}), [])
 
 
 def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
@@ -95,6 +96,9 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
     for name, unknown in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
         columns[name] = unknown if columns[name] is None else columns[name]
+    for column in features[:, 0], features[:, -1]:
+        if (column % 1 == 0).all() and (columns["labels"] == [f"{x:.0f}" for x in column]).all():
+            console.warn(f"a column of features of {source} equals the labels; leave it out")
     return FeatureTable(features, **columns)
 
 
@@ -116,6 +120,10 @@ def as_names(
         else class_name(value, f"{name} of {source}, row {row}")
         for row, value in enumerate(values.tolist())
     ]
+    texts = collections.Counter(text for text in names if text.lower() in MISSING)
+    if name == "labels" and texts:  # Perhaps missing values that astype(str) turned into text.
+        shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in texts.items())
+        console.warn(f"{source} has classes named {shown}; leave out rows without a class")
     return np.array(names, dtype=str)
 
 
@@ -171,12 +179,16 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
     delimiter, names, has_header = _csv_columns(path)
     types = dict.fromkeys(_COLUMNS, pyarrow.string())
     types |= dict.fromkeys(_numbered(names), pyarrow.float32())
-    table = pyarrow.csv.read_csv(
-        path,
+    options = (
         pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(has_header)),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
         pyarrow.csv.ConvertOptions(column_types=types),
     )
+    try:
+        table = pyarrow.csv.read_csv(path, *options)
+    except pyarrow.ArrowInvalid as error:
+        comma = re.search(r"'-?\d+,\d", str(error))
+        raise ValueError(f"{error}{'; write decimal points' if comma else ''}") from error
     if "features" in names:  # Lists, as Python, NumPy or pandas print them.
         lists = [re.sub(r"[\[\],]", " ", x or "").split() for x in table["features"].to_pylist()]
         position = names.index("features")
@@ -207,9 +219,11 @@ def _arrays(table: Any) -> dict[str, np.ndarray]:
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
         others = [name for name in names if name not in _COLUMNS]
-        named = ", ".join([name for name in others if not re.search(r"\d$", name)] or others[:9])
-        problem = "it has no column features, and others are not all numbered, such as f0 and f1"
-        raise ValueError(f"{problem}: {named}")
+        before = [re.sub(r"\d+$", lambda x: str(int(x[0]) - 1), name) for name in others]
+        first = [name for name, last in zip(others, before, strict=True) if last not in others]
+        named = ", ".join([name for name in others if not re.search(r"\d$", name)] or first[:9])
+        problem = "no column features, and others are not all numbered without gaps, as f0 and f1"
+        raise ValueError(f"it has {problem}: {named}")
     known = ((name, table.column(column)) for column, name in _COLUMNS.items() if column in names)
     columns = {name: np.array(column.to_pylist(), dtype=object) for name, column in known}
     return {"features": features, **columns}

@@ -88,7 +88,7 @@ class ArrayGallery:
     def search_rows(self, points: Points, k: int) -> Nearest:
         """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
         # Programs are compiled for few values of k.
-        k = min(1 << (k - 1).bit_length(), len(self))
+        k = min(1 << (int(k) - 1).bit_length(), len(self))
         return search(points, None, self.kept_vectors, k=k, space=self.space)
 
     def nearest(

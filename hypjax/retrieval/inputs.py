@@ -94,6 +94,14 @@ def check_points(
     return queries, gallery
 
 
+def check_count(k: object, items: int, name: str = "k") -> None:
+    """Raises a `UserError` unless k is a whole number of items that a query can find."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise UserError(f"{name} is {k!r}; it must be a positive whole number")
+    if k > items:
+        raise UserError(f"{name} is {k}, but a search finds only {items} images")
+
+
 def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
     """Raises a `UserError` unless each query has k items to find, and a gallery index or none."""
     if own_ids is not None:
@@ -102,9 +110,7 @@ def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
         if not are_integers or (own_ids < -1).any() or (own_ids >= items).any():
             raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}")
         items -= 1
-    # Caches would take 1.0 for 1.
-    if not isinstance(k, int | np.integer) or not 1 <= k <= items:
-        raise UserError(f"k is {k!r}, but there are {items} items for a query to find")
+    check_count(k, items)
 
 
 def labelled(

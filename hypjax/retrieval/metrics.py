@@ -71,8 +71,8 @@ def recall_at_k(
     mean, and a warning says how many.
 
     Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, or no query has
-            a match.
+        UserError: A point is not finite or not in the space, shapes do not match, no query has a
+            match, or K exceeds the number of items to find.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     scores = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
@@ -128,11 +128,11 @@ def query_scores(
 
     NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. For
     points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
-    and mp@K with a number for K, mrr, map, map@r and r_precision; K of a precision is at most the
-    number of items. A `postprocessing` expands queries and re-ranks results before they are scored.
-    `own_rows` lists, for each query, the gallery rows of its own image, which it does not find; the
-    first of them takes no part in its post-processing either. By default, that is the query itself
-    if there is no gallery.
+    and mp@K with a number for K, mrr, map, map@r and r_precision; K of recall and precision is at
+    most the number of items. A `postprocessing` expands queries and re-ranks results before they
+    are scored. `own_rows` lists, for each query, the gallery rows of its own image, which it does
+    not find; the first of them takes no part in its post-processing either. By default, that is the
+    query itself if there is no gallery.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
@@ -140,6 +140,8 @@ def query_scores(
     """
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    deepest = max((metric.k or 1 for metric in selected.values()), default=1)
+    inputs.check_count(deepest, len(searched.points) - (asked is searched), "K")
     matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
     needs_lists = np.zeros(len(matches), bool)
     if any(map(len, own_rows)):

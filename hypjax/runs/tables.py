@@ -34,8 +34,8 @@ def format_best_step(results: Mapping[str, Any]) -> str:
     """Returns the step of the best model, and whether it was chosen or tied."""
     step, tied = results["best_step"], results.get("tied_steps", ())
     if tied:
-        count = f"{len(tied)} steps from {tied[0]} on"
-        return f"step {step}, the latest of {count} that tie on the validation images"
+        count = f"{len(tied)} steps from {tied[0]} to {step}"
+        return f"step {step}; {count} tie on the validation images, the last is taken"
     before = "" if step else ", the model before training"
     return f"step {step}{before}, chosen on the validation images"
 

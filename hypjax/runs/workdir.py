@@ -121,6 +121,8 @@ def require_identity(
     began = {field: value for field, value in saved.items() if not field.startswith("run.")}
     if changes := [change for change in differences(began, now) if change.startswith(compared)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
+        if any(change.startswith("data.path: ") for change in changes):
+            advice = f"spell paths as before; {advice}"
         if all(change.startswith("train.total_steps") for change in changes):
             start = f"--config.model.weights={workdir} --config.model.load_head=True"
             advice += f", where {start} starts from this run's model"

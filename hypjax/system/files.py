@@ -241,7 +241,7 @@ def _refuse_objects(error: Exception, name: str) -> None:
     if "Object arrays" in str(error) or "Python objects" in str(error):
         kind = "'float32'" if name == "features" else "str"
         remedy = f"save it with {name}.astype({kind})"
-        remedy += ", without rows whose label is None" * (name == "labels")
+        remedy += ", without rows whose label is None or NaN" * (name == "labels")
         raise ValueError(f"{name} has dtype object; {remedy}") from error
 
 

@@ -39,7 +39,9 @@ def test_train_and_test_folders_are_splits(tmp_path, capsys):
     splits = open_at(tmp_path, validation_classes=0, test_classes=0.5)
     assert names_of(splits.train, tmp_path) == {*names[:4]} and len(splits.test) == 3
     assert splits.validation is None and splits.gallery is None
-    assert "1 class in more than one split, such as a (train, test)" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "1 class in more than one split, such as a (train, test)" in printed
+    assert "2 classes are too few to learn what tells others apart; add classes" in printed
     with pytest.raises(UserError, match="has splits already"):
         open_at(tmp_path, split="images")
 

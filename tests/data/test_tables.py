@@ -40,7 +40,7 @@ def read(path, text):
         ('path,label\na.jpg,"TV 55\nb.jpg,y\n', "line 3: .*double quotes"),
         ("path,Label,label\na.jpg,x,y\n", "two columns label"),
         ("", "no column path"),
-        ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs .* a label"),
+        ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs a label"),
         ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
         ("path,label\na.jpg,x\n/HERE/a.jpg,x\n", "row 2: .*/a.jpg is already in row 1"),
@@ -154,6 +154,11 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
     made.remove_columns("features").to_parquet(path)
     with pytest.raises(UserError, match="row 2 needs"):
         find_images(str(path))
+
+
+def test_an_image_with_two_labels_is_counted(tmp_path, capsys):
+    read(tmp_path / "t.csv", "path,label\na.jpg,x\nb.jpg,y\na.jpg,y\n")
+    assert "has 1 image with several labels, such as " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     for form in (str(path), path.read_bytes(), image, pixels, pixels[None], [image, path, pixels]):
         actual = model.embed(form)
         np.testing.assert_allclose(actual, np.repeat(one, len(actual), axis=0), rtol=0, atol=1e-6)
-    hits = model.search([pixels, image], [image], k=1)[0]  # Images in memory have no identity.
+    # Images in memory have no identity.
+    hits = model.search([pixels, image], [image], k=np.int64(1))[0]
     assert hits.query == hits.paths[0] == "image 0" and hits.distances[0] < 1e-5
 
 
@@ -69,6 +70,7 @@ def test_what_is_no_image_is_refused(model):
         (np.zeros((4, 4)), "features"),
         (np.zeros((4, 4, 5), np.uint8), "1 to 4 channels"),
         ("nothing.jpg", "nothing.jpg"),
+        ({"nothing.jpg"}, "set has no order"),
     ]:
         with pytest.raises(UserError, match=message):
             model.embed(images)

@@ -76,7 +76,7 @@ def test_a_tie_is_no_choice():
     for step, tied, text in (
         (200, [], "step 200, chosen on"),
         (0, [], "step 0, the model before training, chosen on"),
-        (200, [0, 50, 200], "step 200, the latest of 3 steps from 0 on that tie"),
+        (200, [0, 50, 200], "step 200; 3 steps from 0 to 200 tie on"),
     ):
         assert format_best_step({"best_step": step, "tied_steps": tied}).startswith(text)
 

@@ -76,6 +76,11 @@ def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkey
         np.testing.assert_array_equal(read_features(path, other).features, features)
 
 
+def test_numbered_columns_may_be_in_any_order(tmp_path):
+    (tmp_path / "a.csv").write_text("f2,label,f1,f3\n2,x,1,3\n")
+    assert read_features(tmp_path / "a.csv").features.tolist() == [[1, 2, 3]]
+
+
 def test_files_of_torch(features, labels, tmp_path):
     torch, path = pytest.importorskip("torch", reason="needs torch"), tmp_path / "a.pt"
     tensor, names = torch.tensor(features, requires_grad=True), [f"{x}.0" for x in labels]
@@ -140,9 +145,11 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
         ("a.csv", b"path,label\na.jpg,x\n", "no column features"),
         ("a.csv", b"f0,f1,extra\n1,2,3\n", r": extra\)"),
+        ("a.csv", b"f1,f0,f3\n1,2,3\n", r": f0, f3\)"),
+        ("a.csv", b"f0;f1\n1,5;2\n", "write decimal points"),
         ("a.csv", b"label,f0,f1\nx,1,2\ny,1\n", "Expected 3 columns, got 2"),
         ("a.csv", b"path,f0,f1\nx,1,2\ny,1,\n", "row 1 "),
-        ("a.npz", {"features": np.zeros((2, 3))}, "embedding 0"),
+        ("a.npz", {"features": np.zeros((2, 3))}, "row 0 .* all zeros"),
         ("a.txt", b"text", "must end in .npz, .npy, .parquet"),
         ("a.parquet", pyarrow.table({"features": [[1.0], [1.0, 2.0]]}), "differ in length"),
     ):

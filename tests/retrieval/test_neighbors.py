@@ -130,7 +130,9 @@ def test_searches_on_several_devices_are_exact(tmp_path):
 def test_invalid_arguments_are_an_error():
     x = points(Sphere(), 0, 40, 4)
     for change, message in [
-        ({"k": 40, "exclude_self": True}, "k is 40, but there are 39 items"),
+        ({"k": 40, "exclude_self": True}, "k is 40, but a search finds only 39"),
+        ({"k": 0}, "k is 0; it must be a positive"),
+        ({"k": True}, "k is True; it must be"),
         ({"gallery": x[:0]}, r"\[number, dimension\] and not empty"),
         ({"queries": 0 * x}, "embedding 0 is not of length 1"),
         ({"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),

@@ -131,7 +131,7 @@ def test_numbers_out_of_range_are_refused():
     five = points(SPHERE, 0, 5)
     for numbers, keyword in [
         ({"k": 5, "alpha": -1.0}, "alpha"),
-        ({"k": 5, "own_ids": np.arange(5)}, "k is 5, but there are 4 items"),
+        ({"k": 5, "own_ids": np.arange(5)}, "k is 5, but a search finds only 4"),
         ({"k": 1, "own_ids": np.array([99, 0, 0, 0, 0])}, "own_ids"),
     ]:
         with pytest.raises(UserError, match=keyword):
