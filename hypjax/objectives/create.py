@@ -28,10 +28,9 @@ from hypjax.objectives.base import (
 )
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import CONE_FIELDS, create_cones
-from hypjax.objectives.happier import HAPPIER_FIELDS, create_happier
+from hypjax.objectives.happier import HAPPIER
 from hypjax.objectives.hier import HIER_FIELDS, create_hier
-from hypjax.objectives.hyphc import HypHC
-from hypjax.objectives.hypstructure import HypStructure
+from hypjax.objectives.label_tree import HypHC, HypStructure
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
@@ -70,7 +69,7 @@ OBJECTIVES = {
     **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=_HYPERBOLIC),
     **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
     **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
-    "happier": Declaration(create_happier, HAPPIER_FIELDS),
+    "happier": HAPPIER,
     **_extended("hypstructure+", HypStructure.create, _LOSSES, fields=HypStructure.declared),
     **_extended("hyphc+", HypHC.create, _LOSSES, fields=HypHC.declared),
 }

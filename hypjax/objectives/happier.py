@@ -5,7 +5,6 @@ the cosine. In other spaces, `comparisons.similarity` takes its place: that choi
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +15,19 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, adjacent_samples
+from hypjax.objectives.base import Declaration, Extension, Group, Metrics, ProblemSizes
 from hypjax.objectives.comparisons import compare_images, similarity
-from hypjax.objectives.proxy_losses import ProxyObjective, normalized_softmax
+from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
 from hypjax.types import Batch, Outputs
 
-# Defaults are the released code's.
-_HAP_FIELDS = {
+_FIELDS = {  # Defaults are the released code's.
     "weight": Field(0.9, within(0, 1)),  # Of H-AP; the softmax has the rest.
     "alpha": Field(1.0, at_least(0)),  # Exponent of levels in relevances.
     "rank_temperature": Field(0.01, ABOVE_0),  # τ of smooth steps.
     "slope": Field(100.0, at_least(0)),  # ρ.
     "margin": Field(0.05, at_least(0)),  # δ.
 }
-HAPPIER_FIELDS = _HAP_FIELDS | {
-    "temperature": Field(0.05, ABOVE_0, learnable=True),  # Of the softmax.
-    # Factor of the proxies' learning rate: Proxy-Anchor's; 200,000 in the recipe for SOP.
-    "proxy_rate": Field(100.0, at_least(0)),
-}
+_SOFTMAX = PROXY_LOSSES["normalized_softmax"]
 _COMPARISONS = 2**24  # Of a query with two images, at once: 64 MB an array.
 
 
@@ -87,23 +81,14 @@ def smooth_hap(
     return 1 - jnp.mean(scores)
 
 
-def create_happier(config: ConfigDict, space: Space) -> "Happier":
-    """Builds the objective that a run's configuration describes."""
-    fields, samples = config.objective, adjacent_samples(config)
-    softmax = functools.partial(normalized_softmax, temperature=fields.temperature)
-    base = ProxyObjective(space, softmax, None, fields.proxy_rate, False, samples)
-    return Happier(base, samples, **{name: fields[name] for name in _HAP_FIELDS})
-
-
 @dataclasses.dataclass(frozen=True)
 class Happier(Extension):
-    """HAPPIER's loss: `smooth_hap`, beside the base, a normalised softmax of the classes.
+    """HAPPIER's loss: the weighted sum of `smooth_hap` and the base, a normalised softmax.
 
-    Labels of an image are its class, and its coarse classes at each level. `HAPPIER_FIELDS`
-    explains the numbers.
+    Labels of an image are its class, and its coarse classes at each level.
     """
 
-    samples_per_class: int | None  # None if batches hold any classes.
+    base: ProxyObjective
     weight: float
     alpha: float
     rank_temperature: float
@@ -124,20 +109,28 @@ class Happier(Extension):
             raise UserError("happier needs coarse classes: list coarse_labels of the data set")
         shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
         proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-        return {"base": {"proxies": proxies}}, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
+        params = {"base": {"proxies": self.base.kind.parameters(proxies, self.space)}}
+        return params, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         softmax, metrics = self.base.loss(params["base"], outputs, batch)
-        points, coarse = self.space.embed(outputs.projected), jnp.asarray(state["coarse"])
-        labels = jnp.asarray(batch.labels)
+        points, labels = self.space.embed(outputs.projected), jnp.asarray(batch.labels)
         # By subtraction, an image is nearest to itself; products would lose digits.
-        compared = {"space": self.space, "samples_per_class": self.samples_per_class or 1}
-        s = similarity(compare_images(points, labels, **compared).distances)
-        rel = relevances(jnp.vstack([labels, coarse[:, labels]]), self.alpha)
+        samples = self.base.samples_per_class or 1
+        pairs = compare_images(points, labels, space=self.space, samples_per_class=samples)
+        levels = jnp.vstack([labels, jnp.asarray(state["coarse"])[:, labels]])
         step = {"temperature": self.rank_temperature, "slope": self.slope, "margin": self.margin}
-        hap = smooth_hap(s, rel, **step)
+        hap = smooth_hap(similarity(pairs.distances), relevances(levels, self.alpha), **step)
         metrics |= {"hap_loss": hap, "softmax_loss": softmax}
         return self.weight * hap + (1 - self.weight) * softmax, (state, metrics)
+
+
+def _create(config: ConfigDict, space: Space) -> Happier:
+    settings = (config.objective[name] for name in _FIELDS)
+    return Happier(_SOFTMAX.create(config, space), *settings)
+
+
+HAPPIER = Declaration(_create, {**_FIELDS, **_SOFTMAX.fields})

@@ -9,8 +9,7 @@ import pytest
 
 from hypjax.config import load_config, validate
 from hypjax.errors import UserError
-from hypjax.objectives import ProblemSizes, hyphc
-from hypjax.objectives.hyphc import label_triples
+from hypjax.objectives import ProblemSizes, hyphc, label_triples
 from tests.helpers import losses, small_runs, steps
 
 # Coarse classes of classes 0 to 5, and coarser ones. Class 5 is the only child of its parent.
