@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
@@ -18,6 +18,10 @@ Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
+
+
+LEARNED = "learned"
+BallC = float | Literal["learned"] | None
 
 
 class ProblemSizes(NamedTuple):
@@ -42,15 +46,9 @@ class Group(NamedTuple):
     rate: float = 1.0  # Factor of the learning rate.
     weight_decay: float | None = None  # None for the general one.
     start: int = 0  # Step from which it changes; until then its moments accumulate.
-    # For points of the ball of this c: `riemannian_adam` moves them, without clipping, and with no
-    # weight decay but the group's own.
-    ball_c: float | None = None
-    tangent: bool = False  # For points of a ball whose c is learned, as tangent vectors at 0.
-
-    @property
-    def has_points(self) -> bool:
-        """Whether the parameters are points, which `riemannian_adam` moves."""
-        return self.tangent or self.ball_c is not None
+    # For points of the ball of this c, or tangent vectors at its origin if c is `LEARNED`:
+    # `riemannian_adam` moves them, without clipping, and only the group's own decay acts.
+    ball_c: BallC = None
 
 
 @runtime_checkable

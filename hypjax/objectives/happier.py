@@ -18,6 +18,7 @@ from hypjax.geometry import Space
 from hypjax.objectives.base import Declaration, Extension, Group, Metrics, ProblemSizes
 from hypjax.objectives.comparisons import compare_images, similarity
 from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
+from hypjax.objectives.proxy_points import proxy_parameters
 from hypjax.types import Batch, Outputs
 
 _FIELDS = {  # Defaults are the released code's.
@@ -109,8 +110,8 @@ class Happier(Extension):
             raise UserError("happier needs coarse classes: list coarse_labels of the data set")
         shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
         proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-        params = {"base": {"proxies": self.base.kind.parameters(proxies, self.space)}}
-        return params, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
+        proxies = proxy_parameters(proxies, self.space, self.base.ball_c)
+        return {"base": {"proxies": proxies}}, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch

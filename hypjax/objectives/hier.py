@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import BallC, Extension, Group, Loss, Metrics, Objective, ProblemSizes
 from hypjax.objectives.comparisons import class_numbers, norms
-from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
+from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 HIER_FIELDS = {
@@ -144,10 +144,10 @@ def create_hier(
 ) -> "Hier":
     """Builds a run's objective; `create_base` builds the base, a loss of angles."""
     fields = config.objective
-    kind = proxy_points("hier_optimizer", fields, space)
+    ball_c = ball_of_proxies("hier_optimizer", fields, space)
     settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
     del settings["optimizer"]
-    return Hier(base=create_base(config, Sphere()), head_space=space, kind=kind, **settings)
+    return Hier(base=create_base(config, Sphere()), head_space=space, ball_c=ball_c, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Hier(Extension):
     temperature: float
     rate: float
     decay: float | None = None
-    kind: ProxyPoints = ProxyPoints()  # Of the proxies' parameters.
+    ball_c: BallC = None  # Of the hierarchical proxies.
 
     @property
     def space(self) -> PoincareBall | Lorentz:
@@ -186,8 +186,8 @@ class Hier(Extension):
     @property
     def groups(self) -> tuple[Group, ...]:
         """Groups of the base, and the hierarchical proxies."""
-        settings = {"rate": self.rate, "weight_decay": self.decay}
-        return (*super().groups, self.kind.group("hierarchy", self.head_space, **settings))
+        proxies = Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c)
+        return (*super().groups, proxies)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters with random proxies, and the base's state.
@@ -200,7 +200,7 @@ class Hier(Extension):
         length = 0.9 * (self.head_space.clip_radius or 1.0)
         proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
-        hierarchy = self.kind.parameters(proxies, self.head_space)
+        hierarchy = proxy_parameters(proxies, self.head_space, self.ball_c)
         return {"base": params, "hierarchy": hierarchy}, state
 
     def loss(
@@ -210,7 +210,7 @@ class Hier(Extension):
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
         points = space.embed(outputs.projected)
-        proxies = self.kind.points(params["hierarchy"], space)
+        proxies = proxy_points(params["hierarchy"], space, self.ball_c)
         # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
         of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
+    BallC,
     Group,
     Loss,
     Metrics,
@@ -37,7 +38,7 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
-from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
+from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
@@ -217,22 +218,22 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
-    `ProxyPoints` says how parameters stand for proxies. As for Proxy-Anchor (Kim et al., CVPR
-    2020), the vectors that a space embeds start normally distributed with the variance 2 / (number
-    of proxies), Kaiming's with a classifier's fan-out.
+    As for Proxy-Anchor (Kim et al., CVPR 2020), proxies start normally distributed, before the
+    space embeds them, with the variance 2 / (number of proxies), Kaiming's with a classifier's
+    fan-out.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
     centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
     rate: float  # Factor of the proxies' learning rate.
-    kind: ProxyPoints  # Of the proxies' parameters.
+    ball_c: BallC  # Of the proxies.
     samples_per_class: int | None  # None if batches hold any classes.
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The proxies, with a learning rate of their own."""
-        return (self.kind.group("proxies", self.space, rate=self.rate),)
+        return (Group(("proxies",), self.rate, ball_c=self.ball_c),)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
@@ -240,14 +241,14 @@ class ProxyObjective(Objective):
         shape = (spec.classes, *centres, spec.head_dim)
         deviation = (2 / (spec.classes * (self.centres or 1))) ** 0.5
         proxies = jax.random.normal(key, shape) * deviation
-        return {"proxies": self.kind.parameters(proxies, self.space)}, {}
+        return {"proxies": proxy_parameters(proxies, self.space, self.ball_c)}, {}
 
     def loss(self, params: dict, outputs: Outputs, batch: Batch) -> tuple[Loss, Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
         # `Matryoshka` compares prefixes of the output with prefixes of the proxies.
         proxies = params["proxies"][..., : outputs.projected.shape[-1]]
-        proxies = self.kind.points(proxies, self.space)
+        proxies = proxy_points(proxies, self.space, self.ball_c)
         loss = self.function(points, batch.labels, proxies, space=self.space)
         compared = points, batch.labels, self.space, self.samples_per_class
         return loss, batch_metrics(outputs.projected, *compared)
@@ -264,8 +265,8 @@ _SHARED = {
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
     """Builds a run's objective."""
     fields = config.objective
-    kind = proxy_points("proxy_optimizer", fields, space)
-    proxies = fields.get("centres"), fields.proxy_rate, kind
+    ball_c = ball_of_proxies("proxy_optimizer", fields, space)
+    proxies = fields.get("centres"), fields.proxy_rate, ball_c
     return ProxyObjective(space, function, *proxies, adjacent_samples(config))
 
 
