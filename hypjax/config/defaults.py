@@ -309,8 +309,6 @@ def _space() -> dict[str, Field]:
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
         # On the hyperboloid: factor of features before they are clipped.
         "feature_scale": Field(1.0, ABOVE_0),
-        # Largest distance from the origin, to which features are rescaled instead of being clipped;
-        # and its multiple at which the unscaled distance leads to 0.99 of it.
+        # Largest distance from the origin, to which features are rescaled instead of being clipped.
         "max_distance": Field(None, ABOVE_0, kind=float, optional=True),
-        "distance_saturation": Field(3.0, ABOVE_0),
     }

@@ -5,6 +5,7 @@ the cosine. In other spaces, `comparisons.similarity` takes its place: that choi
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +16,12 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Declaration, Extension, Group, Metrics, ProblemSizes
+from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
 from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
 from hypjax.objectives.proxy_points import proxy_parameters
 from hypjax.types import Batch, Outputs
 
-_FIELDS = {  # Defaults are the released code's.
-    "weight": Field(0.9, within(0, 1)),  # Of H-AP; the softmax has the rest.
-    "alpha": Field(1.0, at_least(0)),  # Exponent of levels in relevances.
-    "rank_temperature": Field(0.01, ABOVE_0),  # τ of smooth steps.
-    "slope": Field(100.0, at_least(0)),  # ρ.
-    "margin": Field(0.05, at_least(0)),  # δ.
-}
 _SOFTMAX = PROXY_LOSSES["normalized_softmax"]
 _COMPARISONS = 2**24  # Of a query with two images, at once: 64 MB an array.
 
@@ -49,7 +43,7 @@ def smooth_hap(
     similarities: Float[Array, "n n"],
     relevances: Float[Array, "n n"],
     *,
-    temperature: float = 0.01,
+    rank_temperature: float = 0.01,
     slope: float = 100.0,
     margin: float = 0.05,
 ) -> Float[Array, ""]:
@@ -62,15 +56,15 @@ def smooth_hap(
     gradients. The released code compares levels in place of relevances, and so orders levels whose
     relevances are equal.
 
-    `temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q, as a
-    query and as a result. Takes O(n³) operations.
+    `rank_temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q,
+    as a query and as a result. Takes O(n³) operations.
     """
 
     @jax.checkpoint  # All comparisons of a large batch would fill the memory: 3 GB for 900 images.
     def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
         s, rel = row
         gaps = s - s[:, None]  # Of image k, by rows, and of j, by columns.
-        near = jax.nn.sigmoid(gaps / temperature) + 0.5 * (gaps > 0)
+        near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
         less_relevant = rel < (1 - 1e-5) * rel[:, None]  # By more than rounding.
         ranks = jnp.sum(jnp.where(less_relevant, smooth, gaps >= 0), axis=1)
@@ -90,11 +84,9 @@ class Happier(Extension):
     """
 
     base: ProxyObjective
-    weight: float
-    alpha: float
-    rank_temperature: float
-    slope: float
-    margin: float
+    hap: Callable[..., Array]  # `smooth_hap` with its settings.
+    weight: float  # Of `hap`; the softmax has the rest.
+    alpha: float  # Exponent of levels in relevances.
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -123,15 +115,20 @@ class Happier(Extension):
         samples = self.base.samples_per_class or 1
         pairs = compare_images(points, labels, space=self.space, samples_per_class=samples)
         levels = jnp.vstack([labels, jnp.asarray(state["coarse"])[:, labels]])
-        step = {"temperature": self.rank_temperature, "slope": self.slope, "margin": self.margin}
-        hap = smooth_hap(similarity(pairs.distances), relevances(levels, self.alpha), **step)
+        hap = self.hap(similarity(pairs.distances), relevances(levels, self.alpha))
         metrics |= {"hap_loss": hap, "softmax_loss": softmax}
         return self.weight * hap + (1 - self.weight) * softmax, (state, metrics)
 
 
-def _create(config: ConfigDict, space: Space) -> Happier:
-    settings = (config.objective[name] for name in _FIELDS)
-    return Happier(_SOFTMAX.create(config, space), *settings)
+def _create(hap: Callable[..., Array], config: ConfigDict, space: Space) -> Happier:
+    fields = config.objective
+    return Happier(_SOFTMAX.create(config, space), hap, fields.weight, fields.alpha)
 
 
-HAPPIER = Declaration(_create, {**_FIELDS, **_SOFTMAX.fields})
+# Defaults are the released code's.
+HAPPIER = declare(
+    smooth_hap,
+    {"rank_temperature": ABOVE_0, "slope": at_least(0), "margin": at_least(0)},
+    build=_create,
+    shared={"weight": Field(0.9, within(0, 1)), "alpha": Field(1.0, at_least(0))} | _SOFTMAX.fields,
+)
