@@ -141,9 +141,7 @@ def graded_metrics(task: Task) -> list[str]:
     return list(GRADED) if all(x is not None and "" not in x for x in columns) else []
 
 
-def _graded_scores(
-    task: Task, queries: _Points, gallery: _Points | None, **options: Any
-) -> _Scores:
+def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:
     """Scores by the classes and, if there are any, all levels of the coarse labels."""
     parts = [*filter(None, task[:2])]
     columns = [part.coarse_labels for part in parts if part.coarse_labels is not None]
@@ -176,7 +174,7 @@ def task_scores(
             points = queries, task.queries.labels, gallery, labels
             scores = query_scores(*points, metrics=metrics, **options)
         if graded:
-            scores |= _graded_scores(task, queries, gallery, metrics=graded, **options)
+            scores |= _graded(task, queries, gallery, metrics=graded, **options)
         return scores
     if graded:
         raise UserError(f"{graded[0]} needs labels of the images, but they have a ground truth")

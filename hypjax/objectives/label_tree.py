@@ -157,9 +157,8 @@ class HypStructure(TreeExtension):
 
 def hyphc(
     leaves: Float[ArrayLike, "n d"],
-    triples: Int[ArrayLike, "t 3"],
+    triples: Triplets,
     similarities: Float[ArrayLike, "n n"],
-    valid: Bool[ArrayLike, " t"],
     *,
     temperature: float = 0.05,
 ) -> Float[Array, ""]:
@@ -172,12 +171,12 @@ def hyphc(
 
     It is least if the lowest common ancestors of the most similar leaves are farthest out.
     """
-    i, j, k = jnp.asarray(triples).T
+    i, j, k = jnp.asarray(triples.indices).T
     first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])
     leaves, similar = jnp.asarray(leaves), jnp.asarray(similarities)[first, second]
     depths = poincare.lca_distance(leaves[first], leaves[second], 1)
     weights = jax.nn.softmax(depths / temperature, axis=0)
-    return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(valid))
+    return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
 def label_triples(levels: _Levels, key: PRNGKeyArray, count: int) -> Triplets:
@@ -229,6 +228,5 @@ class HypHC(TreeExtension):
         leaves = self.radius * Sphere().embed(features)
         triples = label_triples(levels, key, self.triples)
         similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)
-        compared = leaves, triples.indices, similarities, triples.valid
-        loss = hyphc(*compared, temperature=self.temperature)
+        loss = hyphc(leaves, triples, similarities, temperature=self.temperature)
         return self.weight * loss, {"hyphc_loss": loss}

@@ -221,11 +221,11 @@ class _Search:
         if len(items) <= _CROWD:
             return subtraction.of_items(self.space, query, self.gallery, items)
         # A collapsed model maps all images to one point.
-        distinct, numbers = np.unique(self._first_copies[items], return_inverse=True)
-        return subtraction.of_items(self.space, query, self.gallery, distinct)[numbers]
+        points = self._point_numbers[items]
+        _, first, inverse = np.unique(points, return_index=True, return_inverse=True)
+        return subtraction.of_items(self.space, query, self.gallery, items[first])[inverse]
 
     @functools.cached_property
-    def _first_copies(self) -> Rows:
-        """For each item, the first one with the same point."""
-        numbers = subtraction.unique_rows(inputs.host_rows(self.gallery.array, np.s_[:]))[1]
-        return np.unique(numbers, return_index=True)[1][numbers]
+    def _point_numbers(self) -> Rows:
+        """A number for each item, the same for items at the same point."""
+        return subtraction.unique_rows(inputs.host_rows(self.gallery.array, np.s_[:]))[1]
