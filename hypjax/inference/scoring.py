@@ -154,12 +154,7 @@ def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: An
 
 
 def task_scores(
-    task: Task,
-    queries: _Points,
-    gallery: _Points | None,
-    *,
-    metrics: Sequence[str],
-    **options: Any,
+    task: Task, queries: _Points, gallery: _Points | None, *, metrics: Sequence[str], **options: Any
 ) -> _Scores:
     """Scores of a task's queries, with the options of `query_scores`.
 

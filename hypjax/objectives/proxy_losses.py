@@ -276,11 +276,7 @@ def _centres(default: int) -> dict[str, Field]:
 
 
 proxy_loss = functools.partial(declare, build=_create)
-_TEMPERATURE = {
-    "rules": {"temperature": ABOVE_0},
-    "learnable": ("temperature",),
-    "shared": _SHARED,
-}
+_TEMPERATURE = {"rules": {"temperature": ABOVE_0}, "learnable": ("temperature",), "shared": _SHARED}
 # Defaults are the papers', see the functions.
 PROXY_LOSSES = {
     "arcface": proxy_loss(
@@ -292,10 +288,7 @@ PROXY_LOSSES = {
         spaces=("sphere",),
     ),
     "cosface": proxy_loss(
-        cosface,
-        {"scale": ABOVE_0, "margin": at_least(0)},
-        learnable=("scale",),
-        shared=_centres(1),
+        cosface, {"scale": ABOVE_0, "margin": at_least(0)}, learnable=("scale",), shared=_centres(1)
     ),
     "proxy_anchor": proxy_loss(
         proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, shared=_SHARED, variant="pa"
