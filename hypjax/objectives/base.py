@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
@@ -119,6 +119,14 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
     return scalars.get(name, value)
 
 
+Create = Callable[[ConfigDict, Space], Objective]
+
+
+def setting(*arguments: Any, **options: Any) -> Any:
+    """A field of an extension that configurations have, too, as a `Field` of the arguments."""
+    return dataclasses.field(metadata={"declared": Field(*arguments, **options)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Extension(Objective):
     """An objective that extends `base`, with its spaces, state and teacher by default.
@@ -126,7 +134,21 @@ class Extension(Objective):
     The base's parameters are params["base"].
     """
 
+    prefix: ClassVar[str] = ""  # Of the settings' names in configurations.
     base: Objective
+
+    @classmethod
+    def declared(cls) -> dict[str, Field]:
+        """The settings, by their names in configurations."""
+        fields = {cls.prefix + field.name: field.metadata for field in dataclasses.fields(cls)}
+        return {name: data["declared"] for name, data in fields.items() if "declared" in data}
+
+    @classmethod
+    def create(cls, create_base: Create, config: ConfigDict, space: Space, **others: Any) -> Self:
+        """Builds a run's objective; `create_base` builds the base."""
+        settings = {name: config.objective[name] for name in cls.declared()}
+        settings = {name.removeprefix(cls.prefix): value for name, value in settings.items()}
+        return cls(base=create_base(config, space), **settings, **others)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
@@ -190,8 +212,7 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
 class Declaration:
     """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`."""
 
-    # From a run's whole configuration and its space.
-    create: Callable[[ConfigDict, Space], Objective]
+    create: Create  # From a run's whole configuration and its space.
     fields: Mapping[str, Field]  # That the loss adds to `config.objective`.
     by_class: bool = False  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs batches of tuples.

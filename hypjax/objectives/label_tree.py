@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,11 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
-from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import Lorentz, Space, Sphere, arithmetic, lorentz, poincare
+from hypjax.fields import ABOVE_0, at_least, one_of, within
+from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Loss, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import mean_where
 from hypjax.objectives.hier import Triplets
 from hypjax.types import Batch, Outputs
@@ -39,16 +38,6 @@ class TreeExtension(Extension):
     These are params, outputs, key, `levels`, the labels of the images at each level up to the root,
     and `counts`, the numbers of labels at each level of the tree.
     """
-
-    # Fields of `config.objective`: those of the dataclass, in order, with a prefix.
-    declared: ClassVar[Mapping[str, Field]]
-
-    @classmethod
-    def create(
-        cls, create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
-    ) -> Self:
-        """Builds a run's objective; `create_base` builds the base."""
-        return cls(create_base(config, space), *(config.objective[name] for name in cls.declared))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters, and its state with the tree.
@@ -127,18 +116,12 @@ class HypStructure(TreeExtension):
     Centroids are computed on the hyperboloid.
     """
 
-    declared = {
-        "structure_weight": Field(1.0, at_least(0)),  # α.
-        "structure_centring": Field(0.01, at_least(0)),  # β.
-        "structure_c": Field(1.0, ABOVE_0),
-        "structure_clipping": Field(1 - 4e-3, within(1e-3, 1 - 1e-4)),  # Largest √c‖x‖ of points.
-        "structure_features": Field("encoder", one_of("encoder", "head")),  # The paper's: encoder.
-    }
-    weight: float
-    centring: float
-    c: float
-    clipping: float
-    features: str
+    prefix = "structure_"
+    weight: float = setting(1.0, at_least(0))  # α.
+    centring: float = setting(0.01, at_least(0))  # β.
+    c: float = setting(1.0, ABOVE_0)
+    clipping: float = setting(1 - 4e-3, within(1e-3, 1 - 1e-4))  # Largest √c‖x‖ of points.
+    features: str = setting("encoder", one_of("encoder", "head"))  # The paper's: encoder.
 
     def tree_loss(
         self, outputs: Outputs, levels: _Levels, counts: Sequence[int], **_: Any
@@ -203,18 +186,12 @@ class HypHC(TreeExtension):
     which their labels agree. This and the choice of triples are ours: HypHC has no labels.
     """
 
-    declared = {
-        "hyphc_weight": Field(0.1, at_least(0)),  # Our choice, as of the radius and the triples.
-        "hyphc_temperature": Field(0.05, ABOVE_0),  # τ.
-        "hyphc_radius": Field(0.9, within(0.01, 0.999)),  # Norm of all leaves; HypHC learns it.
-        "hyphc_triples": Field(10, within(1, 10**4)),  # Of each leaf at each level of labels.
-        "hyphc_leaves": Field("images", one_of("images", "proxies")),
-    }
-    weight: float
-    temperature: float
-    radius: float
-    triples: int
-    leaves: str
+    prefix = "hyphc_"
+    weight: float = setting(0.1, at_least(0))  # Our choice, as of the radius and the triples.
+    temperature: float = setting(0.05, ABOVE_0)  # τ.
+    radius: float = setting(0.9, within(0.01, 0.999))  # Norm of all leaves; HypHC learns it.
+    triples: int = setting(10, within(1, 10**4))  # Of each leaf at each level of labels.
+    leaves: str = setting("images", one_of("images", "proxies"))
 
     def tree_loss(
         self, params: dict, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
