@@ -108,16 +108,6 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
         np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=str(i))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_random_rankings_score_as_loops(depth):
-    rng = np.random.default_rng(depth)
-    for _ in range(30):
-        levels = [*rng.integers(0, depth + 1, rng.integers(1, 60)).tolist(), depth]
-        own = int(rng.integers(0, 2))
-        expected = by_loops(levels, own)
-        np.testing.assert_allclose(scores_of(levels, depth, own=own), expected, rtol=1e-12)
-
-
 def test_re_ranked_results_are_scored():
     x, labels = points(Sphere(), 0, 60, 4), np.arange(60) % 6
     reranking = Reranking(k1=5, k2=3, depth=10)
