@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
@@ -18,10 +18,7 @@ Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
-
-
-LEARNED = "learned"
-BallC = float | Literal["learned"] | None
+LEARNED = "learned"  # In place of a number that is learned.
 
 
 class ProblemSizes(NamedTuple):
@@ -48,7 +45,7 @@ class Group(NamedTuple):
     start: int = 0  # Step from which it changes; until then its moments accumulate.
     # For points of the ball of this c, or tangent vectors at its origin if c is `LEARNED`:
     # `riemannian_adam` moves them, without clipping, and only the group's own decay acts.
-    ball_c: BallC = None
+    ball_c: float | str | None = None
 
 
 @runtime_checkable

@@ -63,11 +63,10 @@ def _extended(
 _LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
 # Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
 _ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
-_HYPERBOLIC = ("poincare", "lorentz")
 _ANYWHERE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,
-    **_extended("hier+", Hier, _ON_SPHERE, spaces=_HYPERBOLIC),
+    **_extended("hier+", Hier, _ON_SPHERE, spaces=("poincare", "lorentz")),
     **_extended(matryoshka.PREFIX, matryoshka.Matryoshka, _LOSSES),
     **_extended("cones+", Cones, _ANYWHERE),
     "happier": HAPPIER,

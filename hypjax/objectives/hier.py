@@ -13,16 +13,7 @@ from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
-from hypjax.objectives.base import (
-    BallC,
-    Create,
-    Extension,
-    Group,
-    Loss,
-    Metrics,
-    ProblemSizes,
-    setting,
-)
+from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import class_numbers, norms
 from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
@@ -157,7 +148,7 @@ class Hier(Extension):
     optimizer: str = setting("adam", one_of("adam", "riemannian"))
     # Weight decay of the proxies. None: the general one for vectors, and none for points.
     decay: float | None = setting(None, at_least(0), kind=float, optional=True)
-    ball_c: BallC = None  # Of the hierarchical proxies.
+    ball_c: float | str | None = None  # Of the hierarchical proxies.
 
     @classmethod
     def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import (
-    BallC,
     Group,
     Loss,
     Metrics,
@@ -227,7 +226,7 @@ class ProxyObjective(Objective):
     function: Callable[..., Array]  # The loss, with its settings.
     centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
     rate: float  # Factor of the proxies' learning rate.
-    ball_c: BallC  # Of the proxies.
+    ball_c: float | str | None  # Of the proxies.
     samples_per_class: int | None  # None if batches hold any classes.
 
     @property

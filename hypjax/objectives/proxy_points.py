@@ -11,12 +11,13 @@ from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space, poincare
-from hypjax.objectives.base import LEARNED, BallC
+from hypjax.objectives.base import LEARNED
 
 _Vectors = Float[Array, "*b dim"]
+_BallC = float | str | None
 
 
-def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> BallC:
+def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
     """The `Group.ball_c` of proxies, whose optimiser the field of `config.objective` names."""
     if fields[field] == "adam":
         return None
@@ -26,7 +27,7 @@ def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> Ball
     return LEARNED if fields["learn_c"] else ball.c
 
 
-def proxy_parameters(vectors: _Vectors, space: Space, ball_c: BallC) -> _Vectors:
+def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
     """Parameters of the proxies that a space embeds from free vectors."""
     if ball_c is None:
         return vectors
@@ -34,7 +35,7 @@ def proxy_parameters(vectors: _Vectors, space: Space, ball_c: BallC) -> _Vectors
     return poincare.logmap0(points, space.ball().c) if ball_c == LEARNED else points
 
 
-def proxy_points(parameters: _Vectors, space: Space, ball_c: BallC) -> _Vectors:
+def proxy_points(parameters: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
     """Proxies as points of the space."""
     if ball_c is None:
         return space.embed(parameters)

@@ -176,11 +176,8 @@ def query_scores(
 def _without_own(
     asked: Labelled, searched: Labelled, matches: Counts, own_rows: OwnRows
 ) -> tuple[Labelled, Counts, Bool[np.ndarray, " n"]]:
-    """Queries with the first rows of their own images, other matches, and which need lists.
-
-    Programs exclude one item of a query's own class. Other queries take longer: all their matches
-    are ranked.
-    """
+    """Queries with the first rows of their own images, other matches, and which need lists."""
+    # Programs exclude one item of a query's own class. Other queries take longer.
     lengths = np.fromiter(map(len, own_rows), int)
     if len(lengths) != len(matches):
         raise UserError(f"own_rows has {len(lengths)} lists for {len(matches)} queries")

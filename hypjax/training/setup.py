@@ -165,10 +165,8 @@ def _coarsest(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"
         refuse("train.sampling", train.sampling, rule)
     most = np.sort(np.bincount(coarse))[:2].sum() * train.samples_per_class
     if train.batch_size > most:
-        rule = (
-            f"at most {most}: {train.samples_per_class} images for each class of the smallest two"
-        )
-        refuse("train.batch_size", train.batch_size, f"{rule} coarse classes")
+        rule = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
+        refuse("train.batch_size", train.batch_size, f"at most {most}: {rule}")
     return coarse
 
 
