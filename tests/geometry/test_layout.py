@@ -70,8 +70,3 @@ def test_umap_starts_from_the_layout_on_the_hyperboloid(monkeypatch):
     points = np.asarray(Sphere().embed(classes(np.random.default_rng(0))))
     found = layout.lay_out_by_umap(points, Sphere())
     np.testing.assert_allclose(found, layout.lay_out(points, Sphere()), atol=1e-5)
-
-
-def test_a_step_moves_no_point_farther_than_1():
-    moves = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    np.testing.assert_allclose(layout._bounded(moves), [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
