@@ -123,8 +123,7 @@ def scored_head(run: Run) -> ScoredHead:
     objective = run.trained_objective(params)
     space = objective.score_space
     if proxies is not None:
-        points = functools.partial(proxy_points, space=space, ball_c=objective.ball_c)
-        proxies = np.asarray(jax.jit(points)(proxies))
+        proxies = np.asarray(proxy_points(proxies, space, objective.ball_c))
         space.check(proxies)
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 

@@ -107,11 +107,11 @@ class CurvedSpace(InnerProductSpace):
         scale = float(getattr(self, "feature_scale", 1.0))
         longest = math.atanh(poincare.MAX_NORM) / root
         if self.max_distance is not None:
-            half = self.max_distance / 2
-            factor = scale * poincare.RESCALING / half
-            if longest < half:
-                norms = xp.clip(norms, None, math.atanh(longest / half) / factor)
-            return norms, [self.length_at(root * half * xp.tanh(factor * norms), xp) / root]
+            factor = scale * poincare.RESCALING / self.longest
+            if longest < self.longest:
+                norms = xp.clip(norms, None, math.atanh(longest / self.longest) / factor)
+            rescaled = self.longest * xp.tanh(factor * norms)
+            return norms, [self.length_at(root * rescaled, xp) / root]
         clipped = xp.clip(norms, None, min(self.longest, longest) / scale)
         return clipped, [self.length_at(root * scale * clipped, xp) / root]
 

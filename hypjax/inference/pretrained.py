@@ -107,8 +107,8 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
                 "--config.objective.hier_proxies and --config.model.head_dim accordingly"
             )
         objective = create_objective(config)
-        hierarchy = proxy_parameters(proxies, objective.score_space, objective.ball_c)
-        params["hierarchy"] = np.asarray(hierarchy)
+        proxies = proxy_parameters(proxies, objective.score_space, objective.ball_c)
+        params["hierarchy"] = np.asarray(proxies)
     return params
 
 

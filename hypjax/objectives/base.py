@@ -143,9 +143,8 @@ class Extension(Objective):
     @classmethod
     def create(cls, create_base: Create, config: ConfigDict, space: Space, **others: Any) -> Self:
         """Builds a run's objective; `create_base` builds the base."""
-        settings = {name: config.objective[name] for name in cls.declared()}
-        settings = {name.removeprefix(cls.prefix): value for name, value in settings.items()}
-        return cls(base=create_base(config, space), **settings, **others)
+        values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
+        return cls(base=create_base(config, space), **values, **others)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
