@@ -285,7 +285,6 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
 
 
 def _space() -> dict[str, Field]:
-    """Fields of the space of the head's embedding."""
     spaces = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
     numbers = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
     return {

@@ -262,7 +262,6 @@ _SHARED = {
 
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
-    """Builds a run's objective."""
     fields = config.objective
     ball_c = ball_of_proxies("proxy_optimizer", fields, space)
     proxies = fields.get("centres"), fields.proxy_rate, ball_c

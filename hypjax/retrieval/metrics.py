@@ -44,7 +44,6 @@ def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
 
 
 def _find_metric(name: str) -> Metric:
-    """The metric of a full name; an unknown one is a `UserError`."""
     kind, _, number = name.partition("@")
     if name in WITHOUT_K:
         return WITHOUT_K[name]

@@ -72,7 +72,6 @@ def _find(tree: FileTree, name: str) -> str:
 
 
 def _read(tree: FileTree, name: str, variable: str) -> Any:
-    """Returns a variable of a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)
