@@ -10,19 +10,15 @@ class Prepared(NamedTuple):
     role: str = "training"  # Or 'judged': only searched, with ground truth; or 'distractors'.
     # What its coarse classes are. Of several levels, the name of a coarse class is a path.
     levels: tuple[str, ...] = ("super-class",)
-    mteb_task: str = ""  # Task of mteb with classes of its training split.
+    mteb: str = ""  # Task of mteb with classes of its training split.
 
 
 PREPARED = {
     "glyphs": Prepared("glyphs.contents", levels=("script",)),
     "scenes": Prepared("scenes.contents"),
-    "cub200": Prepared(
-        "cub200.DATASET", levels=("order", "family"), mteb_task="CUB200I2IRetrieval"
-    ),
-    "cars196": Prepared(
-        "cars196.DATASET", levels=("body type",), mteb_task="StanfordCarsI2IRetrieval"
-    ),
-    "sop": Prepared("sop.DATASET", mteb_task="SOPI2IRetrieval"),
+    "cub200": Prepared("cub200.DATASET", levels=("order", "family"), mteb="CUB200I2IRetrieval"),
+    "cars196": Prepared("cars196.DATASET", levels=("body type",), mteb="StanfordCarsI2IRetrieval"),
+    "sop": Prepared("sop.DATASET", mteb="SOPI2IRetrieval"),
     "inshop": Prepared("inshop.DATASET", levels=("gender", "category")),
     "omniglot": Prepared("omniglot.DATASET", levels=("alphabet",)),
     "sfm120k": Prepared("sfm120k.DATASET"),

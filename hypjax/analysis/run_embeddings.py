@@ -16,6 +16,7 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
+from hypjax.objectives.proxy_points import proxy_points
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
@@ -122,7 +123,7 @@ def scored_head(run: Run) -> ScoredHead:
     objective = run.trained_objective(params)
     space = objective.score_space
     if proxies is not None:
-        proxies = np.asarray(jax.jit(objective.kind.points)(proxies, space))
+        proxies = np.asarray(proxy_points(proxies, space, objective.ball_c))
         space.check(proxies)
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 

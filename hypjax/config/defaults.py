@@ -285,7 +285,6 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
 
 
 def _space() -> dict[str, Field]:
-    """Fields of the space of the head's embedding."""
     spaces = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
     numbers = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
     return {
@@ -309,8 +308,6 @@ def _space() -> dict[str, Field]:
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
         # On the hyperboloid: factor of features before they are clipped.
         "feature_scale": Field(1.0, ABOVE_0),
-        # Largest distance from the origin, to which features are rescaled instead of being clipped;
-        # and its multiple at which the unscaled distance leads to 0.99 of it.
+        # Largest distance from the origin, to which features are rescaled instead of being clipped.
         "max_distance": Field(None, ABOVE_0, kind=float, optional=True),
-        "distance_saturation": Field(3.0, ABOVE_0),
     }

@@ -110,7 +110,6 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),
-    ("objective.distance_saturation", "max_distance is set", lambda c: c.objective.max_distance),
     ("objective.parts", *_PARTS),
     ("objective.weights", *_PARTS),
     ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),

@@ -14,7 +14,6 @@ HYP_VIT_SPACES = {"hyp": "poincare", "sph": "sphere"}  # Of Hyp-ViT's loss, by v
 HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
 # LHIER+ (Bdeir and Landwehr, 2024) as far as it is known, see docs/papers.md. **Experimental**.
 HIER["lhier"] = HIER["hier"]
-LHIER_DISTANCE = 9.56  # 1.2·arcosh(1/(2·1.2e-7))/2, in later copies of the group's code.
 # λ of IRT's losses, the weight of the differential entropy.
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Losses to compare with, on the sphere. Their fields have the defaults.

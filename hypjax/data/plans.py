@@ -151,30 +151,26 @@ class DrawnClassPlans(ClassPlans):
 class CoarsePairPlans(ClassPlans):
     """HAPPIER's sampling: half of a batch's classes from each of two coarse classes.
 
-    If one of these has too few classes, the other one fills the batch. The released code makes such
-    batches smaller, as it does for classes with few images, which are repeated here.
+    An epoch has each pair five times. If a coarse class has too few classes, the other one fills
+    the batch, and classes with few images repeat them. The released code makes batches smaller.
     """
 
     coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)  # From 0 without gaps.
 
     @functools.cached_property
-    def pairs(self) -> Int[np.ndarray, "batches 2"]:
-        """The coarse classes of an epoch's batches: each pair five times."""
+    def _pairs(self) -> Int[np.ndarray, "batches 2"]:
         return np.array([*itertools.combinations(range(self.coarse.max() + 1), 2)] * 5)
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Number of batches of all pairs."""
-        return len(self.pairs)
+    batches_per_epoch = property(lambda self: len(self._pairs))
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns classes of the step's pair of coarse classes, uniformly at random."""
         epoch, batch = divmod(step, self.batches_per_epoch)
-        pair = self.rng(_PAIRS, epoch).permutation(self.pairs)[batch]
+        pair = self.rng(_PAIRS, epoch).permutation(self._pairs)[batch]
         rng, size = self.rng(_CLASSES, step), self.classes_per_batch
-        one, other = (rng.permutation(np.flatnonzero(self.coarse == group)) for group in pair)
-        count = np.clip(size // 2, size - len(other), len(one))
-        return np.concatenate([one[:count], other[: size - count]])
+        first, second = (rng.permutation(np.flatnonzero(self.coarse == x)) for x in pair)
+        count = np.clip(size // 2, size - len(second), len(first))
+        return np.concatenate([first[:count], second[: size - count]])
 
 
 CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}

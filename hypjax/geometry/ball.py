@@ -41,7 +41,6 @@ class CurvedSpace(InnerProductSpace):
     clip_radius: float | None
     riemannian: bool
     max_distance: float | None
-    distance_saturation: float
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
@@ -65,7 +64,6 @@ class CurvedSpace(InnerProductSpace):
         return self._embed(features)
 
     def _embed(self, features: Vectors) -> Points:
-        """Embeds features without scaling their gradients."""
         return self.from_tangent(self._shortened(features))
 
     def from_tangent(self, v: Vectors) -> Points:
@@ -74,14 +72,12 @@ class CurvedSpace(InnerProductSpace):
 
     def _shortened(self, v: Vectors, longest: float = MAX_SQUARE_NORM**0.5) -> Points:
         if self.max_distance is not None:
-            return poincare.rescale_features(v, self.max_distance, self.distance_saturation)
+            return poincare.rescale_features(v, self.max_distance)
         return poincare.clip_features(v, min(self.longest, longest))
 
     def _unshortened(self, v: Vectors) -> Points:
-        """Features that `_shortened` maps to v."""
-        if self.max_distance is None:
-            return v
-        return poincare.unrescale_features(v, self.max_distance, self.distance_saturation)
+        longest = self.max_distance
+        return v if longest is None else poincare.unrescale_features(v, longest)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
@@ -111,11 +107,11 @@ class CurvedSpace(InnerProductSpace):
         scale = float(getattr(self, "feature_scale", 1.0))
         longest = math.atanh(poincare.MAX_NORM) / root
         if self.max_distance is not None:
-            half = self.max_distance / 2
-            factor = scale * poincare.ARTANH_099 / (self.distance_saturation * half)
-            if longest < half:
-                norms = xp.clip(norms, None, math.atanh(longest / half) / factor)
-            return norms, [self.length_at(root * half * xp.tanh(factor * norms), xp) / root]
+            factor = scale * poincare.RESCALING / self.longest
+            if longest < self.longest:
+                norms = xp.clip(norms, None, math.atanh(longest / self.longest) / factor)
+            rescaled = self.longest * xp.tanh(factor * norms)
+            return norms, [self.length_at(root * rescaled, xp) / root]
         clipped = xp.clip(norms, None, min(self.longest, longest) / scale)
         return clipped, [self.length_at(root * scale * clipped, xp) / root]
 
@@ -138,7 +134,6 @@ class PoincareBall(CurvedSpace):
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
         max_distance: Bound of the distances from the origin to which features are rescaled, instead
             of being clipped; None for no rescaling. See `poincare.rescale_features`.
-        distance_saturation: Multiple of the bound at which unscaled distances reach 0.99 of it.
     """
 
     functions = poincare
@@ -146,7 +141,6 @@ class PoincareBall(CurvedSpace):
     clip_radius: float | None = static(2.3)
     riemannian: bool = static(False)
     max_distance: float | None = static(None)
-    distance_saturation: float = static(3.0)
 
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"

@@ -34,7 +34,6 @@ class Lorentz(CurvedSpace):
         feature_scale: Factor of features, above 0.
         riemannian: As of the ball, so that gradients are the ball's.
         max_distance: As of the ball, for scaled features.
-        distance_saturation: As of the ball.
     """
 
     functions = lorentz
@@ -45,7 +44,6 @@ class Lorentz(CurvedSpace):
     )
     riemannian: bool = static(False)
     max_distance: float | None = static(None)
-    distance_saturation: float = static(3.0)
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a number is out of range, or no number."""
@@ -112,8 +110,7 @@ class Lorentz(CurvedSpace):
 
     def ball(self) -> PoincareBall:
         """The ball of the same c, which shortens features likewise."""
-        rescaling = self.max_distance, self.distance_saturation
-        return PoincareBall(self.c, self.clip_radius, self.riemannian, *rescaling)
+        return PoincareBall(self.c, self.clip_radius, self.riemannian, self.max_distance)
 
     def to_ball(self, x: Vectors) -> Points:
         """See `lorentz.to_poincare`."""

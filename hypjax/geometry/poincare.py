@@ -39,8 +39,8 @@ from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, R
 MAX_NORM = 1 - 1e-5
 
 _FRECHET_STEPS = 1000
-ARTANH_099 = float(np.arctanh(0.99))
 _LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
+RESCALING = float(np.arctanh(0.99)) / 3  # Factor of small distances in `rescale_features`.
 
 
 def lambda_x(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
@@ -58,24 +58,23 @@ def clip_features(v: Vectors, radius: Scalar) -> Points:
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
-def rescale_features(v: Vectors, max_distance: Scalar, saturation: Scalar) -> Points:
+def rescale_features(v: Vectors, max_distance: Scalar) -> Points:
     """Maximum-distance rescaling of vectors, [..., d], before `expmap0` (Bdeir et al., 2024).
 
-    `expmap0` maps v to the distance D = 2‖v‖ from the origin; the rescaled vector leads to D' = M ·
-    tanh(D·artanh(0.99)/(s·M)) for M = `max_distance` and s = `saturation`: to 0.99·M where D is
-    s·M. Experimental: the formula is from code of the authors' group, not from the paper.
+    A vector that `expmap0` maps to the distance D = 2‖v‖ from the origin leads to M·tanh(D ·
+    artanh(0.99)/(3M)) for M = `max_distance`: to 0.99·M where D is 3M. Experimental: the formula is
+    from code of the authors' group, not from the paper.
     """
     v = clip_features(v, _LONGEST)
-    slope = ARTANH_099 / saturation
-    u = arithmetic.square_norm(v) * (2 * slope / max_distance) ** 2
-    return v * (slope * arithmetic.tanh_ratio(u))
+    u = arithmetic.square_norm(v) * (2 * RESCALING / max_distance) ** 2
+    return v * (RESCALING * arithmetic.tanh_ratio(u))
 
 
-def unrescale_features(v: Vectors, max_distance: Scalar, saturation: Scalar) -> Points:
+def unrescale_features(v: Vectors, max_distance: Scalar) -> Points:
     """The inverse of `rescale_features`, finite also for lengths from max_distance / 2 on."""
     (v,) = arithmetic.floating(v)
     u = arithmetic.square_norm(v) * (2 / max_distance) ** 2
-    return v * (saturation / ARTANH_099 * arithmetic.artanh_ratio(u))
+    return v * arithmetic.artanh_ratio(u) / RESCALING
 
 
 def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:

@@ -17,6 +17,7 @@ from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.weight_files import PROXIES, read_state_dict, repository, timm_weights
 from hypjax.objectives import create_objective
+from hypjax.objectives.proxy_points import proxy_parameters
 from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
@@ -106,8 +107,8 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
                 "--config.objective.hier_proxies and --config.model.head_dim accordingly"
             )
         objective = create_objective(config)
-        hierarchy = objective.kind.parameters(proxies, objective.score_space)
-        params["hierarchy"] = np.asarray(hierarchy)
+        proxies = proxy_parameters(proxies, objective.score_space, objective.ball_c)
+        params["hierarchy"] = np.asarray(proxies)
     return params
 
 

@@ -1,12 +1,13 @@
 """Scores of embeddings in files, computed by any model."""
 
+import itertools
 import pathlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 
 from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
@@ -27,6 +28,9 @@ from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
 from hypjax.types import GroundTruth, coarse_levels
+
+_Points = Float[np.ndarray, "n d"]
+_Scores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
 
 def task_of(
@@ -134,47 +138,39 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.
 
 def graded_metrics(task: Task) -> list[str]:
     """The metrics by which a task is scored because all its images have coarse labels."""
-    columns = [table.coarse_labels for table in task[:2] if table is not None]
+    columns = [part.coarse_labels for part in filter(None, task[:2])]
     return list(GRADED) if all(x is not None and "" not in x for x in columns) else []
 
 
-def _levels(task: Task) -> tuple[list[Shaped[np.ndarray, " n"]], list[Shaped[np.ndarray, " m"]]]:
-    """Labels of queries and gallery at each level, finest first."""
-    tables = [table for table in task[:2] if table is not None]
-    levels = [np.concatenate([table.labels for table in tables])]
-    columns = [table.coarse_labels for table in tables if table.coarse_labels is not None]
-    if columns:
-        if len(columns) < len(tables) or any("" in column for column in columns):
-            raise UserError("some rows have coarse labels, and others have none; give all theirs")
-        levels += coarse_levels(np.concatenate(columns))
-    count = len(tables[0].labels)
-    return [x[:count] for x in levels], [x[count:] for x in levels]
+def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:
+    """Scores by the classes and, if there are any, all levels of the coarse labels."""
+    parts = [*filter(None, task[:2])]
+    columns = [part.coarse_labels for part in parts if part.coarse_labels is not None]
+    if columns and not graded_metrics(task):
+        raise UserError("some rows have coarse labels, and others have none; give all theirs")
+    classes = np.concatenate([part.labels for part in parts])
+    levels = classes, *coarse_levels(itertools.chain(*columns))
+    halves = zip(*(np.split(level, [len(queries)]) for level in levels), strict=True)
+    return graded_scores(queries, next(halves), gallery, next(halves), **options)
 
 
 def task_scores(
-    task: Task,
-    queries: Float[np.ndarray, "n d"],
-    gallery: Float[np.ndarray, "m d"] | None,
-    *,
-    metrics: Sequence[str],
-    **options: Any,
-) -> dict[str, Float[np.ndarray, " queries"]]:
+    task: Task, queries: _Points, gallery: _Points | None, *, metrics: Sequence[str], **options: Any
+) -> _Scores:
     """Scores of a task's queries, with the options of `query_scores`.
 
-    The levels of graded metrics are the classes and the levels of the coarse labels, if there are
-    any. With ground truth, there are scores at each level of difficulty, such as "medium/map".
+    With ground truth, there are scores at each level of difficulty, such as "medium/map".
     """
     graded = [name for name in metrics if name in GRADED]
     if task.ground_truth is None:
-        metrics = [name for name in metrics if name not in GRADED]
-        labels = task.gallery.labels if task.gallery else None
-        points = queries, task.queries.labels, gallery, labels
+        metrics, scores = [name for name in metrics if name not in GRADED], {}
         options["own_rows"] = task.own_rows
-        scores = query_scores(*points, metrics=metrics, **options) if metrics else {}
+        if metrics:
+            labels = task.gallery.labels if task.gallery else None
+            points = queries, task.queries.labels, gallery, labels
+            scores = query_scores(*points, metrics=metrics, **options)
         if graded:
-            levels, item_levels = _levels(task)
-            points = queries, levels, gallery, item_levels
-            scores |= graded_scores(*points, metrics=graded, **options)
+            scores |= _graded(task, queries, gallery, metrics=graded, **options)
         return scores
     if graded:
         raise UserError(f"{graded[0]} needs labels of the images, but they have a ground truth")

@@ -37,7 +37,7 @@ class MtebEncoder:
         """The model's record in mteb: its name, and its fingerprint as revision."""
         # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
         hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
-        trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb_task", "")
+        trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb", "")
         name = hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}"
         facts = {"name": name, "revision": self._model.fingerprint, "framework": ["JAX"]}
         trained = {"training_datasets": {trained_on} if trained_on else None}

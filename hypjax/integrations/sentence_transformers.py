@@ -91,8 +91,7 @@ def points(features, space):
     root, norms = np.sqrt(max(space["c"], 1e-12)), norms * space.get("feature_scale", 1)
     if space["max_distance"] is not None:  # Features are rescaled instead of being clipped.
         longest = space["max_distance"] / 2
-        factor = np.arctanh(0.99) / space["distance_saturation"] / longest
-        norms = longest * np.tanh(factor * norms)
+        norms = longest * np.tanh(np.arctanh(0.99) / 3 / longest * norms)
     elif space["clip_radius"] is not None:
         norms = np.minimum(norms, space["clip_radius"])
     return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root

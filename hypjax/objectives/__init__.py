@@ -18,12 +18,12 @@ from hypjax.objectives.happier import smooth_hap as smooth_hap
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
-from hypjax.objectives.hyphc import HypHC as HypHC
-from hypjax.objectives.hyphc import hyphc as hyphc
-from hypjax.objectives.hyphc import label_triples as label_triples
-from hypjax.objectives.hypstructure import HypStructure as HypStructure
-from hypjax.objectives.hypstructure import hyp_cpcc as hyp_cpcc
 from hypjax.objectives.koleo import koleo as koleo
+from hypjax.objectives.label_tree import HypHC as HypHC
+from hypjax.objectives.label_tree import HypStructure as HypStructure
+from hypjax.objectives.label_tree import hyp_cpcc as hyp_cpcc
+from hypjax.objectives.label_tree import hyphc as hyphc
+from hypjax.objectives.label_tree import label_triples as label_triples
 from hypjax.objectives.matryoshka import Matryoshka as Matryoshka
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import circle as circle

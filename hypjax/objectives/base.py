@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
@@ -18,6 +18,7 @@ Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 # Samplings, among the values of `train.sampling`, whose batches are made of classes.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
+LEARNED = "learned"  # In place of a number that is learned.
 
 
 class ProblemSizes(NamedTuple):
@@ -42,15 +43,9 @@ class Group(NamedTuple):
     rate: float = 1.0  # Factor of the learning rate.
     weight_decay: float | None = None  # None for the general one.
     start: int = 0  # Step from which it changes; until then its moments accumulate.
-    # For points of the ball of this c: `riemannian_adam` moves them, without clipping, and with no
-    # weight decay but the group's own.
-    ball_c: float | None = None
-    tangent: bool = False  # For points of a ball whose c is learned, as tangent vectors at 0.
-
-    @property
-    def has_points(self) -> bool:
-        """Whether the parameters are points, which `riemannian_adam` moves."""
-        return self.tangent or self.ball_c is not None
+    # For points of the ball of this c, or tangent vectors at its origin if c is `LEARNED`:
+    # `riemannian_adam` moves them, without clipping, and only the group's own decay acts.
+    ball_c: float | str | None = None
 
 
 @runtime_checkable
@@ -121,6 +116,14 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
     return scalars.get(name, value)
 
 
+Create = Callable[[ConfigDict, Space], Objective]
+
+
+def setting(*arguments: Any, **options: Any) -> Any:
+    """A field of an extension that configurations have, too, as a `Field` of the arguments."""
+    return dataclasses.field(metadata={"declared": Field(*arguments, **options)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Extension(Objective):
     """An objective that extends `base`, with its spaces, state and teacher by default.
@@ -128,7 +131,20 @@ class Extension(Objective):
     The base's parameters are params["base"].
     """
 
+    prefix: ClassVar[str] = ""  # Of the settings' names in configurations.
     base: Objective
+
+    @classmethod
+    def declared(cls) -> dict[str, Field]:
+        """The settings, by their names in configurations."""
+        fields = {cls.prefix + field.name: field.metadata for field in dataclasses.fields(cls)}
+        return {name: data["declared"] for name, data in fields.items() if "declared" in data}
+
+    @classmethod
+    def create(cls, create_base: Create, config: ConfigDict, space: Space, **others: Any) -> Self:
+        """Builds a run's objective; `create_base` builds the base."""
+        values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
+        return cls(base=create_base(config, space), **values, **others)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
@@ -192,8 +208,7 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
 class Declaration:
     """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`."""
 
-    # From a run's whole configuration and its space.
-    create: Callable[[ConfigDict, Space], Objective]
+    create: Create  # From a run's whole configuration and its space.
     fields: Mapping[str, Field]  # That the loss adds to `config.objective`.
     by_class: bool = False  # Whether it needs several images of each class in a batch.
     by_tuple: bool = False  # Whether it needs batches of tuples.

@@ -8,8 +8,7 @@ al. (ICML 2018), which lie outside.
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,20 +19,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import ABOVE_0, Field, at_least
+from hypjax.fields import ABOVE_0, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import Labels, class_indices, mean_where
 from hypjax.types import Batch, Outputs
-
-CONE_FIELDS = {
-    "cone_weight": Field(0.2, at_least(0)),  # Weight of the entailment loss, λ in MERU.
-    "cone_negatives": Field(1.0, at_least(0)),  # Weight of other cones in it; 0 in MERU.
-    "cone_margin": Field(0.01, at_least(0)),  # γ of Ganea et al., in radians.
-    "cone_radius": Field(0.1, ABOVE_0),  # K.
-    "cone_rate": Field(1.0, at_least(0)),  # Factor of the apexes' learning rate.
-}
 
 
 def entailment(
@@ -73,23 +64,6 @@ def _outside(
     return angles - cones.half_aperture(apexes, c, radius)
 
 
-def create_cones(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
-) -> "Cones":
-    """Builds a run's objective; `create_base` builds the base. Needs a hyperbolic space."""
-    fields, ball = config.objective, space.ball()
-    if ball is None:
-        raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
-    # Without clipping, features reach the first apexes at any radius.
-    if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= ball.longest:
-        raise UserError(
-            f"at config.objective.c={fields.c} no cone is narrower than 90 degrees; raise c or "
-            "clip_radius, or lower cone_radius"
-        )
-    settings = {name.removeprefix("cone_"): fields[name] for name in CONE_FIELDS}
-    return Cones(base=create_base(config, space), **settings)
-
-
 def _first_length(radius: float, c: float) -> float:
     """Norm of features v whose half-aperture is 45°: sinh(2√c‖v‖) = 2K/sin 45°."""
     return math.asinh(2 * math.sqrt(2) * radius) / (2 * math.sqrt(c))
@@ -101,14 +75,27 @@ class Cones(Extension):
 
     The training set groups its classes into coarse classes. The apexes of their cones are
     parameters, which the space embeds like the head's outputs. Cones lie in the hyperboloid
-    isometric to the space. `CONE_FIELDS` explains the numbers.
+    isometric to the space.
     """
 
-    weight: float
-    negatives: float
-    margin: float
-    radius: float
-    rate: float
+    prefix = "cone_"
+    weight: float = setting(0.2, at_least(0))  # Weight of the entailment loss, λ in MERU.
+    negatives: float = setting(1.0, at_least(0))  # Weight of other cones in it; 0 in MERU.
+    margin: float = setting(0.01, at_least(0))  # γ of Ganea et al., in radians.
+    radius: float = setting(0.1, ABOVE_0)  # K.
+    rate: float = setting(1.0, at_least(0))  # Factor of the apexes' learning rate.
+
+    @classmethod
+    def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
+        """Builds a run's objective, in a hyperbolic space."""
+        fields, ball = config.objective, space.ball()
+        if ball is None:
+            raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
+        # Without clipping, features reach the first apexes at any radius.
+        if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= ball.longest:
+            problem = f"at config.objective.c={fields.c} no cone is narrower than 90 degrees"
+            raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
+        return super().create(create_base, config, space)
 
     @property
     def groups(self) -> tuple[Group, ...]:

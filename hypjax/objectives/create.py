@@ -18,6 +18,7 @@ from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
 from hypjax.objectives.base import (
     Declaration,
+    Extension,
     Loss,
     Metrics,
     Objective,
@@ -27,11 +28,10 @@ from hypjax.objectives.base import (
     requested,
 )
 from hypjax.objectives.comparisons import batch_metrics
-from hypjax.objectives.cones import CONE_FIELDS, create_cones
-from hypjax.objectives.happier import HAPPIER_FIELDS, create_happier
-from hypjax.objectives.hier import HIER_FIELDS, create_hier
-from hypjax.objectives.hyphc import HypHC
-from hypjax.objectives.hypstructure import HypStructure
+from hypjax.objectives.cones import Cones
+from hypjax.objectives.happier import HAPPIER
+from hypjax.objectives.hier import Hier
+from hypjax.objectives.label_tree import HypHC, HypStructure
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
@@ -46,12 +46,12 @@ class SavedObjective(Objective):
 
 
 def _extended(
-    prefix: str, create: Callable[..., Objective], losses: Mapping[str, Declaration], **facts: Any
+    prefix: str, kind: type[Extension], losses: Mapping[str, Declaration], **facts: Any
 ) -> dict[str, Declaration]:
     return {
         prefix + name: Declaration(
-            functools.partial(create, base.create),
-            {**base.fields, **facts["fields"]},
+            functools.partial(kind.create, base.create),
+            {**base.fields, **kind.declared()},
             base.by_class,
             base.by_tuple,
             facts.get("spaces", base.spaces),
@@ -63,16 +63,15 @@ def _extended(
 _LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
 # Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
 _ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
-_HYPERBOLIC = ("poincare", "lorentz")
 _ANYWHERE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,
-    **_extended("hier+", create_hier, _ON_SPHERE, fields=HIER_FIELDS, spaces=_HYPERBOLIC),
-    **_extended(matryoshka.PREFIX, matryoshka.create, _LOSSES, fields=matryoshka.FIELDS),
-    **_extended("cones+", create_cones, _ANYWHERE, fields=CONE_FIELDS),
-    "happier": Declaration(create_happier, HAPPIER_FIELDS),
-    **_extended("hypstructure+", HypStructure.create, _LOSSES, fields=HypStructure.declared),
-    **_extended("hyphc+", HypHC.create, _LOSSES, fields=HypHC.declared),
+    **_extended("hier+", Hier, _ON_SPHERE, spaces=("poincare", "lorentz")),
+    **_extended(matryoshka.PREFIX, matryoshka.Matryoshka, _LOSSES),
+    **_extended("cones+", Cones, _ANYWHERE),
+    "happier": HAPPIER,
+    **_extended("hypstructure+", HypStructure, _LOSSES),
+    **_extended("hyphc+", HypHC, _LOSSES),
 }
 BUILT_IN = frozenset(OBJECTIVES)
 # What a function may take by name.

@@ -5,7 +5,7 @@ the cosine. In other spaces, `comparisons.similarity` takes its place: that choi
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +16,13 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, adjacent_samples
+from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
-from hypjax.objectives.proxy_losses import ProxyObjective, normalized_softmax
+from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
+from hypjax.objectives.proxy_points import proxy_parameters
 from hypjax.types import Batch, Outputs
 
-# Defaults are the released code's.
-_HAP_FIELDS = {
-    "weight": Field(0.9, within(0, 1)),  # Of H-AP; the softmax has the rest.
-    "alpha": Field(1.0, at_least(0)),  # Exponent of levels in relevances.
-    "rank_temperature": Field(0.01, ABOVE_0),  # τ of smooth steps.
-    "slope": Field(100.0, at_least(0)),  # ρ.
-    "margin": Field(0.05, at_least(0)),  # δ.
-}
-HAPPIER_FIELDS = _HAP_FIELDS | {
-    "temperature": Field(0.05, ABOVE_0, learnable=True),  # Of the softmax.
-    # Factor of the proxies' learning rate: Proxy-Anchor's; 200,000 in the recipe for SOP.
-    "proxy_rate": Field(100.0, at_least(0)),
-}
+_SOFTMAX = PROXY_LOSSES["normalized_softmax"]
 _COMPARISONS = 2**24  # Of a query with two images, at once: 64 MB an array.
 
 
@@ -54,7 +43,7 @@ def smooth_hap(
     similarities: Float[Array, "n n"],
     relevances: Float[Array, "n n"],
     *,
-    temperature: float = 0.01,
+    rank_temperature: float = 0.01,
     slope: float = 100.0,
     margin: float = 0.05,
 ) -> Float[Array, ""]:
@@ -67,15 +56,15 @@ def smooth_hap(
     gradients. The released code compares levels in place of relevances, and so orders levels whose
     relevances are equal.
 
-    `temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q, as a
-    query and as a result. Takes O(n³) operations.
+    `rank_temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q,
+    as a query and as a result. Takes O(n³) operations.
     """
 
     @jax.checkpoint  # All comparisons of a large batch would fill the memory: 3 GB for 900 images.
     def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
         s, rel = row
         gaps = s - s[:, None]  # Of image k, by rows, and of j, by columns.
-        near = jax.nn.sigmoid(gaps / temperature) + 0.5 * (gaps > 0)
+        near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
         less_relevant = rel < (1 - 1e-5) * rel[:, None]  # By more than rounding.
         ranks = jnp.sum(jnp.where(less_relevant, smooth, gaps >= 0), axis=1)
@@ -87,28 +76,17 @@ def smooth_hap(
     return 1 - jnp.mean(scores)
 
 
-def create_happier(config: ConfigDict, space: Space) -> "Happier":
-    """Builds the objective that a run's configuration describes."""
-    fields, samples = config.objective, adjacent_samples(config)
-    softmax = functools.partial(normalized_softmax, temperature=fields.temperature)
-    base = ProxyObjective(space, softmax, None, fields.proxy_rate, False, samples)
-    return Happier(base, samples, **{name: fields[name] for name in _HAP_FIELDS})
-
-
 @dataclasses.dataclass(frozen=True)
 class Happier(Extension):
-    """HAPPIER's loss: `smooth_hap`, beside the base, a normalised softmax of the classes.
+    """HAPPIER's loss: the weighted sum of `smooth_hap` and the base, a normalised softmax.
 
-    Labels of an image are its class, and its coarse classes at each level. `HAPPIER_FIELDS`
-    explains the numbers.
+    Labels of an image are its class, and its coarse classes at each level.
     """
 
-    samples_per_class: int | None  # None if batches hold any classes.
-    weight: float
-    alpha: float
-    rank_temperature: float
-    slope: float
-    margin: float
+    base: ProxyObjective
+    hap: Callable[..., Array]  # `smooth_hap` with its settings.
+    weight: float  # Of `hap`; the softmax has the rest.
+    alpha: float  # Exponent of levels in relevances.
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -124,6 +102,7 @@ class Happier(Extension):
             raise UserError("happier needs coarse classes: list coarse_labels of the data set")
         shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
         proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+        proxies = proxy_parameters(proxies, self.space, self.base.ball_c)
         return {"base": {"proxies": proxies}}, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
 
     def loss(
@@ -131,13 +110,25 @@ class Happier(Extension):
     ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         softmax, metrics = self.base.loss(params["base"], outputs, batch)
-        points, coarse = self.space.embed(outputs.projected), jnp.asarray(state["coarse"])
-        labels = jnp.asarray(batch.labels)
+        points, labels = self.space.embed(outputs.projected), jnp.asarray(batch.labels)
         # By subtraction, an image is nearest to itself; products would lose digits.
-        compared = {"space": self.space, "samples_per_class": self.samples_per_class or 1}
-        s = similarity(compare_images(points, labels, **compared).distances)
-        rel = relevances(jnp.vstack([labels, coarse[:, labels]]), self.alpha)
-        step = {"temperature": self.rank_temperature, "slope": self.slope, "margin": self.margin}
-        hap = smooth_hap(s, rel, **step)
+        samples = self.base.samples_per_class or 1
+        pairs = compare_images(points, labels, space=self.space, samples_per_class=samples)
+        levels = jnp.vstack([labels, jnp.asarray(state["coarse"])[:, labels]])
+        hap = self.hap(similarity(pairs.distances), relevances(levels, self.alpha))
         metrics |= {"hap_loss": hap, "softmax_loss": softmax}
         return self.weight * hap + (1 - self.weight) * softmax, (state, metrics)
+
+
+def _create(hap: Callable[..., Array], config: ConfigDict, space: Space) -> Happier:
+    fields = config.objective
+    return Happier(_SOFTMAX.create(config, space), hap, fields.weight, fields.alpha)
+
+
+# Defaults are the released code's.
+HAPPIER = declare(
+    smooth_hap,
+    {"rank_temperature": ABOVE_0, "slope": at_least(0), "margin": at_least(0)},
+    build=_create,
+    shared={"weight": Field(0.9, within(0, 1)), "alpha": Field(1.0, at_least(0))} | _SOFTMAX.fields,
+)

@@ -1,8 +1,8 @@
 """HIER: hierarchical proxies as common ancestors of images (Kim et al., CVPR 2023)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,28 +11,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
+from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Extension, Group, Loss, Metrics, Objective, ProblemSizes
+from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import class_numbers, norms
-from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
+from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
-
-HIER_FIELDS = {
-    "hier_weight": Field(0.5, at_least(0)),  # λ: weight of the triplet loss.
-    "hier_proxies": Field(512, within(1, 10**6)),  # Number of hierarchical proxies.
-    "hier_neighbors": Field(20, within(3, 10**6)),  # K, the anchor itself included.
-    "hier_triplets": Field(50, within(1, 10**6)),  # Triplets of each anchor.
-    "hier_margin": Field(0.1, at_least(0)),  # δ.
-    # τ, which divides distances before noise is added: the authors' code. The paper has none.
-    "hier_temperature": Field(0.1, ABOVE_0),
-    "hier_rate": Field(50.0, at_least(0)),  # Factor of the proxies' learning rate.
-    # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
-    # proxies are points, which Riemannian Adam moves.
-    "hier_optimizer": Field("adam", one_of("adam", "riemannian")),
-    # Weight decay of the proxies. None: the general one for vectors, and none for points.
-    "hier_decay": Field(None, at_least(0), kind=float, optional=True),
-}
 
 
 class Triplets(NamedTuple):
@@ -139,17 +123,6 @@ def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array
     return jnp.take_along_axis(columns, drawn, axis=1)
 
 
-def create_hier(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
-) -> "Hier":
-    """Builds a run's objective; `create_base` builds the base, a loss of angles."""
-    fields = config.objective
-    kind = proxy_points("hier_optimizer", fields, space)
-    settings = {name.removeprefix("hier_"): fields[name] for name in HIER_FIELDS}
-    del settings["optimizer"]
-    return Hier(base=create_base(config, Sphere()), head_space=space, kind=kind, **settings)
-
-
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
     """A base loss of the angles of embeddings, plus HIER's loss in a hyperbolic space.
@@ -157,19 +130,32 @@ class Hier(Extension):
     `hier` is taken over triplets of images, where images of one class count as similar, and over
     triplets of the hierarchical proxies themselves. As in the authors' code, the base takes the
     angles of the space's points, so that gradients of both losses are scaled by the inverse metric
-    of the ball, (1 − c‖x‖²)²/4, on their way to the head. `HIER_FIELDS` explains the numbers.
+    of the ball, (1 − c‖x‖²)²/4, on their way to the head.
     """
 
+    prefix = "hier_"
     head_space: PoincareBall | Lorentz  # In which the head is compared.
-    weight: float
-    proxies: int
-    neighbors: int
-    triplets: int
-    margin: float
-    temperature: float
-    rate: float
-    decay: float | None = None
-    kind: ProxyPoints = ProxyPoints()  # Of the proxies' parameters.
+    weight: float = setting(0.5, at_least(0))  # λ: weight of the triplet loss.
+    proxies: int = setting(512, within(1, 10**6))  # Number of hierarchical proxies.
+    neighbors: int = setting(20, within(3, 10**6))  # K, the anchor itself included.
+    triplets: int = setting(50, within(1, 10**6))  # Triplets of each anchor.
+    margin: float = setting(0.1, at_least(0))  # δ.
+    # τ, which divides distances before noise is added: the authors' code. The paper has none.
+    temperature: float = setting(0.1, ABOVE_0)
+    rate: float = setting(50.0, at_least(0))  # Factor of the proxies' learning rate.
+    # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
+    # proxies are points, which Riemannian Adam moves.
+    optimizer: str = setting("adam", one_of("adam", "riemannian"))
+    # Weight decay of the proxies. None: the general one for vectors, and none for points.
+    decay: float | None = setting(None, at_least(0), kind=float, optional=True)
+    ball_c: float | str | None = None  # Of the hierarchical proxies.
+
+    @classmethod
+    def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
+        """Builds a run's objective; `create_base` builds the base, a loss of angles."""
+        ball_c = ball_of_proxies("hier_optimizer", config.objective, space)
+        of_angles = lambda config, _: create_base(config, Sphere())  # noqa: E731
+        return super().create(of_angles, config, space, head_space=space, ball_c=ball_c)
 
     @property
     def space(self) -> PoincareBall | Lorentz:
@@ -186,8 +172,8 @@ class Hier(Extension):
     @property
     def groups(self) -> tuple[Group, ...]:
         """Groups of the base, and the hierarchical proxies."""
-        settings = {"rate": self.rate, "weight_decay": self.decay}
-        return (*super().groups, self.kind.group("hierarchy", self.head_space, **settings))
+        proxies = Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c)
+        return (*super().groups, proxies)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters with random proxies, and the base's state.
@@ -200,7 +186,7 @@ class Hier(Extension):
         length = 0.9 * (self.head_space.clip_radius or 1.0)
         proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
-        hierarchy = self.kind.parameters(proxies, self.head_space)
+        hierarchy = proxy_parameters(proxies, self.head_space, self.ball_c)
         return {"base": params, "hierarchy": hierarchy}, state
 
     def loss(
@@ -210,7 +196,7 @@ class Hier(Extension):
         of_base, of_images, of_proxies = jax.random.split(key, 3)
         space = self.space
         points = space.embed(outputs.projected)
-        proxies = self.kind.points(params["hierarchy"], space)
+        proxies = proxy_points(params["hierarchy"], space, self.ball_c)
         # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
         of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}

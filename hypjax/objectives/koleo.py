@@ -13,10 +13,7 @@ _SMALLEST = 1e-8  # Points nearer to each other than this do not repel each othe
 
 
 def koleo(
-    points: Float[ArrayLike, "n dim"],
-    *,
-    space: Space = SPHERE,
-    ids: Labels | None = None,
+    points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE, ids: Labels | None = None
 ) -> Float[Array, ""]:
     """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
 

@@ -1,61 +1,57 @@
-"""Losses that know the tree of a training set's labels, beside another loss."""
+"""Losses that know the tree of labels, in addition to another loss: HypStructure's and HypHC's.
+
+Sinha et al., "Learning Structured Representations with Hyperbolic Embeddings" (NeurIPS 2024), and
+Chami et al., "From Trees to Continuous Embeddings and Back: Hyperbolic Hierarchical Clustering"
+(NeurIPS 2020).
+"""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Self
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
-from ml_collections import ConfigDict
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hypjax.fields import Field
-from hypjax.geometry import Space
-from hypjax.objectives.base import (
-    Extension,
-    Loss,
-    Metrics,
-    Objective,
-    ProblemSizes,
-    adjacent_samples,
-)
+from hypjax.fields import ABOVE_0, at_least, one_of, within
+from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
+from hypjax.geometry.arithmetic import Scalar
+from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
+from hypjax.objectives.comparisons import mean_where
+from hypjax.objectives.hier import Triplets
 from hypjax.types import Batch, Outputs
 
-# For each level from the classes upwards, the node above each node in the next level. The root is
-# the last level; without coarse classes, it is the parent of all classes.
-Tree = tuple[Int[Array, " nodes"], ...]
+_FLAT = 1e-3  # Standard deviation of distances that may be rounding errors far from the origin.
+_Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
     """A base loss in any space, plus `tree_loss`, which names what it needs of its arguments.
 
-    These are params, outputs, labels, tree and key. Fields of the dataclass follow `declared`.
+    These are params, outputs, key, `levels`, the labels of the images at each level up to the root,
+    and `counts`, the numbers of labels at each level of the tree.
     """
 
-    declared: ClassVar[Mapping[str, Field]]  # Fields of `config.objective`.
-    samples_per_class: int  # At least, of each class in a batch.
-
-    @classmethod
-    def create(
-        cls, create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
-    ) -> Self:
-        """Builds a run's objective; `create_base` builds the base."""
-        settings = (config.objective[name] for name in cls.declared)
-        return cls(create_base(config, space), adjacent_samples(config) or 1, *settings)
-
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns the base's parameters, and the base's state with the tree."""
+        """Returns the base's parameters, and its state with the tree.
+
+        The tree holds, for each level, the parent of each label. All classes, or the coarsest
+        classes, have the root as their parent.
+        """
         params, state = self.base.init(key, spec)
         levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, [0] * spec.classes))
         tree = []
         for fine, coarse in itertools.pairwise(levels):
-            parents = np.zeros(fine.max() + 1, np.int32)
-            parents[fine] = coarse
-            tree.append(jnp.asarray(parents))
-        return {"base": params}, {"base": state, "tree": tuple(tree)}
+            tree.append(np.zeros(fine.max() + 1, np.int32))
+            tree[-1][fine] = coarse
+        return {"base": params}, {"base": state, "tree": tuple(map(jnp.asarray, tree))}
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others
@@ -64,11 +60,150 @@ class TreeExtension(Extension):
         for_base, for_tree = jax.random.split(key)
         base = {"params": params["base"], "state": state["base"], "key": for_base}
         loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
-        values = {"params": params, "tree": state["tree"], "key": for_tree}
-        of_tree, curves = self.tree_loss(outputs=outputs, labels=batch.labels, **values)
-        return loss + of_tree, (state | {"base": of_base}, metrics | curves)
+        levels = [jnp.asarray(batch.labels)]
+        for parents in state["tree"]:
+            levels.append(parents[levels[-1]])
+        levels, counts = jnp.stack(levels), [*map(len, state["tree"]), 1]
+        values = {"params": params, "outputs": outputs, "key": for_tree}
+        of_tree, of_tree_metrics = self.tree_loss(**values, levels=levels, counts=counts)
+        return loss + of_tree, (state | {"base": of_base}, metrics | of_tree_metrics)
 
 
-def labels_by_level(labels: Int[Array, " n"], tree: Tree) -> Int[Array, "levels n"]:
-    """Nodes above images at each level: their classes, coarse classes, and the root, 0."""
-    return jnp.stack([*itertools.accumulate(tree, lambda below, up: up[below], initial=labels)])
+def hyp_cpcc(
+    points: Float[Array, "n d"], levels: _Levels, counts: Sequence[int], c: Scalar
+) -> tuple[Float[Array, ""], Float[Array, " d"]]:
+    """HypCPCC, the correlation of distances with a tree of labels; and the centroid of all points.
+
+    Nodes are the groups of points with equal labels at a level. HypCPCC is Pearson's correlation,
+    over all pairs of nodes, of the distance of their centroids with the length of their path in the
+    tree. Where distances or paths do not differ, it is 1, without a gradient (the authors' code:
+    NaN → 1).
+
+    Points lie on the hyperboloid of curvature −c. Labels count from 0; each level divides the next,
+    and the last is the root. `counts` are the numbers of labels of each level.
+    """
+    most = [min(count, len(points)) for count in counts]  # In a batch.
+    unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
+    nodes = [unique(x, size=size) for x, size in zip(levels, most, strict=True)]
+    labels, first, groups = zip(*nodes, strict=True)
+    centres = [lorentz.centroids(points, *x, c) for x in zip(groups, most, strict=True)]
+    centres, present = jnp.concatenate(centres), jnp.concatenate(labels) >= 0
+    # By subtraction, since a parent lies where its only child does; rows in turn, or [m, m, d]
+    # numbers, a gigabyte for 900 classes, would be held for the gradient.
+    row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
+    distances = lax.map(row, centres, batch_size=64)
+    # The lowest common ancestor is as far above the higher of two nodes as their ancestors differ.
+    level, above = np.repeat(range(len(most)), most), levels[:, jnp.concatenate(first)]
+    higher = np.maximum(level[:, None], level)
+    differ = (above[:, :, None] != above[:, None]) & (np.arange(len(most))[:, None, None] >= higher)
+    paths = 2 * (higher + jnp.sum(differ, axis=0)) - level[:, None] - level
+    pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
+    return _correlation(distances, paths.astype(distances.dtype), pairs), centres[-1]
+
+
+def _correlation(x: Array, y: Array, where: Bool[Array, "m m"]) -> Float[Array, ""]:
+    x, y = (values - mean_where(values, where) for values in (x, y))
+    xx, yy, xy = (mean_where(values, where) for values in (x * x, y * y, x * y))
+    flat = (xx < _FLAT**2) | (yy < _FLAT**2)
+    return jnp.where(flat, 1, xy / jnp.sqrt(jnp.where(flat, 1, xx * yy)))
+
+
+@dataclasses.dataclass(frozen=True)
+class HypStructure(TreeExtension):
+    """A base loss, plus α·(1 − HypCPCC) + β·‖centroid of the batch‖ (HypStructure, Eqs. 6 and 8).
+
+    Features enter a ball of their own by the exponential map, whatever space the base has.
+    Centroids are computed on the hyperboloid.
+    """
+
+    prefix = "structure_"
+    weight: float = setting(1.0, at_least(0))  # α.
+    centring: float = setting(0.01, at_least(0))  # β.
+    c: float = setting(1.0, ABOVE_0)
+    clipping: float = setting(1 - 4e-3, within(1e-3, 1 - 1e-4))  # Largest √c‖x‖ of points.
+    features: str = setting("encoder", one_of("encoder", "head"))  # The paper's: encoder.
+
+    def tree_loss(
+        self, outputs: Outputs, levels: _Levels, counts: Sequence[int], **_: Any
+    ) -> tuple[Loss, Metrics]:
+        """The regulariser of a batch."""
+        features = outputs.pooled if self.features == "encoder" else outputs.projected
+        space = Lorentz(self.c, math.atanh(self.clipping) / self.c**0.5)
+        correlation, centre = hyp_cpcc(space.embed(features), levels, counts, self.c)
+        offset = arithmetic.sqrt(arithmetic.square_norm(space.to_ball(centre), keepdims=False))
+        return self.weight * (1 - correlation) + self.centring * offset, {
+            "structure_correlation": correlation,
+            "structure_offset": offset,
+            "structure_clipped": jnp.mean(space.clipped(features)),
+        }
+
+
+def hyphc(
+    leaves: Float[ArrayLike, "n d"],
+    triples: Triplets,
+    similarities: Float[ArrayLike, "n n"],
+    *,
+    temperature: float = 0.05,
+) -> Float[Array, ""]:
+    """Loss of triples of leaves in the ball of c = 1 (HypHC, Section 4).
+
+    Let o_ab be the distance from the origin to the geodesic through a and b, and w the softmax of
+    (o_ij, o_ik, o_jk)/τ. The loss is the mean over the valid triples, 0 without any, of
+
+        s_ij + s_ik + s_jk − (w_ij·s_ij + w_ik·s_ik + w_jk·s_jk).
+
+    It is least if the lowest common ancestors of the most similar leaves are farthest out.
+    """
+    i, j, k = jnp.asarray(triples.indices).T
+    first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])
+    leaves, similar = jnp.asarray(leaves), jnp.asarray(similarities)[first, second]
+    depths = poincare.lca_distance(leaves[first], leaves[second], 1)
+    weights = jax.nn.softmax(depths / temperature, axis=0)
+    return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
+
+
+def label_triples(levels: _Levels, key: PRNGKeyArray, count: int) -> Triplets:
+    """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
+
+    At that level, j has the label of i and k has another one; without such a j or k, the triple is
+    not valid. Draws are with replacement.
+    """
+    alike = levels[:, :, None] == levels[:, None]
+    among = jnp.stack([alike & ~jnp.eye(levels.shape[1], dtype=bool), ~alike])
+    logits = jnp.where(among, 0, -jnp.inf)
+    j, k = jax.random.categorical(key, logits[..., None, :], shape=(*among.shape[:-1], count))
+    i = jnp.broadcast_to(jnp.arange(levels.shape[1])[:, None], j.shape)
+    valid = jnp.repeat(jnp.all(jnp.any(among, axis=-1), axis=0), count)
+    return Triplets(jnp.stack([i, j, k], axis=-1).reshape(-1, 3), valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class HypHC(TreeExtension):
+    """A base loss, plus HypHC's loss of triples of images, or of proxies of their classes.
+
+    Leaves are the directions of the head's outputs or of the proxies, at one radius in a ball of
+    their own. Two leaves are as similar as the share of levels, of classes and coarse classes, at
+    which their labels agree. This and the choice of triples are ours: HypHC has no labels.
+    """
+
+    prefix = "hyphc_"
+    weight: float = setting(0.1, at_least(0))  # Our choice, as of the radius and the triples.
+    temperature: float = setting(0.05, ABOVE_0)  # τ.
+    radius: float = setting(0.9, within(0.01, 0.999))  # Norm of all leaves; HypHC learns it.
+    triples: int = setting(10, within(1, 10**4))  # Of each leaf at each level of labels.
+    leaves: str = setting("images", one_of("images", "proxies"))
+
+    def tree_loss(
+        self, params: dict, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
+    ) -> tuple[Loss, Metrics]:
+        """Loss of triples in a batch."""
+        features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
+        if self.leaves == "proxies":
+            proxies = params["base"]["proxies"][levels[0]]  # Perhaps several of each class.
+            features = proxies.reshape(-1, proxies.shape[-1])
+            levels = jnp.repeat(levels, len(features) // len(proxies), axis=1)
+        leaves = self.radius * Sphere().embed(features)
+        triples = label_triples(levels, key, self.triples)
+        similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)
+        loss = hyphc(leaves, triples, similarities, temperature=self.temperature)
+        return self.weight * loss, {"hyphc_loss": loss}

@@ -1,33 +1,17 @@
 """Matryoshka: a loss of nested prefixes of the embedding (Kusupati et al., NeurIPS 2022)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.fields import Field, Rule, is_ascending
-from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Loss, Metrics, Objective, ProblemSizes
+from hypjax.fields import Rule, is_ascending
+from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Of the names of these objectives.
-FIELDS = {
-    # Prefixes that are trained beside the full output of the head.
-    "dims": Field(
-        (8, 16, 32, 64),
-        Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
-    ),
-}
-
-
-def create(
-    create_base: Callable[[ConfigDict, Space], Objective], config: ConfigDict, space: Space
-) -> "Matryoshka":
-    """Builds a run's objective; `create_base` builds the loss of each prefix."""
-    return Matryoshka(create_base(config, space), tuple(config.objective.dims))
 
 
 def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
@@ -48,7 +32,11 @@ class Matryoshka(Extension):
     classifiers (MRL-E). There is no state: a memory would hold points of one dimension.
     """
 
-    dims: tuple[int, ...]  # Of the prefixes, ascending; the head's is added.
+    # Prefixes that are trained in addition to the full output of the head.
+    dims: tuple[int, ...] = setting(
+        (8, 16, 32, 64),
+        Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
+    )
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""

@@ -37,7 +37,7 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
-from hypjax.objectives.proxy_points import ProxyPoints, proxy_points
+from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
@@ -217,22 +217,22 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
-    `ProxyPoints` says how parameters stand for proxies. As for Proxy-Anchor (Kim et al., CVPR
-    2020), the vectors that a space embeds start normally distributed with the variance 2 / (number
-    of proxies), Kaiming's with a classifier's fan-out.
+    As for Proxy-Anchor (Kim et al., CVPR 2020), proxies start normally distributed, before the
+    space embeds them, with the variance 2 / (number of proxies), Kaiming's with a classifier's
+    fan-out.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
     centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
     rate: float  # Factor of the proxies' learning rate.
-    kind: ProxyPoints  # Of the proxies' parameters.
+    ball_c: float | str | None  # Of the proxies.
     samples_per_class: int | None  # None if batches hold any classes.
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The proxies, with a learning rate of their own."""
-        return (self.kind.group("proxies", self.space, rate=self.rate),)
+        return (Group(("proxies",), self.rate, ball_c=self.ball_c),)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
@@ -240,14 +240,14 @@ class ProxyObjective(Objective):
         shape = (spec.classes, *centres, spec.head_dim)
         deviation = (2 / (spec.classes * (self.centres or 1))) ** 0.5
         proxies = jax.random.normal(key, shape) * deviation
-        return {"proxies": self.kind.parameters(proxies, self.space)}, {}
+        return {"proxies": proxy_parameters(proxies, self.space, self.ball_c)}, {}
 
     def loss(self, params: dict, outputs: Outputs, batch: Batch) -> tuple[Loss, Metrics]:
         """Loss of a batch, see `Objective.loss`."""
         points = self.space.embed(outputs.projected)
         # `Matryoshka` compares prefixes of the output with prefixes of the proxies.
         proxies = params["proxies"][..., : outputs.projected.shape[-1]]
-        proxies = self.kind.points(proxies, self.space)
+        proxies = proxy_points(proxies, self.space, self.ball_c)
         loss = self.function(points, batch.labels, proxies, space=self.space)
         compared = points, batch.labels, self.space, self.samples_per_class
         return loss, batch_metrics(outputs.projected, *compared)
@@ -262,10 +262,9 @@ _SHARED = {
 
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
-    """Builds a run's objective."""
     fields = config.objective
-    kind = proxy_points("proxy_optimizer", fields, space)
-    proxies = fields.get("centres"), fields.proxy_rate, kind
+    ball_c = ball_of_proxies("proxy_optimizer", fields, space)
+    proxies = fields.get("centres"), fields.proxy_rate, ball_c
     return ProxyObjective(space, function, *proxies, adjacent_samples(config))
 
 
@@ -275,11 +274,7 @@ def _centres(default: int) -> dict[str, Field]:
 
 
 proxy_loss = functools.partial(declare, build=_create)
-_TEMPERATURE = {
-    "rules": {"temperature": ABOVE_0},
-    "learnable": ("temperature",),
-    "shared": _SHARED,
-}
+_TEMPERATURE = {"rules": {"temperature": ABOVE_0}, "learnable": ("temperature",), "shared": _SHARED}
 # Defaults are the papers', see the functions.
 PROXY_LOSSES = {
     "arcface": proxy_loss(
@@ -291,10 +286,7 @@ PROXY_LOSSES = {
         spaces=("sphere",),
     ),
     "cosface": proxy_loss(
-        cosface,
-        {"scale": ABOVE_0, "margin": at_least(0)},
-        learnable=("scale",),
-        shared=_centres(1),
+        cosface, {"scale": ABOVE_0, "margin": at_least(0)}, learnable=("scale",), shared=_centres(1)
     ),
     "proxy_anchor": proxy_loss(
         proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, shared=_SHARED, variant="pa"

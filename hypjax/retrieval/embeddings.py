@@ -148,8 +148,7 @@ class Embeddings(ArrayGallery):
 
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
         `space`, by default the file's, or else `Sphere()`. Files of the papers' code must hold
-        points of `space`, if it is passed. Classes and coarse classes may
-        be in files of their own, `labels` and `coarse_labels`.
+        points of `space`, if it is passed. `labels` and `coarse_labels` are files of classes.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not

@@ -11,10 +11,9 @@ ranking open. Products in float64 order whole rankings; subtraction orders the f
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -23,7 +22,7 @@ from jaxtyping import Float, Int, Shaped
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import Ids, Points, Rows
+from hypjax.retrieval.inputs import Points, Rows
 from hypjax.retrieval.metrics import postprocessed, report_excluded
 from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import chunk_bounds
@@ -36,7 +35,6 @@ _BOUND_BYTES = 2**26  # Largest size of the bounds on separations of a block of 
 _CHUNK_BYTES = 2**26  # Largest size of the points of a chunk of the gallery, in float64.
 _KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between blocks.
 _CROWD = 2**12  # Near-ties of a query among which copies of a point are measured once.
-_Labels = Int[np.ndarray, "l n"]  # At each level.
 
 
 class Ranking(NamedTuple):
@@ -126,17 +124,19 @@ def graded_scores(
         raise UserError("queries and gallery need labels at the same levels, at least one")
     columns = zip(levels, item_levels, strict=True)
     pairs = [inputs.labelled(queries, x, gallery, y) for x, y in columns]
-    (asked, searched), ids = pairs[0], pairs[0][0].ids
     labels, item_labels = (np.stack([pair[side].labels for pair in pairs]) for side in (0, 1))
+    asked, searched = pairs[0]
+    ids, count = asked.ids, len(asked.points)
     if any(map(len, own_rows)):
-        if len(own_rows) != len(asked.points):
-            raise UserError(f"own_rows has {len(own_rows)} lists for {len(asked.points)} queries")
+        if len(own_rows) != count:
+            raise UserError(f"own_rows has {len(own_rows)} lists for {count} queries")
         ids = np.array([rows[0] if len(rows) else -1 for rows in own_rows])
-    elif ids is not None:
-        own_rows = ids[:, None]
+    else:
+        own_rows = [()] * count if ids is None else ids[:, None]
     points, top = postprocessed(postprocessing, asked.points, ids, searched.points, space)
     search = _Search(space, StreamedGallery(searched.points), item_labels)
-    scores = np.array(list(search.scores(points, labels, own_rows, top, metrics)))
+    top = [None] * count if top is None else top
+    scores = np.array(list(search.scores(metrics, points, labels.T, own_rows, top)))
     if not (has_positives := ~np.isnan(scores[:, 0])).any():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(has_positives)
@@ -149,41 +149,33 @@ class _Search:
 
     space: Space
     gallery: StreamedGallery
-    labels: _Labels
+    labels: Int[np.ndarray, "l m"]
 
     def scores(
-        self,
-        queries: Points,
-        labels: _Labels,
-        own_rows: OwnRows,
-        top: Ids | None,
-        metrics: Sequence[str],
+        self, metrics: Sequence[str], queries: Points, *columns: Sequence[Any]
     ) -> Iterator[list[float]]:
-        """Yields the scores of each query; `top` holds re-ranked first results."""
-        score = Score.around(self.space, self.gallery.sample, DOUBLE)
+        """Yields the scores of each query; columns hold the last arguments of `_ranking`."""
+        score, items = Score.around(self.space, self.gallery.sample, DOUBLE), len(self.gallery)
         inputs.check_in(self.space, self.gallery.array)
         kept = 8 * self.gallery.array.size <= _KEPT_BYTES
         chunks = list(self._chunks(score)) if kept else None
-        size = int(np.clip(_BOUND_BYTES // (16 * len(self.gallery)), 1, len(queries)))
+        size = int(np.clip(_BOUND_BYTES // (16 * items), 1, len(queries)))
 
-        def of_query(row: int, query: np.ndarray, bounds: np.ndarray) -> list[float]:
-            own = np.asarray(own_rows[row] if len(own_rows) else (), int)
-            first = None if top is None else top[row]
-            ranking = self._ranking(query, -bounds[::-1], labels[:, row, None], own, first)
-            found = len(ranking.ranks) > 0
-            return [GRADED[name](ranking) if found else np.nan for name in metrics]
+        def of_query(*arguments: Any) -> list[float]:
+            ranking = self._ranking(*arguments)
+            return [GRADED[x](ranking) if len(ranking.ranks) else np.nan for x in metrics]
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             for part in inputs.blocks(len(queries), size):
                 block = inputs.host_rows(queries, part)
                 self.space.check(block, first=part.start)
                 factors = score.factors(inputs.pad_rows(block, size))
-                bounds = np.empty((size, 2, len(self.gallery)))
-                for items, of_items in self._chunks(score) if chunks is None else chunks:
+                bounds = np.empty((size, 2, items))
+                for rows, of_items in self._chunks(score) if chunks is None else chunks:
                     with score.enabled():
                         of_chunk = np.asarray(chunk_bounds(self.space, factors, of_items))
-                    bounds[..., items] = of_chunk[..., : items.stop - items.start]
-                yield from pool.map(of_query, itertools.count(part.start), block, bounds)
+                    bounds[..., rows] = of_chunk[..., : rows.stop - rows.start]
+                yield from pool.map(of_query, block, bounds, *(x[part] for x in columns))
 
     def _chunks(self, score: Score) -> Iterator[tuple[slice, Factors]]:
         """Yields factors of the gallery's items; the last chunk is padded."""
@@ -197,53 +189,43 @@ class _Search:
     def _ranking(
         self,
         query: Float[np.ndarray, " d"],
-        separations: Float[np.ndarray, "2 m"],
-        labels: Int[np.ndarray, "l 1"],
-        own: Rows,
+        bounds: Float[np.ndarray, "2 m"],
+        labels: Int[np.ndarray, " l"],
+        own_items: Sequence[int],
         top: Rows | None,
     ) -> Ranking:
-        """Ranks positives by lower and upper bounds on separations, which are overwritten."""
-        levels = np.sum(self.labels == labels, axis=0, dtype=np.int8)
+        """Ranks positives by bounds on −separation, after any re-ranked first results."""
+        least, most = -bounds[::-1]
+        levels = np.sum(self.labels == labels[:, None], axis=0, dtype=np.int8)
         counts = np.bincount(levels, minlength=len(labels) + 1)
         # At the end, and no positives, own images take part in no score.
-        levels[own], separations[:, own] = 0, np.inf
-        order = self._order(query, *separations, levels)
-        if top is not None:
-            first = top[~np.isin(top, own)]
-            order = np.concatenate([first, order[~np.isin(order, first)]])
-        levels = levels[order]
-        ranks = np.flatnonzero(levels)
-        return Ranking(ranks, levels[ranks].astype(int), counts)
-
-    def _order(
-        self,
-        query: Float[np.ndarray, " d"],
-        least: Float[np.ndarray, " m"],
-        most: Float[np.ndarray, " m"],
-        levels: Int[np.ndarray, " m"],
-    ) -> Rows:
-        """Orders items by separation, except near-ties of equal levels, whose order is free."""
+        own_items = np.asarray(own_items, int)
+        levels[own_items], least[own_items], most[own_items] = 0, np.inf, np.inf
         order = np.argsort(least)
         # An item follows all those before it for certain if its bounds lie above all of theirs.
-        open_ = np.maximum.accumulate(most[order])[:-1] >= least[order[1:]]
-        mixed = open_ & (np.diff(levels[order]) != 0)
-        if mixed.any():
-            runs = np.concatenate([[0], np.cumsum(~open_)])
-            places = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
-            items = order[places]
-            order[places] = items[np.lexsort((items, self._measured(query, items), runs[places]))]
-        return order
+        tied = np.maximum.accumulate(most[order])[:-1] >= least[order[1:]]
+        # The order of near-ties matters only where their levels differ.
+        if (mixed := tied & (np.diff(levels[order]) != 0)).any():
+            runs = np.concatenate([[0], np.cumsum(~tied)])
+            positions = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
+            items = order[positions]
+            separations = self._separations(query, items)
+            order[positions] = items[np.lexsort((items, separations, runs[positions]))]
+        if top is not None:
+            first = top[~np.isin(top, own_items)]
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+        ranks = np.flatnonzero(levels[order])
+        return Ranking(ranks, levels[order[ranks]].astype(int), counts)
 
-    def _measured(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
-        """Separations of some items."""
-        distinct, numbers = items, np.s_[:]
-        if len(items) > _CROWD:  # A collapsed model maps all images to one point.
-            distinct, numbers = np.unique(self._first_copies[items], return_inverse=True)
-        return subtraction.of_items(self.space, query, self.gallery, distinct)[numbers]
+    def _separations(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
+        if len(items) <= _CROWD:
+            return subtraction.of_items(self.space, query, self.gallery, items)
+        # A collapsed model maps all images to one point.
+        points = self._point_numbers[items]
+        _, first, inverse = np.unique(points, return_index=True, return_inverse=True)
+        return subtraction.of_items(self.space, query, self.gallery, items[first])[inverse]
 
     @functools.cached_property
-    def _first_copies(self) -> Rows:
-        """For each item, the first one with the same point."""
-        points = inputs.host_rows(self.gallery.array, np.s_[:])
-        numbers = subtraction.unique_rows(points)[1]
-        return np.unique(numbers, return_index=True)[1][numbers]
+    def _point_numbers(self) -> Rows:
+        """A number for each item, the same for items at the same point."""
+        return subtraction.unique_rows(inputs.host_rows(self.gallery.array, np.s_[:]))[1]

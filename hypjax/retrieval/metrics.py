@@ -44,7 +44,6 @@ def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
 
 
 def _find_metric(name: str) -> Metric:
-    """The metric of a full name; an unknown one is a `UserError`."""
     kind, _, number = name.partition("@")
     if name in WITHOUT_K:
         return WITHOUT_K[name]
@@ -178,11 +177,8 @@ def query_scores(
 def _without_own(
     asked: Labelled, searched: Labelled, matches: Counts, own_rows: OwnRows
 ) -> tuple[Labelled, Counts, Bool[np.ndarray, " n"]]:
-    """Queries with the first rows of their own images, other matches, and which need lists.
-
-    Programs exclude one item of a query's own class. Other queries take longer: all their matches
-    are ranked.
-    """
+    """Queries with the first rows of their own images, other matches, and which need lists."""
+    # Programs exclude one item of a query's own class. Other queries take longer.
     lengths = np.fromiter(map(len, own_rows), int)
     if len(lengths) != len(matches):
         raise UserError(f"own_rows has {len(lengths)} lists for {len(matches)} queries")

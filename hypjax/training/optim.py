@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.config.optimizers import OPTIMIZERS
 from hypjax.objectives import Group
+from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
@@ -114,8 +115,8 @@ def create_optimizer(
     Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` set a
     factor of the learning rate and a decay by path; the factor also multiplies the decay, as in
     PyTorch's parameter groups. `layer_rate` is a further factor by path, see `layer_rates`. In the
-    first `head_warmup_steps`, model/encoder does not change. If a group has tangent vectors,
-    `update` takes the curvature of the step as its argument `c`.
+    first `head_warmup_steps`, model/encoder does not change. If a group's c is learned,
+    `update` takes the step's c as an argument.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
@@ -141,7 +142,7 @@ def create_optimizer(
     steps.append(optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)))
     if layer_rate or any(group.rate != 1 for group in groups):
         steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
-    if any(group.has_points for group in groups):
+    if any(group.ball_c is not None for group in groups):
         steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
     if head_warmup_steps or any(group.start for group in groups):
         steps.append(_hold(groups, head_warmup_steps))
@@ -205,9 +206,10 @@ def _with_points(
     def mover(group: Group) -> optax.GradientTransformation:
         own = _group_of(groups, group.path)  # A group of `optim.groups` may set rate and decay.
         options = {**moments, "weight_decay": own.weight_decay or 0.0}
-        return riemannian_adam(lambda step: own.rate * schedule(step), c=group.ball_c, **options)
+        c = None if group.ball_c == LEARNED else group.ball_c
+        return riemannian_adam(lambda step: own.rate * schedule(step), c=c, **options)
 
-    of_points = {"/".join(group.path): group for group in groups if group.has_points}
+    of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
     def name(path: _Path) -> str:
         return next((name for name, x in of_points.items() if matches(x.path, path)), "")

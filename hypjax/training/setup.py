@@ -160,13 +160,13 @@ def _coarsest(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"
     """The coarsest class of each class; any two must fill a batch."""
     train, levels = config.train, images.coarse_labels_of_classes()
     coarse = np.array(levels[-1] if levels and not train.unlabelled else (0,))
-    fewest = np.sort(np.bincount(coarse))[:2] * train.samples_per_class
-    if len(fewest) < 2:
+    if not coarse.any():
         rule = "another one, unless training classes lie in two or more coarse classes"
         refuse("train.sampling", train.sampling, rule)
-    if train.batch_size > fewest.sum():
-        each = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
-        refuse("train.batch_size", train.batch_size, f"at most {fewest.sum()}: {each}")
+    most = np.sort(np.bincount(coarse))[:2].sum() * train.samples_per_class
+    if train.batch_size > most:
+        rule = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
+        refuse("train.batch_size", train.batch_size, f"at most {most}: {rule}")
     return coarse
 
 

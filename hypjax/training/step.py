@@ -19,6 +19,7 @@ from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import draw_drop_path_masks
 from hypjax.objectives import Metrics, ProblemSizes, loss_function
+from hypjax.objectives.base import LEARNED
 from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
@@ -198,7 +199,7 @@ def _updated(
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
         moments, at = state.opt_state, {}
-        if any(group.tangent for group in learner.objective.groups):  # They move at the loss's c.
+        if any(group.ball_c == LEARNED for group in learner.objective.groups):
             at = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
         updates, opt_state = learner.optimizer.update(gradient, moments, trained, **at)
         updated = optax.apply_updates(trained, updates)

@@ -91,17 +91,16 @@ def test_an_epoch_has_every_class_or_with_plain_shuffling_every_image_once(count
 def test_an_epoch_has_five_batches_of_every_pair_of_coarse_classes():
     coarse = np.repeat([0, 1, 2, 3], [2, 7, 6, 9])
     kind = functools.partial(CoarsePairPlans, coarse=coarse)
-    plan, same = (plans([4] * 24, 8, 2, kind=kind) for _ in range(2))
+    plan = plans([4] * 24, 8, 2, kind=kind)
     steps = range(60, 60 + plan.batches_per_epoch)
     batches = [plan(step).labels[::2] for step in steps]
-    assert np.array_equal([same(step).labels[::2] for step in steps[::-1]][::-1], batches)
     counts = np.array([np.bincount(coarse[batch], minlength=4) for batch in batches])
     pairs = list(itertools.combinations(range(4), 2))
     assert sorted(tuple(np.flatnonzero(row)) for row in counts) == sorted(pairs * 5)
     filled = counts[:, 0] > 0  # From the larger one of a pair.
     assert {*counts[filled].ravel()} == {0, 2, 6} and {*counts[~filled].ravel()} == {0, 4}
     drawn = np.bincount(np.concatenate([plan(step).labels[::2] for step in range(900)]))
-    expected = np.repeat([450, 450 * 14 / 3 / 7, 450 * 14 / 3 / 6, 450 * 14 / 3 / 9], [2, 7, 6, 9])
+    expected = 450 * np.repeat([1, 2 / 3, 7 / 9, 14 / 27], [2, 7, 6, 9])
     assert np.abs(drawn - expected).max() < 5 * np.sqrt(450)
 
 

@@ -193,14 +193,6 @@ def test_close_leaves_are_near_their_ancestor():
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_project_changes_only_points_outside():
-    c = 0.1
-    inside = points(0, (20, 3), c, 0.9999).astype(np.float32)
-    np.testing.assert_array_equal(programs.project(inside, c), inside)
-    outside = programs.project(10 * points(0, (20, 3), c, 2.0, smallest=1.0), c)
-    np.testing.assert_allclose(np.linalg.norm(outside, axis=-1) * np.sqrt(c), 1 - 1e-5, atol=2e-7)
-
-
 @pytest.mark.parametrize("c", [0.0, 0.1, 1.0])
 def test_gradient_vanishes_at_the_frechet_mean(float64, c):
     x, weights = points(0, (3, 8, 4), c or 1.0, 0.99), np.arange(24.0).reshape(3, 8)

@@ -267,7 +267,7 @@ def test_rescaled_features_stay_below_the_greatest_distance(kind, float64):
     norms = np.array([[0.5], [2.0], [8.0], [1e30]])  # Half the distances before.
     v = norms * [0.6, 0.0, -0.8]
     for most, expected in ((older, (0.88, 3.29, 7.13)), (later, (0.88, 3.38, 8.61))):
-        space = kind(1.0, 2.3, max_distance=most, distance_saturation=3.0)
+        space = kind(1.0, 2.3, max_distance=most)
         points = embed(space, v)
         found = space.distance(points, np.zeros_like(points))
         np.testing.assert_allclose(found, [*expected, most], atol=0.005)

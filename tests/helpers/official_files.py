@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from hypjax.data.preparation.cub200 import families
+from hypjax.data.preparation.official import read_coarse_labels
 
 CAR_BOX = (3, 2, 18, 12)  # Of all cars: left, top, right and bottom, counted from 1.
 _BOX_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
@@ -33,9 +33,10 @@ class Written(NamedTuple):
 def write_cub(root, classes=(1, 2, 101, 102), broken=None):
     """Writes root/CUB_200_2011, with the contents of broken files by name."""
     splits = {"train": [], "test": []}
+    families = read_coarse_labels("cub200")
     for number, i in itertools.product(classes, range(3)):
         label = f"{number:03d}.Bird_{number}"
-        name, family = f"images/{label}/Bird_{number}_{i:04d}.jpg", families()[number]
+        name, family = f"images/{label}/Bird_{number}_{i:04d}.jpg", families[label[:3]]
         image = _written(name, label, family, broken)
         splits["train" if number <= 100 else "test"].append(image)
     return _write(root / "CUB_200_2011", splits)

@@ -178,14 +178,6 @@ def test_hypmix_is_the_loss_of_either_space_without_the_other():
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 
-def test_configurations_describe_hypmix():
-    config = configured("hypmix", ball_weight=8.0)
-    assert create_objective(config).space == mixed_space(BALL, **MIX, ball_weight=8.0)
-    config.objective.space = "sphere"
-    with pytest.raises(UserError, match="objective.space must be poincare"):
-        create_objective(config)
-
-
 @pytest.mark.parametrize(
     ("loss_weights", "curvatures"), [((), (0.1,)), ((), (0.1, 1.0)), ((0.3, 0.7), (0.1,))], ids=str
 )

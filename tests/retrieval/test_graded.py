@@ -47,31 +47,27 @@ def scores_of(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("levels", "depth", "expected"),
-    [
-        ([0, 2, 1, 0, 2, 1, 1, 0], 2, [0.5782312925170069, 0.6831997612941982, 0.4533333333333333]),
-        ([1, 1, 2, 0, 0, 1], 2, [0.7222222222222222, 0.7644537258240657, 0.5625]),
+    ("levels", "depth", "own", "expected"),
+    [  # First, values of the released evaluation.
         (
-            *([3, 0, 1, 2, 2, 0, 1, 1, 1], 3),
+            *([0, 2, 1, 0, 2, 1, 1, 0], 2, 1),
+            [0.5782312925170069, 0.6831997612941982, 0.4533333333333333],
+        ),
+        ([1, 1, 2, 0, 0, 1], 2, 1, [0.7222222222222222, 0.7644537258240657, 0.5625]),
+        (
+            *([3, 0, 1, 2, 2, 0, 1, 1, 1], 3, 1),
             [0.7643738977072311, 0.9161802814234797, 0.6806122448979591],
         ),
+        # One item of level 1; one of level 2, and the query itself: both have relevance 1, so that
+        # this is average precision. The released code, which counts levels twice, has 7/6.
+        ([0, 1, 2], 2, 1, [(1 / 2 + 2 / 3) / 2]),
+        ([0, 1, 0, 0, 1, 1, 0], 1, 1, [(1 / 2 + 2 / 5 + 3 / 6) / 3]),
+        ([3, 2, 2, 1, 1, 1, 0, 0], 3, 0, [1, 1, 1]),
     ],
 )
-def test_small_rankings_score_as_in_the_released_evaluation(levels, depth, expected):
-    np.testing.assert_allclose(scores_of(levels, depth, own=1), expected, rtol=1e-12)
-
-
-def test_levels_of_equal_relevance_count_once():
-    # One item of level 1; one of level 2, and the query itself: both have relevance 1, so that this
-    # is average precision. The released code has 7/6.
-    assert scores_of([0, 1, 2], 2, own=1)[0] == pytest.approx((1 / 2 + 2 / 3) / 2, rel=1e-12)
-
-
-def test_a_perfect_ranking_has_score_1_and_one_level_has_average_precision():
-    np.testing.assert_allclose(scores_of([3, 2, 2, 1, 1, 1, 0, 0], 3), 1, rtol=1e-12)
-    levels = [0, 1, 0, 0, 1, 1, 0]
-    precisions = [1 / 2, 2 / 5, 3 / 6]
-    assert scores_of(levels, 1, own=1)[0] == pytest.approx(np.mean(precisions), rel=1e-12)
+def test_small_rankings_have_known_scores(levels, depth, own, expected):
+    found = scores_of(levels, depth, own=own)[: len(expected)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def tree_labels(rng, n):
@@ -112,24 +108,6 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
         np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=str(i))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_random_rankings_score_as_loops(depth):
-    rng = np.random.default_rng(depth)
-    for _ in range(30):
-        levels = [*rng.integers(0, depth + 1, rng.integers(1, 60)).tolist(), depth]
-        own = int(rng.integers(0, 2))
-        expected = by_loops(levels, own)
-        np.testing.assert_allclose(scores_of(levels, depth, own=own), expected, rtol=1e-12)
-
-
-def test_images_at_one_point_are_ordered_by_index():
-    x, labels = np.tile(points(Sphere(), 0, 1, 3), (40, 1)), np.arange(40) % 4
-    found = graded_scores(x, [labels, labels // 2], space=Sphere())
-    for i in range(40):
-        kept = [int((j % 4 == i % 4) + (j % 4 // 2 == i % 4 // 2)) for j in range(40) if j != i]
-        np.testing.assert_allclose([found[n][i] for n in GRADED], by_loops(kept, 1), rtol=1e-12)
-
-
 def test_re_ranked_results_are_scored():
     x, labels = points(Sphere(), 0, 60, 4), np.arange(60) % 6
     reranking = Reranking(k1=5, k2=3, depth=10)
@@ -151,16 +129,13 @@ def test_queries_without_positives_have_no_score_and_wrong_arguments_are_errors(
     with pytest.warns(UserWarning, match="1 of 9 queries have no match"):
         found = graded_scores(x, [labels, labels // 3], metrics=["asi"], space=Sphere())
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(found["asi"])), [5])
-    for arguments, words in (
-        (([labels], x), "the same levels"),
-        (([],), "the same levels"),
-        (([labels], x, [labels, labels]), "the same levels"),
+    for arguments, options, words in (
+        (([labels], x), {}, "the same levels"),
+        (([],), {}, "the same levels"),
+        (([labels], x, [labels, labels]), {}, "the same levels"),
+        (([labels],), {"metrics": ["hap"]}, "unknown graded metric 'hap'"),
+        (([np.arange(9)],), {}, "no query has a match"),
+        (([labels],), {"own_rows": [[0]]}, "own_rows has 1 lists for 9 queries"),
     ):
         with pytest.raises(UserError, match=words):
-            graded_scores(x, *arguments, space=Sphere())
-    with pytest.raises(UserError, match="unknown graded metric 'hap'"):
-        graded_scores(x, [labels], metrics=["hap"], space=Sphere())
-    with pytest.raises(UserError, match="no query has a match"):
-        graded_scores(x, [np.arange(9)], space=Sphere())
-    with pytest.raises(UserError, match="own_rows has 1 lists for 9 queries"):
-        graded_scores(x, [labels], space=Sphere(), own_rows=[[0]])
+            graded_scores(x, *arguments, space=Sphere(), **options)

@@ -18,13 +18,8 @@ from hypjax.training.riemannian import riemannian_adam
 
 
 def test_split_and_merge_are_inverse():
-    params = {
-        "model": {
-            "encoder": {"patch_embed": {"kernel": 1.0}, "norm": {"scale": 2.0}},
-            "head": {"bias": 3.0},
-        },
-        "objective": {},
-    }
+    encoder = {"patch_embed": {"kernel": 1.0}, "norm": {"scale": 2.0}}
+    params = {"model": {"encoder": encoder, "head": {"bias": 3.0}}, "objective": {}}
     for frozen in ([], ["patch_projection"], ["encoder", "head"], list(GROUPS)):
         trained, held = optim.split_frozen(params, frozen)
         assert optim.merge(trained, held) == params

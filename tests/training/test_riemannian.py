@@ -88,14 +88,3 @@ def test_points_keep_their_distance_from_the_origin(space):
         np.testing.assert_allclose(moved, v, atol=1e-6 * np.abs(v).max())
         radii = space(c).distance(space(c).from_tangent(moved), np.zeros_like(v))
         np.testing.assert_allclose(radii, 2 * np.linalg.norm(v, axis=1), rtol=2e-6)
-
-
-@pytest.mark.parametrize("c", [0.0, 2.0])
-def test_decay_is_the_weighted_centroid_with_the_origin(float64, c):
-    v = np.random.default_rng(2).normal(size=(20, 3))
-    for weight in (0.0, 0.01, 0.5, 1.0):
-        found = poincare.logmap0(poincare.shrink(poincare.expmap0(v, c), weight, c), c)
-        expected = (1 - weight) * v
-        if c:
-            expected = tangent_vectors(centroid(on_hyperboloid(v, 1 / c), weight, 1 / c), 1 / c)
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)

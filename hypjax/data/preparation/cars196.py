@@ -2,7 +2,8 @@
 
 All photos lie in one folder, or in the two halves that were made to classify. With only
 `cars_train` and the devkit, that half can be split by class in the same way. Coarse classes are
-the nine body types, which most names end in.
+nine body types: the last one in a class's name, or for names with none or two the one in the table
+of Chang et al. (CVPR 2021).
 """
 
 import io
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hypjax.data.preparation import official
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.errors import UserError
 
@@ -21,30 +23,7 @@ _ALL, _TEST = "cars_annos.mat", "cars_test_annos_withlabels.mat"
 _HALF = {"cars_train_annos.mat": "cars_train/"}  # Annotations, and the folder of their photos.
 _DEVKIT = "devkit", "car_devkit"
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
-# Of cars whose name has none, or two, as in the table of Chang et al. (CVPR 2021).
-_TYPES = {
-    "Acura Integra Type R 2001": "Coupe",
-    "Acura TL Type-S 2008": "Sedan",
-    "Buick Regal GS 2012": "Sedan",
-    "Chevrolet Cobalt SS 2010": "Coupe",
-    "Chevrolet Corvette Ron Fellows Edition Z06 2007": "Coupe",
-    "Chevrolet Corvette ZR1 2012": "Coupe",
-    "Chevrolet HHR SS 2010": "Minivan",
-    "Chevrolet TrailBlazer SS 2009": "SUV",
-    "Chrysler 300 SRT-8 2010": "Sedan",
-    "Dodge Challenger SRT8 2011": "Coupe",
-    "Dodge Charger SRT-8 2009": "Sedan",
-    "FIAT 500 Abarth 2012": "Coupe",
-    "Ford E-Series Wagon Van 2012": "Wagon",
-    "Jaguar XK XKR 2012": "Coupe",
-    "Lamborghini Gallardo LP 570-4 Superleggera 2012": "Coupe",
-}
-_TYPE = re.compile(r".*(Cab|Convertible|Coupe|Hatchback|Minivan|Sedan|SUV|Van|Wagon)\b")
-
-
-def body_type(name: str) -> str:
-    """The body type of a class: 'SUV' for 'AM General Hummer SUV 2000'; '' if it is unknown."""
-    return _TYPES.get(name) or ((match := _TYPE.match(name)) and match[1]) or ""
+_BODY_TYPES = re.compile(r"(?:Cab|Convertible|Coupe|Hatchback|Minivan|Sedan|SUV|Van|Wagon)\b")
 
 
 def _list_all(tree: FileTree) -> Iterator[Entry]:
@@ -65,6 +44,7 @@ def _list_images(
     """Lists the photos of folders, by their annotations' files, in the order of classes."""
     names = _read(tree, titles, "class_names")
     rows = [(x, row) for file, x in folders.items() for row in _read(tree, file, "annotations")]
+    body_types = official.read_coarse_labels("cars196")
     # Kaggle's copies may hold the folders in folders of the same name.
     files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
     try:
@@ -73,7 +53,8 @@ def _list_images(
             split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
             box, name = _box(row) if boxes else None, f"{folder}{name}"
             title = str(names[number - 1])
-            yield Entry(split, name, title, body_type(title), files.get(name, name), box)
+            body_type = body_types.get(title) or "".join(_BODY_TYPES.findall(title)[-1:])
+            yield Entry(split, name, title, body_type, files.get(name, name), box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
 
@@ -91,7 +72,6 @@ def _find(tree: FileTree, name: str) -> str:
 
 
 def _read(tree: FileTree, name: str, variable: str) -> Any:
-    """Returns a variable of a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)

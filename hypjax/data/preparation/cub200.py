@@ -9,69 +9,19 @@ Red-legged Kittiwake, into a family of its own beside the kingfishers. Here it i
 import re
 from collections.abc import Iterator
 
+from hypjax.data.preparation import official
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
 _CLASSES = 200  # The first half is for training.
-# Orders, families, and the numbers of their classes.
-_FAMILIES = """
-Anseriformes/Anatidae 46 87 89-90
-Apodiformes/Trochilidae 67-70
-Caprimulgiformes/Caprimulgidae 22 92 105
-Charadriiformes/Alcidae 5-8 58 106
-Charadriiformes/Laridae 59-66 84 141-147
-Charadriiformes/Stercorariidae 71-72
-Coraciiformes/Cerylidae 79-82
-Coraciiformes/Halcyonidae 83
-Cuculiformes/Cuculidae 4 31-33 110
-Gaviiformes/Gaviidae 86
-Passeriformes/Alaudidae 85
-Passeriformes/Bombycillidae 185-186
-Passeriformes/Cardinalidae 14-17 54 57 139-140
-Passeriformes/Certhiidae 28
-Passeriformes/Corvidae 29-30 73-75 93 107-108
-Passeriformes/Fringillidae 34-35 47-48 55-56
-Passeriformes/Hirundinidae 135-138
-Passeriformes/Icteridae 9-13 26-27 49 88 95-98
-Passeriformes/Icteriidae 20
-Passeriformes/Laniidae 111-112
-Passeriformes/Mimidae 19 91 149-150
-Passeriformes/Motacillidae 104
-Passeriformes/Parulidae 99 109 158-184 200
-Passeriformes/Passerellidae 21 76 113-117 119-133 148
-Passeriformes/Passeridae 118
-Passeriformes/Ptilonorhynchidae 18
-Passeriformes/Sittidae 94
-Passeriformes/Sturnidae 134
-Passeriformes/Troglodytidae 193-199
-Passeriformes/Tyrannidae 37-43 77-78 102-103
-Passeriformes/Vireonidae 151-157
-Pelecaniformes/Pelecanidae 100-101
-Piciformes/Picidae 36 187-192
-Podicipediformes/Podicipedidae 50-53
-Procellariiformes/Diomedeidae 1-3
-Procellariiformes/Procellariidae 45
-Suliformes/Fregatidae 44
-Suliformes/Phalacrocoracidae 23-25
-"""
-
-
-def families() -> dict[int, str]:
-    """The order and family of each class, such as 'Passeriformes/Corvidae'."""
-    family_of = {}
-    for family, *numbers in map(str.split, _FAMILIES.strip().splitlines()):
-        for first, _, last in (number.partition("-") for number in numbers):
-            family_of |= dict.fromkeys(range(int(first), int(last or first) + 1), family)
-    return family_of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class and by path; their folders are numbered like the classes."""
-    family_of = families()
+    families = official.read_coarse_labels("cub200")  # By class number, such as "001".
     for name in sorted(tree.files):
         if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
-            number = int(match[2])
-            split = "train" if number <= _CLASSES // 2 else "test"
-            yield Entry(split, name, match[1], family_of.get(number, ""))
+            split = "train" if int(match[2]) <= _CLASSES // 2 else "test"
+            yield Entry(split, name, match[1], families.get(match[2], ""))
 
 
 DATASET = OfficialDataset(

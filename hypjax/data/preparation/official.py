@@ -6,8 +6,10 @@ et al., CVPR 2022, section 4.1).
 
 import concurrent.futures
 import contextlib
+import csv
 import functools
 import glob
+import importlib.resources
 import io
 import logging
 import os
@@ -111,6 +113,12 @@ class Archive(NamedTuple):
         known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
             pooch.retrieve(self.url, known, self.file, root, progressbar=bar)
+
+
+def read_coarse_labels(dataset: str) -> dict[str, str]:
+    """Reads coarse labels by class, which the official files lack, from a table in the package."""
+    table = importlib.resources.files("hypjax.data.preparation") / f"{dataset}.csv"
+    return dict(csv.reader(table.read_text().splitlines()))
 
 
 Listing = dict[str, list[Entry]]  # Images by split.
