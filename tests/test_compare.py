@@ -57,12 +57,12 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(compare)
     values = [f"--value={value}" for value in ("0.1", "0.2", "0.3")]
     assert compare(f"--config={CONFIG}", f"--field={FIELD}", *values) == []  # Other seed.
     assert compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1") == [
-        "objective.c, recall on the validation images:",
+        "objective.c, scores on the validation images:",
         "recall@1 recall@10",
         "0.1 head 0.5000 0.5000",
         "0.3 head 0.2500 0.2500",
         "best: 0.1, by recall@1 of the head on the validation images",
-        "objective.c, recall on the test images (to report, not to choose by):",
+        "objective.c, scores on the test images (to report, not to choose by):",
         "recall@1 recall@10",
         "0.1 head 0.5000 0.5000",
         "0.3 head 0.7500 0.7500",
@@ -94,7 +94,7 @@ def test_seeds_are_summarised_by_mean_and_standard_deviation(compare):
         finish_default(CONFIG, f"seed={seed}", head=recall, ks=(1,))
     values = [f"--value={seed}" for seed in range(3)]
     title, *table = compare(f"--config={CONFIG}", "--field=seed", *values)
-    assert title == "seed, recall on the test images:"
+    assert title == "seed, scores on the test images:"
     assert table[4:6] == ["mean head 0.6500", "std head 0.1323"]
 
 

@@ -100,13 +100,13 @@ def print_tables(runs: Sequence[Run], field: str | None) -> None:
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
     if validation:
-        print(f"{title}recall on the validation images:")
+        print(f"{title}scores on the validation images:")
         print(tables.format_results(validation | (_spread(validation) if seeds else {})))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
             print(_choice(validation))
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
-    print(f"{title}{tables.title(test).lower()}{report_only}:")
+    print(f"{title}scores on the test images{report_only}:")
     print(tables.format_results(test | (_spread(test) if seeds else {})))
     if field:
         print("folders:")

@@ -186,12 +186,13 @@ def _split_images(
         raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
     if small := images.num_classes - test.num_classes:
         console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
-    rest, validation = _hold_out_images(train, share, _LEAST_VALIDATED, draw)
-    if share and validation.num_classes >= 2:
+    rest, validation = _hold_out_images(train, share or 0.1, _LEAST_VALIDATED, draw)
+    possible = validation.num_classes >= 2
+    if share and possible:
         return rest.renumbered(), validation, test, ""
-    why = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
-    if share:
-        why = f"fewer than two classes have {_LEAST_VALIDATED} to train on; add images"
+    why = f"fewer than two classes have {_LEAST_VALIDATED} to train on; add images"
+    if possible:
+        why = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
     reason = f"no image is held out for validation: {why}"
     if share:
         console.say(reason)

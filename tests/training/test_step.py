@@ -99,7 +99,7 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     """One with a finite loss, too. Only a memory goes on. A learned c keeps its bounds."""
     optimizer, model = optax.sgd(0.5), {"w": jnp.float32(1), "scalars": {"log_c": jnp.float32(0)}}
     params = {"model": model, "objective": {}}
-    objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9)
+    objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9, groups=())
     train = SimpleNamespace(ema_decay=0.0, on_nonfinite="skip")
     learner = SimpleNamespace(
         frozen=(),
