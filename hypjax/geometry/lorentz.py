@@ -151,7 +151,7 @@ def centroids(
     It is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian Distance Learning", ICML 2019), in the ball
     Einstein's midpoint (HypStructure, NeurIPS 2024, Eq. 6). Far from the origin, the difference
     cancels. So sums are taken again after the boosts that take the first centroids to the origin,
-    where T = 1 + 2cq is small. No gradient passes through the first ones, which do not matter.
+    where T = 1 + 2cq is small. Since any point near them serves, they have no gradient.
     """
     (x,) = arithmetic.floating(x)
     sums = functools.partial(jax.ops.segment_sum, segment_ids=groups, num_segments=count)

@@ -32,6 +32,8 @@ from hypjax.types import GroundTruth, coarse_levels
 _Points = Float[np.ndarray, "n d"]
 _Scores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
+_SCORED_BY = "vectors", "labels", "coarse_labels"  # Columns.
+
 
 def task_of(
     embeddings: Embeddings,
@@ -90,7 +92,7 @@ def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embe
     if note:
         console.say(f"{note} (with --keep_self they do)")
     if gallery is not None and excluded_rows == [[i] for i in range(len(gallery))]:
-        columns = (queries.vectors, gallery.vectors), (queries.labels, gallery.labels)
+        columns = [(getattr(x, name) for x in task[:2]) for name in _SCORED_BY]
         if all(np.array_equal(*column) for column in columns):
             return Task(gallery)  # Which takes half the time.
     return task._replace(own_rows=excluded_rows)

@@ -110,12 +110,12 @@ def reciprocal_triplets(
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
     for_j, for_k = jax.random.split(key)
     i = jnp.broadcast_to(jnp.arange(n)[:, None], (n, per_anchor))
-    j, k = _draw(for_j, mutual, per_anchor), _draw(for_k, others, per_anchor)
+    j, k = draw(for_j, mutual, per_anchor), draw(for_k, others, per_anchor)
     indices = jnp.stack([i, j, k], axis=-1).reshape(-1, 3)
     return Triplets(indices, jnp.repeat(valid, per_anchor))
 
 
-def _draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
+def draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
     """Draws `count` true columns of each row; of a row without any, some column."""
     columns = jnp.argsort(~among, axis=1, stable=True)  # True ones first.
     numbers = jnp.sum(among, axis=1, keepdims=True)

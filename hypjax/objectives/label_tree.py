@@ -24,10 +24,9 @@ from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import mean_where
-from hypjax.objectives.hier import Triplets
+from hypjax.objectives.hier import Triplets, draw
 from hypjax.types import Batch, Outputs
 
-_FLAT = 1e-3  # Standard deviation of distances that may be rounding errors far from the origin.
 _Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 
@@ -98,13 +97,20 @@ def hyp_cpcc(
     differ = (above[:, :, None] != above[:, None]) & (np.arange(len(most))[:, None, None] >= higher)
     paths = 2 * (higher + jnp.sum(differ, axis=0)) - level[:, None] - level
     pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
-    return _correlation(distances, paths.astype(distances.dtype), pairs), centres[-1]
+    # Rounding errors of distances grow like cosh(√c·r); their deviation must be larger.
+    farthest = jnp.max(arithmetic.square_norm(centres), where=present[:, None], initial=0)
+    rounding = 32 * jnp.finfo(distances.dtype).eps * jnp.sqrt(1 / c + lax.stop_gradient(farthest))
+    paths = paths.astype(distances.dtype)
+    return _correlation(distances, paths, pairs, rounding), centres[-1]
 
 
-def _correlation(x: Array, y: Array, where: Bool[Array, "m m"]) -> Float[Array, ""]:
+def _correlation(
+    x: Float[Array, "m m"], y: Float[Array, "m m"], where: Bool[Array, "m m"], least: Array
+) -> Float[Array, ""]:
+    """Pearson's correlation; 1 if a standard deviation is below the least that counts."""
     x, y = (values - mean_where(values, where) for values in (x, y))
     xx, yy, xy = (mean_where(values, where) for values in (x * x, y * y, x * y))
-    flat = (xx < _FLAT**2) | (yy < _FLAT**2)
+    flat = (xx < least**2) | (yy < least**2)
     return jnp.where(flat, 1, xy / jnp.sqrt(jnp.where(flat, 1, xx * yy)))
 
 
@@ -162,28 +168,33 @@ def hyphc(
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
-def label_triples(levels: _Levels, key: PRNGKeyArray, count: int) -> Triplets:
+def label_triples(
+    levels: _Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int
+) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
     At that level, j has the label of i and k has another one; without such a j or k, the triple is
-    not valid. Draws are with replacement.
+    not valid. Leaves with equal `ids` are one, and no pair i, j. Draws are with replacement.
     """
-    alike = levels[:, :, None] == levels[:, None]
-    among = jnp.stack([alike & ~jnp.eye(levels.shape[1], dtype=bool), ~alike])
-    logits = jnp.where(among, 0, -jnp.inf)
-    j, k = jax.random.categorical(key, logits[..., None, :], shape=(*among.shape[:-1], count))
-    i = jnp.broadcast_to(jnp.arange(levels.shape[1])[:, None], j.shape)
-    valid = jnp.repeat(jnp.all(jnp.any(among, axis=-1), axis=0), count)
-    return Triplets(jnp.stack([i, j, k], axis=-1).reshape(-1, 3), valid)
+    triples, valid = [], []
+    for labels, of_level in zip(levels, jax.random.split(key, len(levels)), strict=True):
+        alike = labels[:, None] == labels
+        among = alike & (ids[:, None] != ids), ~alike
+        j, k = (draw(*x, count) for x in zip(jax.random.split(of_level), among, strict=True))
+        i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
+        triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
+        valid.append(jnp.repeat(among[0].any(axis=1) & among[1].any(axis=1), count))
+    return Triplets(jnp.concatenate(triples), jnp.concatenate(valid))
 
 
 @dataclasses.dataclass(frozen=True)
 class HypHC(TreeExtension):
     """A base loss, plus HypHC's loss of triples of images, or of proxies of their classes.
 
-    Leaves are the directions of the head's outputs or of the proxies, at one radius in a ball of
-    their own. Two leaves are as similar as the share of levels, of classes and coarse classes, at
-    which their labels agree. This and the choice of triples are ours: HypHC has no labels.
+    Leaves are the directions of the head's outputs or of the proxies, at one radius in the ball of
+    c = 1, whatever space the base has. Two leaves are as similar as the share of levels, of classes
+    and coarse classes, at which their labels agree. This and the choice of triples are ours: HypHC
+    has no labels.
     """
 
     prefix = "hyphc_"
@@ -198,12 +209,15 @@ class HypHC(TreeExtension):
     ) -> tuple[Loss, Metrics]:
         """Loss of triples in a batch."""
         features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
-        if self.leaves == "proxies":
-            proxies = params["base"]["proxies"][levels[0]]  # Perhaps several of each class.
-            features = proxies.reshape(-1, proxies.shape[-1])
-            levels = jnp.repeat(levels, len(features) // len(proxies), axis=1)
+        ids = jnp.arange(len(features))
+        if self.leaves == "proxies":  # Perhaps several of each class.
+            proxies = params["base"]["proxies"]
+            numbers = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
+            ids = numbers[levels[0]].ravel()
+            features = proxies.reshape(-1, proxies.shape[-1])[ids]
+            levels = jnp.repeat(levels, numbers.shape[1], axis=1)
         leaves = self.radius * Sphere().embed(features)
-        triples = label_triples(levels, key, self.triples)
+        triples = label_triples(levels, ids, key, self.triples)
         similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)
         loss = hyphc(leaves, triples, similarities, temperature=self.temperature)
         return self.weight * loss, {"hyphc_loss": loss}

@@ -1,7 +1,7 @@
 """Proxies as parameters: free vectors, or what Riemannian Adam moves, see `Group.ball_c`.
 
 Tangent vectors at the origin, `poincare.logmap0`(x, c), stand for points x where c is learned:
-while c changes, proxies keep their distance from the origin, and the gradient by c knows it.
+while c changes, proxies keep their distance from the origin, in the gradient by c, too.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,8 @@ coarse classes above it. Positives share at least one. H-AP, NDCG and ASI are th
 evaluation of Ramzi et al., *Hierarchical Average Precision Training for Pertinent Image Retrieval*
 (ECCV 2022), with one correction, see `h_ap`.
 
-Every item may lie beside one of thousands of positives, so that float32 would leave most of a
-ranking open. Products in float64 order whole rankings; subtraction orders the few near-ties.
+With thousands of positives, nearly every item is about as far away as one of them, and float32
+could not tell which comes first. Products in float64 can; subtraction orders the few near-ties.
 """
 
 import dataclasses

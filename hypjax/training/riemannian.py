@@ -45,7 +45,8 @@ def riemannian_adam(
     tangent vectors at the origin, v = `poincare.logmap0`(x, c), and so are first moments, by
     transport: neither changes while c does. This is the schema of Bdeir et al. (arXiv 2405.13979,
     versions 1 and 2): all parameters move at the old c, then c, and then points and moments are
-    carried through the origin to the new c. (Their released code leaves the moments behind.)
+    carried through the origin to the new c. (Their released code leaves the moments behind, and
+    differentiates by the curvature with the points at rest.)
 
     `weight_decay` λ makes it Riemannian AdamW (Bdeir et al.; experimental, by code of their group):
     before its step, a point becomes its centroid with the origin, whose weight is the learning rate
