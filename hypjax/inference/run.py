@@ -186,12 +186,17 @@ class Run:
         points = self._points(params, task.queries)
         items = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
-        metrics = metric_names(fields.metrics, [k for k in fields.ks if k <= task.num_items])
+        metrics = metric_names(fields.metrics, fields.ks)
         if task.ground_truth is not None:  # Recall and graded metrics do not apply.
             applicable = [n for n in metrics if not n.startswith("recall@") and n not in GRADED]
             metrics = applicable or ["map"]
-        elif task.queries is not self.splits.validation:  # Too slow for each validation.
-            metrics = [*dict.fromkeys([*metrics, *graded_metrics(task)])]
+        else:
+            beyond = metric_names(
+                ["recall", "precision"], [k for k in fields.ks if k > task.num_items]
+            )
+            if task.queries is not self.splits.validation:  # Too slow for each validation.
+                metrics += graded_metrics(task)
+            metrics = [name for name in dict.fromkeys(metrics) if name not in beyond]
         reranking = Reranking() if fields.rerank else None
         postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)

@@ -31,14 +31,13 @@ def file(squares, tmp_path_factory):
     built = build(small_runs.load(squares, *FROZEN))
     train = built.splits.train
     labels = np.repeat(np.arange(12), 4)
-    everything = dataclasses.replace(
-        train, positions=np.arange(48), labels=labels, sizes=np.full((48, 2), 16)
-    )
+    names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
+    columns = {"positions": np.arange(48), "labels": labels, "sizes": np.full((48, 2), 16)}
+    everything = dataclasses.replace(train, names=names, **columns)
     built.embedder = dataclasses.replace(built.embedder, cached=())
     built.splits = built.splits._replace(train=everything)
     params = random_state(built.learner, built.spec).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
-    names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
     classes = np.array(list("abcdefghijkl"))[labels]
     np.savez(path, features=training_features(built, params), labels=classes, ids=names)
     return path
