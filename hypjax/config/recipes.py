@@ -109,7 +109,7 @@ def train_without_labels(config: ConfigDict) -> None:
 
 
 def train_head(config: ConfigDict) -> None:
-    """Trains only the head, on features that are computed once, in batches that fit them.
+    """Trains only the head, on cached features; batches and steps are fitted to the dataset.
 
     From principal components, with a small learning rate, a head retrieves unseen classes better
     than the encoder. From random weights, or with 128 dimensions, it does not

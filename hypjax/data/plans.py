@@ -42,7 +42,7 @@ class Plans(abc.ABC):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches in an epoch, by default of as many images as there are."""
+        """Number of full batches in an epoch; by default, images / batch size, rounded down."""
         return len(self.labels) // self.batch_size
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class ClassPlans(Plans):
     def __call__(self, step: int) -> Batch:
         """Returns the plan of a step, after checking that it is grouped by class."""
         plan = super().__call__(step)
-        # Losses trust the order of a batch and cannot tell: they are compiled for any labels.
+        # Losses rely on this order and cannot check it: in a compiled step, labels are traced.
         classes = plan.labels.reshape(-1, self.samples_per_class)
         distinct = len(np.unique(classes[:, 0])) == len(classes)
         if not distinct or np.any(classes != classes[:, :1]):
@@ -151,8 +151,9 @@ class DrawnClassPlans(ClassPlans):
 class CoarsePairPlans(ClassPlans):
     """HAPPIER's sampling: half of a batch's classes from each of two coarse classes.
 
-    An epoch has each pair five times. If a coarse class has too few classes, the other one fills
-    the batch, and classes with few images repeat them. The released code makes batches smaller.
+    An epoch has five batches for each pair, in random order. All batches have the same size: if a
+    coarse class has too few classes, the other one fills the batch, and classes with too few images
+    repeat some. The released code makes such batches smaller.
     """
 
     coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)  # From 0 without gaps.
@@ -180,14 +181,14 @@ CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlan
 class TuplePlans(Plans):
     """Tuples of an anchor, its positive and mined negatives; images of a tuple are adjacent.
 
-    An epoch is as many random pairs of the list, and for each the negatives of the epoch's table
-    (Radenović et al., TPAMI 2019).
+    An epoch draws `tuples` random pairs. Each gets the negatives that are mined for it at the start
+    of the epoch (Radenović et al., TPAMI 2019).
     """
 
     pairs: Int[np.ndarray, "pairs 2"]  # Positions of two images that show one object.
     tuples: int  # In an epoch; at most as many as there are pairs.
     negatives: int  # Of a tuple.
-    pool_size: int  # Images among which an epoch's negatives are; at most all.
+    pool_size: int  # Images from which an epoch's negatives are mined.
     table: Int[np.ndarray, "tuples size"] | None = None  # The epoch's tuples, once they are mined.
 
     @property

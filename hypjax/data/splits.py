@@ -114,7 +114,7 @@ def _open(
 def open_photos(
     where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
 ) -> Splits:
-    """Opens the images of a location, see `list_images`; holds out classes without splits."""
+    """Opens the images that `list_images` finds; holds out classes if there are no splits."""
     path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")

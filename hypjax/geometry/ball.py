@@ -102,7 +102,7 @@ class CurvedSpace(InnerProductSpace):
         return self.functions.dist_matrix(x, y, self.c)
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """Norms up to the longest, and norms of their points."""
+        """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""
         root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
         longest = math.atanh(poincare.MAX_NORM) / root

@@ -112,8 +112,9 @@ def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
 def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
-    Points are compared by their images in the ball; if the points x are a crowd, after the isometry
-    that takes their mean to the origin. Close points lose digits as in `poincare.dist_matrix`.
+    Points are compared in the ball. If the points x are nearer to their mean than to the origin, an
+    isometry first takes the mean to the origin (`poincare.best_origin`). Close points lose digits
+    as in `poincare.dist_matrix`.
     """
     x, y = arithmetic.floating(x, y)
     centre = poincare.best_origin(separation, lax.stop_gradient(x), c)

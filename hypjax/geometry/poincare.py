@@ -78,12 +78,12 @@ def unrescale_features(v: Vectors, max_distance: Scalar) -> Points:
 
 
 def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
-    """Centroid of points, [..., d], and the origin, which has a weight from 0 to 1.
+    """Moves points, [..., d], to their centroids with the origin, whose weight w is from 0 to 1.
 
-    It normalises (1 − w)·p + w·o of points p and o of the hyperboloid, as the weight decay of
-    Riemannian AdamW does (Bdeir et al., 2024; experimental, by code of the authors' group). A point
-    at R = √c·d from the origin keeps its direction, and tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R
-    + w). At c = 0 it is (1 − w)·x.
+    The centroid is (1 − w)·p + w·o on the hyperboloid, normalised: the weight decay of Riemannian
+    AdamW (Bdeir et al., 2024; experimental, after code of the authors' group). A point at distance
+    R/√c from the origin keeps its direction and moves to R'/√c, where
+    tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w). At c = 0 the centroid is (1 − w)·x.
     """
     (x,) = arithmetic.floating(x)
     u, rest = c * arithmetic.square_norm(x), 1 - weight
@@ -306,9 +306,9 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
         mean, moving, count = carry
         w, s, p = _mobius_difference(mean[..., None, :], x, c)
         q = s / p
-        # With D = √c·d, the tangent of D² = arccosh² at the mean weights a point by D/sinh D. In
-        # coordinates with the mean at the origin, the weighted sum of points of the hyperboloid
-        # (time T, space S) is minimal at (T, S)/√(T² − c‖S‖²).
+        # D² = (√c·d)² is bounded by its tangent in cosh D, whose slope weights a point by D/sinh D.
+        # In coordinates with the mean at the origin, the points' weighted sum on the hyperboloid is
+        # (T, S), time and space; the bound is least at (T, S)/√(T² − c‖S‖²).
         a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
         time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
         space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)

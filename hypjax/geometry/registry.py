@@ -27,7 +27,7 @@ def register_space(name: str, space: type[Space]) -> None:
 
     `space` is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
     have defaults, or are set by fields of `config.objective` of the same name, such as `c`. A later
-    registration replaces it. One of hypjax's names, or a missing method, is a `UserError`.
+    registration replaces it. Raises a `UserError` for a name of hypjax's or a missing method.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):

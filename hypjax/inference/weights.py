@@ -60,16 +60,16 @@ class TrainedModel(NamedTuple):
             projection.save(folder / _projection_file(name, self.fingerprint(name)))
 
     def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
-        """Reads the projection of `eval.pca`, if any; returns also the embeddings' fingerprint."""
-        embeddings = self.fingerprint(name)
+        """Reads the projection of `eval.pca`, if any, and the fingerprint of the embeddings."""
+        fingerprint = self.fingerprint(name)
         if self.config.eval.pca[part_of(name)] is None:
-            return None, embeddings
-        path = folder / _projection_file(name, embeddings)
+            return None, fingerprint
+        path = folder / _projection_file(name, fingerprint)
         if not path.is_file():
             problem = f"{folder} holds no projection of its {name}'s embeddings"
             raise UserError(f"{problem}; finish the run, or copy its projections, too")
         projection = Projection.load(path, self.spaces[name])
-        return projection, projection.fingerprint(embeddings)
+        return projection, projection.fingerprint(fingerprint)
 
     def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
         """Copies the model's projections; an unfinished run has none."""

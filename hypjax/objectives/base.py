@@ -231,7 +231,7 @@ def declare(
     learnable: Sequence[str] = (),
     **facts: Any,
 ) -> Declaration:
-    """Declares a loss that is a function, whose arguments with rules are fields.
+    """Declares a loss function; its arguments named in `rules` become fields of `config.objective`.
 
     `build` makes the objective from the function with its settings, a run's configuration and its
     space; `shared` are fields of all losses of this kind; for `facts` see `Declaration`.

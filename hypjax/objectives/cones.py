@@ -109,7 +109,7 @@ class Cones(Extension):
         Training classes without coarse classes are a `UserError`.
         """
         if not spec.coarse_labels:
-            raise UserError("cones+ needs coarse classes: list coarse_labels of the data set")
+            raise UserError("cones+ needs coarse classes: list coarse_labels of the dataset")
         of_base, of_apexes = jax.random.split(key)
         params, state = self.base.init(of_base, spec)
         coarse = np.asarray(spec.coarse_labels[0], np.int32)

@@ -1,7 +1,8 @@
 """HAPPIER: average precision graded by a hierarchy of labels (Ramzi et al., ECCV 2022).
 
-A query's own class should come first, then the other classes of its coarse class. The paper has
-the cosine. In other spaces, `comparisons.similarity` takes its place: that choice is ours.
+A query's own class should come first, then the other classes of its coarse class. The paper
+compares images by the cosine. In other spaces than the sphere, `comparisons.similarity` takes its
+place, which is our choice.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from hypjax.objectives.proxy_points import proxy_parameters
 from hypjax.types import Batch, Outputs
 
 _SOFTMAX = PROXY_LOSSES["normalized_softmax"]
-_COMPARISONS = 2**24  # Of a query with two images, at once: 64 MB an array.
+_COMPARISONS = 2**24  # Triples (query, k, j) that are compared at once: 64 MB an array.
 
 
 def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Array, "n n"]:
@@ -60,10 +61,10 @@ def smooth_hap(
     as a query and as a result. Takes O(n³) operations.
     """
 
-    @jax.checkpoint  # All comparisons of a large batch would fill the memory: 3 GB for 900 images.
+    @jax.checkpoint  # Otherwise the gradient holds all comparisons: 3 GB an array for 900 images.
     def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
         s, rel = row
-        gaps = s - s[:, None]  # Of image k, by rows, and of j, by columns.
+        gaps = s - s[:, None]  # s_j − s_k, with k along rows and j along columns.
         near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
         less_relevant = rel < (1 - 1e-5) * rel[:, None]  # By more than rounding.
@@ -96,10 +97,10 @@ class Happier(Extension):
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns proxies, uniform within ±1/√dim as released, and the classes' coarse classes.
 
-        Training classes without coarse classes are a `UserError`.
+        Raises a `UserError` if the training classes have no coarse classes.
         """
         if not spec.coarse_labels:
-            raise UserError("happier needs coarse classes: list coarse_labels of the data set")
+            raise UserError("happier needs coarse classes: list coarse_labels of the dataset")
         shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
         proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
         proxies = proxy_parameters(proxies, self.space, self.base.ball_c)

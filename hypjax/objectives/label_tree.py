@@ -32,10 +32,10 @@ _Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
-    """A base loss in any space, plus `tree_loss`, which names what it needs of its arguments.
+    """A base loss in any space, plus the `tree_loss` of a subclass.
 
-    These are params, outputs, key, `levels`, the labels of the images at each level up to the root,
-    and `counts`, the numbers of labels at each level of the tree.
+    `tree_loss` is called with params, outputs, key, `levels`, the images' labels at each level from
+    the classes up to the root, and `counts`, the number of labels at each level of the tree.
     """
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
@@ -71,33 +71,35 @@ class TreeExtension(Extension):
 def hyp_cpcc(
     points: Float[Array, "n d"], levels: _Levels, counts: Sequence[int], c: Scalar
 ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-    """HypCPCC, the correlation of distances with a tree of labels; and the centroid of all points.
+    """HypCPCC, which correlates distances with paths in a tree of labels; and the root's centroid.
 
     Nodes are the groups of points with equal labels at a level. HypCPCC is Pearson's correlation,
     over all pairs of nodes, of the distance of their centroids with the length of their path in the
-    tree. Where distances or paths do not differ, it is 1, without a gradient (the authors' code:
+    tree. If all distances or all paths are equal, it is 1 and has no gradient (the authors' code:
     NaN → 1).
 
-    Points lie on the hyperboloid of curvature −c. Labels count from 0; each level divides the next,
-    and the last is the root. `counts` are the numbers of labels of each level.
+    Points lie on the hyperboloid of curvature −c. Labels count from 0. Each level refines the next
+    one, and the last has only the root. `counts` are the numbers of labels of each level.
     """
-    most = [min(count, len(points)) for count in counts]  # In a batch.
+    sizes = [min(count, len(points)) for count in counts]  # Most labels that a batch can have.
     unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
-    nodes = [unique(x, size=size) for x, size in zip(levels, most, strict=True)]
+    nodes = [unique(x, size=size) for x, size in zip(levels, sizes, strict=True)]
     labels, first, groups = zip(*nodes, strict=True)
-    centres = [lorentz.centroids(points, *x, c) for x in zip(groups, most, strict=True)]
+    centres = [lorentz.centroids(points, *x, c) for x in zip(groups, sizes, strict=True)]
     centres, present = jnp.concatenate(centres), jnp.concatenate(labels) >= 0
-    # By subtraction, since a parent lies where its only child does; rows in turn, or [m, m, d]
-    # numbers, a gigabyte for 900 classes, would be held for the gradient.
+    # By subtraction: a parent coincides with its only child, and a matrix product would not give 0.
+    # Without the checkpoint, the gradient would hold [m, m, d], a gigabyte for 900 classes.
     row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
     distances = lax.map(row, centres, batch_size=64)
-    # The lowest common ancestor is as far above the higher of two nodes as their ancestors differ.
-    level, above = np.repeat(range(len(most)), most), levels[:, jnp.concatenate(first)]
+    # The lowest common ancestor lies above the higher of two nodes by the number of levels, from
+    # that node's own on, at which the two have different ancestors.
+    level, ancestors = np.repeat(range(len(sizes)), sizes), levels[:, jnp.concatenate(first)]
     higher = np.maximum(level[:, None], level)
-    differ = (above[:, :, None] != above[:, None]) & (np.arange(len(most))[:, None, None] >= higher)
+    differ = ancestors[:, :, None] != ancestors[:, None]
+    differ &= np.arange(len(sizes))[:, None, None] >= higher
     paths = 2 * (higher + jnp.sum(differ, axis=0)) - level[:, None] - level
     pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
-    # Rounding errors of distances grow like cosh(√c·r); their deviation must be larger.
+    # Rounding errors of distances grow like cosh(√c·r): a smaller standard deviation is noise.
     farthest = jnp.max(arithmetic.square_norm(centres), where=present[:, None], initial=0)
     rounding = 32 * jnp.finfo(distances.dtype).eps * jnp.sqrt(1 / c + lax.stop_gradient(farthest))
     paths = paths.astype(distances.dtype)
@@ -105,12 +107,12 @@ def hyp_cpcc(
 
 
 def _correlation(
-    x: Float[Array, "m m"], y: Float[Array, "m m"], where: Bool[Array, "m m"], least: Array
+    x: Float[Array, "m m"], y: Float[Array, "m m"], where: Bool[Array, "m m"], min_std: Array
 ) -> Float[Array, ""]:
-    """Pearson's correlation; 1 if a standard deviation is below the least that counts."""
+    """Pearson's correlation; 1 if a standard deviation is below `min_std`."""
     x, y = (values - mean_where(values, where) for values in (x, y))
     xx, yy, xy = (mean_where(values, where) for values in (x * x, y * y, x * y))
-    flat = (xx < least**2) | (yy < least**2)
+    flat = (xx < min_std**2) | (yy < min_std**2)
     return jnp.where(flat, 1, xy / jnp.sqrt(jnp.where(flat, 1, xx * yy)))
 
 
@@ -174,16 +176,17 @@ def label_triples(
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
     At that level, j has the label of i and k has another one; without such a j or k, the triple is
-    not valid. Leaves with equal `ids` are one, and no pair i, j. Draws are with replacement.
+    not valid. Rows with equal `ids` are the same leaf, so they are never i and j of one triple.
+    Draws are with replacement.
     """
     triples, valid = [], []
-    for labels, of_level in zip(levels, jax.random.split(key, len(levels)), strict=True):
-        alike = labels[:, None] == labels
-        among = alike & (ids[:, None] != ids), ~alike
-        j, k = (draw(*x, count) for x in zip(jax.random.split(of_level), among, strict=True))
+    for labels, level_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
+        same = labels[:, None] == labels
+        masks = same & (ids[:, None] != ids), ~same
+        j, k = (draw(*x, count) for x in zip(jax.random.split(level_key), masks, strict=True))
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
-        valid.append(jnp.repeat(among[0].any(axis=1) & among[1].any(axis=1), count))
+        valid.append(jnp.repeat(masks[0].any(axis=1) & masks[1].any(axis=1), count))
     return Triplets(jnp.concatenate(triples), jnp.concatenate(valid))
 
 
@@ -192,13 +195,13 @@ class HypHC(TreeExtension):
     """A base loss, plus HypHC's loss of triples of images, or of proxies of their classes.
 
     Leaves are the directions of the head's outputs or of the proxies, at one radius in the ball of
-    c = 1, whatever space the base has. Two leaves are as similar as the share of levels, of classes
-    and coarse classes, at which their labels agree. This and the choice of triples are ours: HypHC
-    has no labels.
+    c = 1, whatever space the base has. The similarity of two leaves is the share of levels (classes
+    and coarse classes) at which their labels agree. This similarity and the choice of triples are
+    ours: HypHC takes similarities as its input, and no labels.
     """
 
     prefix = "hyphc_"
-    weight: float = setting(0.1, at_least(0))  # Our choice, as of the radius and the triples.
+    weight: float = setting(0.1, at_least(0))  # Our choice, like the radius and the triples.
     temperature: float = setting(0.05, ABOVE_0)  # τ.
     radius: float = setting(0.9, within(0.01, 0.999))  # Norm of all leaves; HypHC learns it.
     triples: int = setting(10, within(1, 10**4))  # Of each leaf at each level of labels.
@@ -210,12 +213,12 @@ class HypHC(TreeExtension):
         """Loss of triples in a batch."""
         features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
         ids = jnp.arange(len(features))
-        if self.leaves == "proxies":  # Perhaps several of each class.
-            proxies = params["base"]["proxies"]
-            numbers = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
-            ids = numbers[levels[0]].ravel()
+        if self.leaves == "proxies":
+            proxies = params["base"]["proxies"]  # [classes, dim] or [classes, centres, dim].
+            class_ids = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
+            ids = class_ids[levels[0]].ravel()
             features = proxies.reshape(-1, proxies.shape[-1])[ids]
-            levels = jnp.repeat(levels, numbers.shape[1], axis=1)
+            levels = jnp.repeat(levels, class_ids.shape[1], axis=1)
         leaves = self.radius * Sphere().embed(features)
         triples = label_triples(levels, ids, key, self.triples)
         similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)

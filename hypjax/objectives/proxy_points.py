@@ -1,7 +1,8 @@
-"""Proxies as parameters: free vectors, or what Riemannian Adam moves, see `Group.ball_c`.
+"""Parameters of proxies: free vectors, points of the ball, or tangent vectors at its origin.
 
-Tangent vectors at the origin, `poincare.logmap0`(x, c), stand for points x where c is learned:
-while c changes, proxies keep their distance from the origin, in the gradient by c, too.
+Free vectors are for Adam, the others for Riemannian Adam: points for a fixed c, tangent vectors
+`poincare.logmap0`(x, c) for a learned one. While c changes, a proxy then keeps its distance from
+the origin; the gradient by c is also taken at a fixed tangent vector.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ _BallC = float | str | None
 
 
 def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
-    """The `Group.ball_c` of proxies, whose optimiser the field of `config.objective` names."""
+    """Returns the proxies' `Group.ball_c`; their optimiser is `config.objective[field]`."""
     if fields[field] == "adam":
         return None
     if (ball := space.ball()) is None:
@@ -28,7 +29,7 @@ def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _Bal
 
 
 def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
-    """Parameters of the proxies that a space embeds from free vectors."""
+    """Converts free vectors to the parameters of the proxies `space.embed(vectors)`."""
     if ball_c is None:
         return vectors
     points = space.to_ball(space.embed(vectors))

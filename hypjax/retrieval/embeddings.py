@@ -176,7 +176,8 @@ class Embeddings(ArrayGallery):
             raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
             return cls._of_table(feature_table(arrays, source), space or known, **origin)
-        labels = as_names(labels, "labels", len(vectors), source)  # Perhaps of another file.
+        # Other programs may write files with labels that are numbers.
+        labels = as_names(labels, "labels", len(vectors), source)
         groups = {
             name: as_names(arrays.get(name), name, len(vectors), source)
             for name in ("splits", "coarse_labels")

@@ -76,16 +76,16 @@ def ndcg(ranking: Ranking) -> float:
 def asi(ranking: Ranking) -> float:
     """Average set intersection (Sun et al., *Dynamic Metric Learning*, CVPR 2021).
 
-    Mean over n, up to the number of positives, of the share of the first n items that also belong
-    to the first n of an ideal order, as items of their level.
+    Mean over n, from 1 to the number of positives, of the overlap of the first n items with the
+    first n of an ideal ranking, divided by n. Items of one level are interchangeable.
     """
     levels = np.arange(1, len(ranking.counts))[:, None]
-    first = np.zeros(len(ranking.ranks), int)  # Levels of as many items as there are positives.
-    within = ranking.ranks < len(first)
-    first[ranking.ranks[within]] = ranking.levels[within]
-    orders = first, np.sort(ranking.levels)[::-1]
+    top_levels = np.zeros(len(ranking.ranks), int)  # Of the first p items, for p positives.
+    within = ranking.ranks < len(top_levels)
+    top_levels[ranking.ranks[within]] = ranking.levels[within]
+    orders = top_levels, np.sort(ranking.levels)[::-1]
     shared = np.minimum(*(np.cumsum(order == levels, axis=1) for order in orders))
-    return np.mean(np.sum(shared, axis=0) / np.arange(1, len(first) + 1))
+    return np.mean(np.sum(shared, axis=0) / np.arange(1, len(top_levels) + 1))
 
 
 GRADED: dict[str, Callable[[Ranking], float]] = {"h_ap": h_ap, "ndcg": ndcg, "asi": asi}
@@ -125,16 +125,17 @@ def graded_scores(
     columns = zip(levels, item_levels, strict=True)
     pairs = [inputs.labelled(queries, x, gallery, y) for x, y in columns]
     labels, item_labels = (np.stack([pair[side].labels for pair in pairs]) for side in (0, 1))
-    asked, searched = pairs[0]
-    ids, count = asked.ids, len(asked.points)
+    first_queries, first_gallery = pairs[0]  # Points and ids are equal in all pairs.
+    ids, count = first_queries.ids, len(first_queries.points)
     if any(map(len, own_rows)):
         if len(own_rows) != count:
             raise UserError(f"own_rows has {len(own_rows)} lists for {count} queries")
         ids = np.array([rows[0] if len(rows) else -1 for rows in own_rows])
     else:
         own_rows = [()] * count if ids is None else ids[:, None]
-    points, top = postprocessed(postprocessing, asked.points, ids, searched.points, space)
-    search = _Search(space, StreamedGallery(searched.points), item_labels)
+    items = first_gallery.points
+    points, top = postprocessed(postprocessing, first_queries.points, ids, items, space)
+    search = _Search(space, StreamedGallery(items), item_labels)
     top = [None] * count if top is None else top
     scores = np.array(list(search.scores(metrics, points, labels.T, own_rows, top)))
     if not (has_positives := ~np.isnan(scores[:, 0])).any():
@@ -195,15 +196,15 @@ class _Search:
         top: Rows | None,
     ) -> Ranking:
         """Ranks positives by bounds on −separation, after any re-ranked first results."""
-        least, most = -bounds[::-1]
+        lower, upper = -bounds[::-1]  # Of separations.
         levels = np.sum(self.labels == labels[:, None], axis=0, dtype=np.int8)
         counts = np.bincount(levels, minlength=len(labels) + 1)
-        # At the end, and no positives, own images take part in no score.
+        # Own images rank last and are not positives, so that they affect no score.
         own_items = np.asarray(own_items, int)
-        levels[own_items], least[own_items], most[own_items] = 0, np.inf, np.inf
-        order = np.argsort(least)
-        # An item follows all those before it for certain if its bounds lie above all of theirs.
-        tied = np.maximum.accumulate(most[order])[:-1] >= least[order[1:]]
+        levels[own_items], lower[own_items], upper[own_items] = 0, np.inf, np.inf
+        order = np.argsort(lower)
+        # An item's place is certain if its lower bound exceeds all upper bounds before it.
+        tied = np.maximum.accumulate(upper[order])[:-1] >= lower[order[1:]]
         # The order of near-ties matters only where their levels differ.
         if (mixed := tied & (np.diff(levels[order]) != 0)).any():
             runs = np.concatenate([[0], np.cumsum(~tied)])

@@ -38,7 +38,7 @@ def average_precision_at_r(ranks: Ranks, positives: Counts) -> Scores:
 
 
 def average_precision(ranks: Ranks, positives: Counts) -> Scores:
-    """Area below precision over recall: precisions just before and at positives are averaged."""
+    """Area under the precision-recall curve by the trapezoid rule, from before to each positive."""
     before = np.arange(ranks.shape[1])
     precision_before = np.where(ranks == 0, 1, before / np.maximum(ranks, 1))
     mean = (precision_before + (before + 1) / (ranks + 1.0)) / 2

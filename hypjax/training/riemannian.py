@@ -37,21 +37,21 @@ def riemannian_adam(
     along it. Each array of the parameters holds points, [..., dim]; updates are differences of
     points, for `optax.apply_updates`. At c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
-    The learning rate is the length of a step under a constant gradient, or a schedule of it. `eps`
-    is added to the root of the second moment. In a model with other parameters,
-    `optax.multi_transform` says which arrays are points.
+    The learning rate, a number or a schedule, is the geodesic length of a step under a constant
+    gradient. `eps` is added to the root of the second moment. In a model with other parameters,
+    select the arrays of points by `optax.multi_transform`.
 
-    With `c=None`, for a learned c, `update` takes the step's c as an argument. Parameters are
-    tangent vectors at the origin, v = `poincare.logmap0`(x, c), and so are first moments, by
-    transport: neither changes while c does. This is the schema of Bdeir et al. (arXiv 2405.13979,
-    versions 1 and 2): all parameters move at the old c, then c, and then points and moments are
-    carried through the origin to the new c. (Their released code leaves the moments behind, and
-    differentiates by the curvature with the points at rest.)
+    With `c=None`, for a learned c, `update` takes the current c as a keyword. Parameters are then
+    tangent vectors at the origin, v = `poincare.logmap0`(x, c), and first moments are transported
+    there, so neither depends on c. This is the schema of Bdeir et al. (arXiv 2405.13979, versions 1
+    and 2): all parameters move at the old c; c moves; points and moments are carried through the
+    origin to the new c. Their released code does not carry the moments, and differentiates by the
+    curvature with the points fixed.
 
-    `weight_decay` λ makes it Riemannian AdamW (Bdeir et al.; experimental, by code of their group):
-    before its step, a point becomes its centroid with the origin, whose weight is the learning rate
-    times λ, at most 1, see `poincare.shrink`. Gradient and moment are transported along; that code
-    leaves them at the old point.
+    `weight_decay` λ makes it Riemannian AdamW (Bdeir et al.; experimental, after their group's
+    code): before its step, a point is replaced by its centroid with the origin, whose weight is
+    min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are transported to the
+    centroid; that code does not transport them.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:
@@ -65,36 +65,36 @@ def riemannian_adam(
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         count = state.count + 1
         corrections = 1 - b1**count, 1 - b2**count
-        at = options["c"] if c is None else c
+        ball_c = options["c"] if c is None else c
 
         def move(start: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
-            x, scale = start, poincare.lambda_x(start, at)
+            x, scale = start, poincare.lambda_x(start, ball_c)
             g = g / scale**2
             if weight_decay:
-                x = poincare.shrink(start, jnp.minimum(rate * weight_decay, 1), at)
-                g, mean = (poincare.transport(start, x, vector, at) for vector in (g, mean))
-                scale = poincare.lambda_x(x, at)
+                x = poincare.shrink(start, jnp.minimum(rate * weight_decay, 1), ball_c)
+                g, mean = (poincare.transport(start, x, vector, ball_c) for vector in (g, mean))
+                scale = poincare.lambda_x(x, ball_c)
             mean = b1 * mean + (1 - b1) * g
-            length = scale**2 * jnp.sum(g * g, axis=-1, keepdims=True)
-            square = b2 * square + (1 - b2) * length
+            square_norm = scale**2 * jnp.sum(g * g, axis=-1, keepdims=True)
+            square = b2 * square + (1 - b2) * square_norm
             root = jnp.sqrt(square / corrections[1]) + eps
-            moved = poincare.expmap(x, -rate * mean / corrections[0] / root, at)
-            moved = poincare.project(moved, at)
-            return moved - start, poincare.transport(x, moved, mean, at), square
+            moved = poincare.expmap(x, -rate * mean / corrections[0] / root, ball_c)
+            moved = poincare.project(moved, ball_c)
+            return moved - start, poincare.transport(x, moved, mean, ball_c), square
 
         def move_tangent(v: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
-            origin, x = jnp.zeros_like(v), poincare.project(poincare.expmap0(v, at), at)
-            logarithm, pull_back = jax.vjp(lambda x: poincare.logmap0(x, at), x)
-            mean = poincare.transport(origin, x, mean, at)
+            origin, x = jnp.zeros_like(v), poincare.project(poincare.expmap0(v, ball_c), ball_c)
+            logarithm, pull_back = jax.vjp(lambda x: poincare.logmap0(x, ball_c), x)
+            mean = poincare.transport(origin, x, mean, ball_c)
             change, mean, square = move(x, *pull_back(g), mean, square)
-            mean = poincare.transport(x + change, origin, mean, at)
-            # Relative to v, the change would contain rounding errors of x, large at the boundary.
-            return poincare.logmap0(x + change, at) - logarithm, mean, square
+            mean = poincare.transport(x + change, origin, mean, ball_c)
+            # Not minus v: near the boundary, v differs from logmap0(x) by large rounding errors.
+            return poincare.logmap0(x + change, ball_c) - logarithm, mean, square
 
         step = move_tangent if c is None else move
-        moved = jax.tree.map(step, params, gradient, state.mean, state.square)
+        results = jax.tree.map(step, params, gradient, state.mean, state.square)
         updates, mean, square = (
-            jax.tree.map(lambda _, parts, i=i: parts[i], params, moved) for i in range(3)
+            jax.tree.map(lambda _, parts, i=i: parts[i], params, results) for i in range(3)
         )
         return updates, RiemannianAdamState(count, mean, square)
 

@@ -47,7 +47,8 @@ class Searcher:
             "classes": gallery.classes(),
             "sample": [self._shown(item) | {"place": place} for item, place in placed],
         }
-        image = io.BytesIO()  # Compiles what every search runs.
+        # A first search, of a blank image, compiles what every search runs.
+        image = io.BytesIO()
         Image.new("L", (1, 1)).save(image, "png")
         self.search(image.getvalue(), 12, None, placed=True)
         self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
