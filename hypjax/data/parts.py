@@ -142,8 +142,9 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
         return _hold_out(images, held_out.test, held_out.seed, "test")
     only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
     classes = f"{where} has {counted(images.num_classes, 'class')}{only}"
-    advice = "set --config.data.test_classes=0.25 (four are needed), or --config.data.split=images"
-    raise UserError(f"{classes} and no test images; {advice}")
+    enough = images.num_classes >= 4
+    advice = "set --config.data.test_classes=0.25" if enough else "add classes (four are needed)"
+    raise UserError(f"{classes} and no test images; {advice}, or set --config.data.split=images")
 
 
 def _hold_out_validation(
@@ -169,7 +170,7 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
     most = len(classes) - 2
     if not 2 <= count <= most:
         wrong = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
-        valid = "0" if most < 2 else f"2 to {most}"
+        valid = "0" if most < 2 else "2" if most == 2 else f"2 to {most}"
         raise UserError(f"{wrong}, but both parts need two; set it to {valid}")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])

@@ -179,8 +179,10 @@ class Model(ImageEmbedder):
 
 def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
     """The URL or path of a source; a repository on the hub may be named without hf://."""
-    if not isinstance(source, str):
+    if isinstance(source, os.PathLike):
         return pathlib.Path(source)
+    if not isinstance(source, str):
+        raise UserError(f"a run is named by its folder or address, not by {source!r:.40}")
     path = pathlib.Path(source).expanduser()
     named = "://" not in source and hub.is_name(hub.split(source)[0])
     if not named or path.exists() or path.parent.exists():
