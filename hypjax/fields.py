@@ -52,7 +52,7 @@ class Field:
 
 
 def one_of(*choices: str) -> Rule:
-    """One of the strings."""
+    """Allows only the given strings."""
     return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
 
 

@@ -158,8 +158,8 @@ class _Search:
         """Yields the scores of each query; columns hold the last arguments of `_ranking`."""
         score, items = Score.around(self.space, self.gallery.sample, DOUBLE), len(self.gallery)
         inputs.check_in(self.space, self.gallery.array)
-        kept = 8 * self.gallery.array.size <= _KEPT_BYTES
-        chunks = list(self._chunks(score)) if kept else None
+        fits = 8 * self.gallery.array.size <= _KEPT_BYTES
+        chunks = list(self._chunks(score)) if fits else None
         size = int(np.clip(_BOUND_BYTES // (16 * items), 1, len(queries)))
 
         def of_query(*arguments: Any) -> list[float]:

@@ -204,10 +204,12 @@ def _with_points(
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
     def mover(group: Group) -> optax.GradientTransformation:
-        own = _group_of(groups, group.path)  # A group of `optim.groups` may set rate and decay.
-        options = {**moments, "weight_decay": own.weight_decay or 0.0}
+        settings = _group_of(
+            groups, group.path
+        )  # A group of `optim.groups` may set rate and decay.
+        options = {**moments, "weight_decay": settings.weight_decay or 0.0}
         c = None if group.ball_c == LEARNED else group.ball_c
-        return riemannian_adam(lambda step: own.rate * schedule(step), c=c, **options)
+        return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
 
     of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
