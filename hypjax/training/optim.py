@@ -204,9 +204,8 @@ def _with_points(
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
     def mover(group: Group) -> optax.GradientTransformation:
-        settings = _group_of(
-            groups, group.path
-        )  # A group of `optim.groups` may set rate and decay.
+        # A group of `optim.groups` may set rate and decay.
+        settings = _group_of(groups, group.path)
         options = {**moments, "weight_decay": settings.weight_decay or 0.0}
         c = None if group.ball_c == LEARNED else group.ball_c
         return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
