@@ -20,7 +20,7 @@ from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import StreamedGallery
 
 NO_MATCH = np.iinfo(np.int32).max
-_Scores = Float[Array, "h w"]  # Of a tile.
+_Scores = Float[Array, "h w"]  # Scores, or bounds, of a tile's queries and items.
 
 
 def match_ranks(
@@ -31,10 +31,10 @@ def match_ranks(
     *,
     space: Space,
 ) -> Int[np.ndarray, " n"]:
-    """Rank of each query's nearest match, which is the nearest gallery item of its class.
+    """Rank of each query's nearest match: the nearest gallery item of its class.
 
     The rank is the number of items that an exact search lists before the match: those strictly
-    nearer, and those equally far with a smaller index. It is exact in the sense of
+    nearer, and those equally far with a smaller index. Ranks are exact in the sense of
     `nearest_neighbors`. All local devices share the work. For arguments and errors see
     `recall_at_k`. Returns ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
     """
@@ -45,16 +45,16 @@ def match_ranks(
 def first_ranks(
     asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
-    """Like `match_ranks`, for queries `asked` and items `searched`, see `inputs.labelled`.
+    """Ranks of nearest matches, as `match_ranks` returns them, for points from `inputs.labelled`.
 
-    With `ks`, a rank is only exact in which of the ks exceed it, which takes less time.
+    With `ks`, ranks only lie on the right side of each K, which takes less time.
     """
     first = np.empty(len(asked.labels), np.int32)
 
     def by_products(rows: Rows, score: Score) -> Rows:
         bounds = _bound_ranks(asked, rows, searched, score)
         first[rows] = bounds[:, 0]
-        if ks is not None:  # It is enough to know below which K a rank is.
+        if ks is not None:  # Bounds between the same two Ks suffice.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
@@ -74,7 +74,7 @@ def first_ranks(
 
 
 def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], own_id: int) -> int:
-    """Number of items before the nearest match, without the query's own item (−1 for none)."""
+    """Number of items before the nearest match, except the query's own item (−1 for none)."""
     first = matches[np.argmin(separations[matches])]  # The smallest index among ties.
     nearest = separations[first]
     before = np.count_nonzero(separations < nearest)
@@ -85,8 +85,9 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
 def _bound_ranks(
     asked: Labelled, rows: Rows, searched: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
-    """Numbers of items that surely, and may, precede each nearest match: the rank if they agree."""
-    # Sorted by class, matches lie in few tiles of the score matrix. These are computed twice: to
+    """Lower and upper bounds on the ranks of nearest matches."""
+    # The bounds are the numbers of items that surely, and that may, precede the match. With points
+    # sorted by class, matches lie in few tiles of the score matrix. These are computed twice: to
     # bound the nearest match, then to count the items before it. Every other item takes one score
     # and two comparisons, and no sort: a rank costs little more than the matrix product.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
@@ -94,7 +95,7 @@ def _bound_ranks(
     items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
     symmetric = asked is searched and score.dtype == scores.SINGLE
     match, count = programs(mesh, asked.ids is not None, symmetric)
-    # With several chunks, matches are sought among the items of the queries' classes only.
+    # With several chunks, only items of the queries' classes are searched for matches.
     wanted = np.flatnonzero(np.isin(searched.labels, asked.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
         among = tiles.Sorted(searched, wanted, score, mesh)
@@ -122,12 +123,12 @@ class _Thresholds(NamedTuple):
     """Thresholds on scores, around −separation of each query's nearest match."""
 
     may: Float[Array, " p"]  # An item with a lower score surely comes after the match.
-    must: Float[Array, " p"]  # An item with a higher bound surely comes before; −∞: no match.
+    must: Float[Array, " p"]  # One with a higher lower bound surely comes before; −∞: no match.
 
 
 @functools.cache
 def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable, Callable]:
-    """Jits `_bound_matches` and `_count_before`; devices share tiles, and hold all points."""
+    """Jits `_bound_matches` and `_count_before`; devices share the tiles, each has all points."""
 
     def jitted(function: Callable, arrays: int, lists: int) -> Callable:
         specs = (P(),) * arrays + (P(tiles.AXIS),) * lists
@@ -215,10 +216,10 @@ def _count_before(
 def _thresholds(
     matches: Float[Array, "2 p"], queries: Factors, items: Factors, pairwise: bool
 ) -> _Thresholds:
-    """Thresholds for the scores of items, from bounds on −separation of nearest matches."""
-    # An item's score is at least its −separation: below `least`, the item is farther than the
-    # match. Its lower bound, the score less twice the slack, is at most its −separation: above
-    # `most`, it is nearer. An item as far as the match is in between: no tie is decided here.
+    """Thresholds on the scores of items, from bounds on −separation of nearest matches."""
+    # An item's score is at least its −separation: with a score below `least`, it is farther than
+    # the match. Its lower bound, the score less twice the slack, is at most its −separation: with
+    # a bound above `most`, it is nearer. Ties lie in between: none is decided here.
     least, most = matches
     most = widened(most, 1)
     if not pairwise:  # Scores are compared with `must`, instead of lower bounds.
@@ -237,7 +238,7 @@ def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int
 
 
 def _count_in_columns(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
-    """Like `_count_in_rows`, for columns, where another way of adding is faster on a CPU."""
+    """Counts as `_count_in_rows` does, for each column; int16 sums are faster there on a CPU."""
     packed = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
     packed = jnp.where(least > bounds.must, jnp.int16(1 + 256), packed)
     # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16, of

@@ -22,7 +22,7 @@ from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
-_SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Of a sample.
+_SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Blocks of a sample, and rows of a block.
 GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
@@ -30,16 +30,16 @@ _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between
 
 
 class TopK(NamedTuple):
-    """Items with the highest scores for each query of a block; the last has the lowest score."""
+    """The highest-scoring items of each query in a block, unsorted but with the lowest one last."""
 
     scores: Float[Array | np.ndarray, "b k"]
     ids: Int[Array | np.ndarray, "b k"]
 
 
 class Chunk(NamedTuple):
-    """Some rows of a gallery on each device."""
+    """A chunk of a gallery: consecutive rows on each device."""
 
-    vectors: Vectors  # Padded; [v, rows] where a gallery keeps them, else [rows, v].
+    vectors: Vectors  # Padded; [v, rows] in a gallery that keeps its vectors, else [rows, v].
     first: Int[Array, " devices"]  # Gallery index of each device's first row.
 
 
@@ -53,7 +53,7 @@ class StreamedGallery:
     def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
         self.array = np.asarray(points)
         self.mesh = Mesh(jax.local_devices(), AXIS)
-        self.rows = -(-len(self.array) // self.mesh.size)  # The most on one device.
+        self.rows = -(-len(self.array) // self.mesh.size)  # Largest number on one device.
         self._keep = keep and 4 * self.array.size <= _KEPT_BYTES
         self._kept: tuple[object, list[Chunk]] = None, []
         self._on_devices: Array | None = None
@@ -63,23 +63,23 @@ class StreamedGallery:
 
     @functools.cached_property
     def sample(self) -> Float[np.ndarray, "s d"]:
-        """Points from all parts of the gallery, float32."""
+        """Points from evenly spaced blocks of the gallery, [s, d], float32."""
         # A disk reads blocks of consecutive rows faster than single rows.
         starts = np.linspace(0, max(len(self) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
-        blocks = [np.asarray(self.array[at : at + _SAMPLED_ROWS]) for at in np.unique(starts)]
+        blocks = [np.asarray(self.array[i : i + _SAMPLED_ROWS]) for i in np.unique(starts)]
         return np.concatenate(blocks).astype(np.float32)
 
     def keeps(self, score: Score) -> bool:
-        """Whether the vectors of a score are kept between searches."""
+        """Whether the gallery keeps vectors of this score between searches."""
         return self._keep and score.dtype == SINGLE
 
     def chunks(self, score: Score, rows: int) -> Iterator[Chunk]:
-        """Checks all points and yields them in chunks, in order on each device."""
+        """Yields chunks of `rows` on each device; checks the points as it reads them."""
         if not self.keeps(score):
             return self._stream(score, rows)
         key = rows, str(score.space)
-        known, chunks = self._kept  # Read once: threads may share a gallery.
-        if known != key:
+        kept_key, chunks = self._kept  # Read once: threads may share a gallery.
+        if kept_key != key:
             columns = NamedSharding(self.mesh, P(None, AXIS))
             transpose = jax.jit(lambda vectors: tuple(x.T for x in vectors), out_shardings=columns)
             streamed = self._stream(score, rows)
@@ -88,26 +88,26 @@ class StreamedGallery:
         return iter(chunks)
 
     def _stream(self, score: Score, rows: int) -> Iterator[Chunk]:
-        ahead = self._chunk(score, 0, rows)
+        next_chunk = self._chunk(score, 0, rows)
         for start in range(0, len(self), rows * self.mesh.size)[1:]:
             # The next chunk is checked and sent to the devices before this one is searched.
-            chunk, ahead = ahead, self._chunk(score, start, rows)
+            chunk, next_chunk = next_chunk, self._chunk(score, start, rows)
             yield chunk
-        yield ahead
+        yield next_chunk
 
     def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
         by_rows, step = _by_rows(self.mesh), rows * self.mesh.size
-        part = inputs.host_rows(self.array, np.s_[start : start + step])
-        score.space.check(part, first=start)
-        points = jax.device_put(inputs.pad_rows(part, step), by_rows)
-        if len(part) == len(self):  # Candidates are then read from the devices.
+        block = inputs.host_rows(self.array, np.s_[start : start + step])
+        score.space.check(block, first=start)
+        points = jax.device_put(inputs.pad_rows(block, step), by_rows)
+        if len(block) == len(self):  # Candidates are then read from the devices.
             self._on_devices = points
-        valid = jax.device_put(np.arange(step) < len(part), by_rows)
+        valid = jax.device_put(np.arange(step) < len(block), by_rows)
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
         return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
     def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
-        """An array of points, and the rows of these items in it."""
+        """Returns an array of points, and the rows of it that hold the items `ids`."""
         if self._on_devices is not None:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
@@ -119,7 +119,7 @@ def _by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def num_threads(mesh: Mesh) -> int:
-    """Number of threads that select on a CPU."""
+    """Number of threads for the selection; 1 unless the gallery lies on a single CPU."""
     return min(usable_cores(), _MAX_THREADS) if _is_host(mesh) else 1
 
 
@@ -128,10 +128,11 @@ def _is_host(mesh: Mesh) -> bool:
 
 
 class Selector:
-    """Selects items of a gallery's chunks for blocks of queries; scores of a block have a `shape`.
+    """Selects the k highest-scoring items for blocks of queries, one chunk after the other.
 
-    XLA selects on one core of a CPU, with a heap for each row. There, threads of the pool select
-    by NumPy, which partitions a row by comparing many numbers at once.
+    A block's scores have the given `shape`, [queries, items]. On a CPU, XLA would select on one
+    core, with a heap for each row. There, threads of the pool select by NumPy, which partitions a
+    row by comparing many numbers at once.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Selector:
             self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
 
     def update(self, chunk: Chunk, queries: Vectors, best: TopK | None) -> TopK:
-        """Merges the best items of a chunk into the best ones so far."""
+        """Merges a chunk's best items for a block of queries into the best ones so far."""
         with self._score.enabled():
             self._buffer, maxima = self._multiply(self._buffer, self._score.space, queries, chunk)
             if not self._on_host:
@@ -160,7 +161,7 @@ class Selector:
                 return _merge(best, selected, chunk.first.size, self._k)
         scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
-        def update(part: slice) -> TopK:
+        def update_queries(part: slice) -> TopK:
             selected = _select_on_host(scores[part], maxima[part], first, self._k)
             if best is None:
                 return selected
@@ -168,13 +169,13 @@ class Selector:
             joined = [np.concatenate(arrays, axis=1) for arrays in pairs]
             return _highest(*joined, min(self._k, joined[0].shape[1]))
 
-        parts = self._pool.map(update, self._parts)
+        parts = self._pool.map(update_queries, self._parts)
         return TopK(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 @functools.cache
 def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, Callable]:
-    """Jits `_multiply` and `_select`; each device has a part of the gallery."""
+    """Jits `_multiply` and `_select` for a gallery whose rows are distributed over the mesh."""
     rows = P(AXIS)
     chunk = Chunk(P(None, AXIS) if columns else rows, rows)
     sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)
@@ -188,7 +189,7 @@ def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, C
 def _multiply(
     buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk, columns: bool = False
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
-    """Scores of a block and a chunk, and the highest one of each group of items."""
+    """Scores of a block's queries and a chunk's items, and the highest of each group of items."""
     del buffer  # Donated: the scores take its memory.
     items = tuple(x.T for x in chunk.vectors) if columns else chunk.vectors
     scores = highest(space, queries, items)
@@ -221,7 +222,7 @@ def _select(
 
 
 def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Scores to select by: in float64, differences from the highest one, rounded up to float32."""
+    """Float32 keys for the selection; float64 scores less the highest one, rounded up."""
     if scores.dtype == jnp.float32:
         return scores
     # XLA would sort all float64 numbers to select some. Rounding up keeps upper bounds, and is
@@ -256,9 +257,10 @@ def _select_on_host(
 def _at_least_kth_maximum(
     scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Rows, items and scores of at least k items of each row, all above others; rows ascend."""
-    # Apart from `_select_on_host`, so that large arrays are freed before it allocates others: else
-    # the C library returns memory to the system at each call, which takes longer than the search.
+    """Row, item and score of all items that reach the row's k-th maximum: k or more a row."""
+    # A function of its own, so that its large arrays are freed before `_select_on_host` allocates
+    # others. Else the C library returns memory to the system at each call, which takes longer than
+    # the search.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = np.full((len(scores), 1), -np.inf, scores.dtype)
@@ -274,6 +276,6 @@ def _at_least_kth_maximum(
 
 
 def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> TopK:
-    """The k highest scores of each row in any order, but the lowest of them last."""
+    """The k highest scores of each row, unsorted but with the lowest one last."""
     order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
     return TopK(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))
