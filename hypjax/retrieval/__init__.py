@@ -1,20 +1,21 @@
 """Exact nearest-neighbour search and evaluation of embeddings in any space.
 
-Separations, computed by subtraction in float64, define the order of results: they increase with the
-distance, and nearby points lose no digits in them. Subtracting all pairs is slow, so that all
-searches run in three stages:
+The order of results is the order of separations: functions of the distance that increase with it,
+computed by subtraction in float64, so that nearby points lose no digits. Subtracting all pairs is
+slow. Therefore all searches run in three stages:
 
 1. **Certified scores** (`scores`). One matrix product gives each pair a score: −separation plus a
    slack that exceeds all rounding errors. So −separation is at most the score, and at least the
    score less twice the slack.
-2. **Selection** by these bounds leaves few items open. Neighbours: items with the highest scores
-   are candidates (`selection`). Rank of a query's nearest match: two thresholds count the items
-   that surely, and that may, precede it (`ranks`, over `tiles` of the matrix). Ranks of all
-   positives: items whose bounds enclose a positive are open (`positives`).
-3. **Subtraction** (`subtraction`) orders what is open: candidates, and items beside a positive.
+2. **Selection** by these bounds leaves few items open. For neighbours, the items with the highest
+   scores are candidates (`selection`). For the rank of a query's nearest match, two thresholds
+   count the items that surely, and that may, precede it (`ranks`, over `tiles` of the matrix). For
+   the ranks of all positives, bounds in float64 order all but near-ties (`positives`).
+3. **Subtraction** (`subtraction`) orders the open items: candidates and near-ties.
 
-The bounds also certify the answer: the k-th neighbour is surely nearer than any item that is no
-candidate, or both counts agree. `subtraction.certify` asks the other queries again in float64.
+The bounds also certify an answer: the k-th neighbour is surely nearer than any item that is no
+candidate, or both counts agree. `subtraction.certify` searches again, in float64, for the other
+queries.
 """
 
 from hypjax.retrieval.graded import graded_scores as graded_scores

@@ -14,7 +14,7 @@ from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.positives import Lists, Relevance, by_labels, positive_ranks
+from hypjax.retrieval.positives import Judgement, Relevance, judgements_by_labels, rankings
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.reranking import rerank
@@ -139,58 +139,63 @@ def query_scores(
     """
     selected = {name: _find_metric(name) for name in metrics}
     asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    count = len(asked.points)
     deepest = max((metric.k or 1 for metric in selected.values()), default=1)
     inputs.check_count(deepest, len(searched.points) - (asked is searched), "K")
-    matches = np.bincount(searched.labels, minlength=int(asked.labels.max()) + 1)[asked.labels]
-    needs_lists = np.zeros(len(matches), bool)
-    if any(map(len, own_rows)):
-        asked, matches, needs_lists = _without_own(asked, searched, matches, own_rows)
-    else:
-        matches -= asked is searched  # A query is no match of itself.
+    own_ids, own_rows = own_items(asked, own_rows)
+    if own_ids is not asked.ids:
+        asked = asked._replace(ids=own_ids)
+    matches, needs_all = _count_matches(asked, searched, own_rows)
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(matches)
-    points, top = postprocessed(postprocessing, asked.points, asked.ids, searched.points, space)
+    points, reranked = postprocessed(postprocessing, asked.points, own_ids, searched.points, space)
     if points is not asked.points:  # Else the queries may be the gallery.
         asked = asked._replace(points=points)
-    if not needs_lists.any():
-        scores = _scores_by_labels(asked, searched, matches, selected, space, top)
-        return {name: np.where(matches > 0, scores[name], np.nan) for name in metrics}
-    scores = {name: np.full(len(matches), np.nan) for name in metrics}
-    for rows in filter(len, map(np.flatnonzero, (needs_lists, ~needs_lists & (matches > 0)))):
-        part = Labelled(points[rows], asked.labels[rows], asked.ids[rows])
-        part_top = None if top is None else top[rows]
-        if needs_lists[rows[0]]:
-            lists = by_labels(part, searched, [own_rows[row] for row in rows])
-            part_scores = _scores_of_all(
-                part.points, searched.points, lists, selected, space, part_top
-            )
-        else:
-            part_scores = _scores_by_labels(
-                part, searched, matches[rows], selected, space, part_top
-            )
+    scores = {name: np.full(count, np.nan) for name in metrics}
+    for all_ranks in (False, True):
+        rows = np.flatnonzero(needs_all == all_ranks)
+        if not len(rows):
+            continue
+        group, group_reranked = asked, reranked
+        if len(rows) < count:
+            group = Labelled(points[rows], asked.labels[rows], own_ids[rows])
+            group_reranked = None if reranked is None else reranked[rows]
+        arguments = group, searched, matches[rows], [own_rows[row] for row in rows], selected
+        group_scores = _scores_by_labels(*arguments, space, group_reranked, all_ranks)
         for name in metrics:
-            scores[name][rows] = part_scores[name]
+            scores[name][rows] = np.where(matches[rows] > 0, group_scores[name], np.nan)
     return scores
 
 
-def _without_own(
-    asked: Labelled, searched: Labelled, matches: Counts, own_rows: OwnRows
-) -> tuple[Labelled, Counts, Bool[np.ndarray, " n"]]:
-    """Queries with the first rows of their own images, other matches, and which need lists."""
-    # Programs exclude one item of a query's own class. Other queries take longer.
+def own_items(queries: Labelled, own_rows: OwnRows) -> tuple[OwnIds, OwnRows]:
+    """Gallery indices of the queries' own images: the first of each query, and all of them.
+
+    `own_rows` is the argument of `query_scores`. The first index is −1 where a query has none.
+    """
+    count = len(queries.points)
+    if not any(map(len, own_rows)):
+        return queries.ids, [()] * count if queries.ids is None else queries.ids[:, None]
+    if len(own_rows) != count:
+        raise UserError(f"own_rows has {len(own_rows)} lists for {count} queries")
+    return np.array([rows[0] if len(rows) else -1 for rows in own_rows]), own_rows
+
+
+def _count_matches(
+    queries: Labelled, gallery: Labelled, own_rows: OwnRows
+) -> tuple[Counts, Bool[np.ndarray, " n"]]:
+    """Numbers of the queries' matches, and whether a query needs the ranks of all of them."""
+    count = len(queries.labels)
     lengths = np.fromiter(map(len, own_rows), int)
-    if len(lengths) != len(matches):
-        raise UserError(f"own_rows has {len(lengths)} lists for {len(matches)} queries")
-    queries = np.repeat(np.arange(len(matches)), lengths)
-    items = np.fromiter(itertools.chain.from_iterable(own_rows), int)
-    same_class = searched.labels[items] == asked.labels[queries]
-    ids = np.full(len(matches), -1)
-    ids[queries[::-1]] = items[::-1]
-    matches = matches - np.bincount(queries[same_class], minlength=len(matches))
-    needs_lists = lengths > 1
-    needs_lists[queries[~same_class]] = True
-    return asked._replace(ids=ids), matches, needs_lists
+    owners = np.repeat(np.arange(count), lengths)
+    own_items = np.fromiter(itertools.chain.from_iterable(own_rows), int)
+    same_class = gallery.labels[own_items] == queries.labels[owners]
+    matches = np.bincount(gallery.labels, minlength=queries.labels.max() + 1)[queries.labels]
+    matches -= np.bincount(owners[same_class], minlength=count)
+    # Faster searches exclude only one item of a query, and only one of its class.
+    needs_all = lengths > 1
+    needs_all[owners[~same_class]] = True
+    return matches, needs_all
 
 
 def postprocessed(
@@ -212,11 +217,17 @@ def _scores_by_labels(
     asked: Labelled,
     searched: Labelled,
     matches: Counts,
+    own_rows: OwnRows,
     metrics: _Metrics,
     space: Space,
-    top: Ids | None,
+    reranked: Ids | None,
+    all_ranks: bool,
 ) -> _Scores:
-    """Scores from as few ranks as the metrics need; `top` holds re-ranked first results."""
+    """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
+    if all_ranks:
+        judgements = judgements_by_labels(asked, searched, own_rows)
+        points = asked.points, searched.points
+        return _scores_of_all(*points, judgements, metrics, space, reranked)
     first, full = (
         {name: metric for name, metric in metrics.items() if metric.depth is depth}
         for depth in (FIRST, ALL)
@@ -229,15 +240,15 @@ def _scores_by_labels(
     if first:
         ks = [metric.k for metric in first.values()]
         ranks = first_ranks(asked, searched, space, None if None in ks else ks)
-        if top is not None:
-            hits = searched.labels[top] == asked.labels[:, None]
+        if reranked is not None:
+            hits = searched.labels[reranked] == asked.labels[:, None]
             ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
-        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, top)
+        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reranked)
     if full:
-        lists = by_labels(asked, searched)
-        scores |= _scores_of_all(asked.points, searched.points, lists, full, space, top)
+        arguments = asked, searched, matches, own_rows, full, space, reranked
+        scores |= _scores_by_labels(*arguments, all_ranks=True)
     return scores
 
 
@@ -248,15 +259,15 @@ def _scores_of_lists(
     metrics: _Metrics,
     k: int,
     space: Space,
-    top: Ids | None,
+    reranked: Ids | None,
 ) -> _Scores:
     """Scores from the k nearest items, as many as the metrics need."""
     scores = {name: np.empty(len(matches)) for name in metrics}
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
         own_ids = None if asked.ids is None else asked.ids[part]
         ids = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
-        if top is not None:  # The same items in another order.
-            ids[:, : top.shape[1]] = top[part, :k]
+        if reranked is not None:  # The same items in another order.
+            ids[:, : reranked.shape[1]] = reranked[part, :k]
         hits = searched.labels[ids] == asked.labels[part, None]
         # Ranks of the positives in the lists, filled up with `NO_MATCH`.
         counts = hits.sum(axis=1)
@@ -270,23 +281,17 @@ def _scores_of_lists(
 def _scores_of_all(
     queries: Points,
     gallery: Points,
-    lists: Iterable[Lists],
+    judgements: Iterable[Judgement],
     metrics: _Metrics,
     space: Space,
-    top: Ids | None,
+    reranked: Ids | None,
 ) -> _Scores:
     """Scores from the ranks of all positives."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    lists, same_lists = itertools.tee(lists)
-    ranked = zip(positive_ranks(queries, gallery, lists, space), same_lists, strict=True)
-    for i, (ranks, (positives, ignored)) in enumerate(ranked):
-        if top is not None:  # Positives among the first results are the same, in another order.
-            results = top[i][~np.isin(top[i], ignored)]
-            hits = np.flatnonzero(np.isin(results, positives))
-            ranks = np.concatenate([hits, ranks[len(hits) :]])
-        if len(ranks):
+    for i, ranking in enumerate(rankings(queries, gallery, judgements, space, reranked)):
+        if count := len(ranking.ranks):
             for name, metric in metrics.items():
-                scores[name][i] = metric.score(ranks[None], np.array([len(ranks)]))[0]
+                scores[name][i] = metric.score(ranking.ranks[None], np.array([count]))[0]
     return scores
 
 
@@ -306,11 +311,11 @@ def relevance_scores(
     invalid lists, too.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    lists = relevance.checked(len(queries), len(gallery))
+    judgements = relevance.judgements(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
-    report_excluded(np.array([len(positives) for positives, _ in lists]))
-    queries, top = postprocessed(postprocessing, queries, None, gallery, space)
-    return _scores_of_all(queries, gallery, lists, selected, space, top)
+    report_excluded(np.array(list(map(len, relevance.positives))))
+    queries, reranked = postprocessed(postprocessing, queries, None, gallery, space)
+    return _scores_of_all(queries, gallery, judgements, selected, space, reranked)
 
 
 def average_precision(

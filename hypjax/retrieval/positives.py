@@ -1,5 +1,10 @@
-"""Positives, the items that a query should find, and their exact ranks."""
+"""Positives, the items that a query should find, and their exact ranks.
 
+With many positives, nearly every item is about as far away as one of them, and float32 could not
+tell which comes first. Products in float64 can; subtraction orders the few near-ties.
+"""
+
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,26 +14,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import Labelled, Points, Rows
+from hypjax.retrieval.inputs import Ids, Labelled, Points, Rows
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.scores import Factors, Score, highest, lowest, widened
+from hypjax.retrieval.scores import DOUBLE, Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
 from hypjax.types import GroundTruth
 
 LEVELS = ("easy", "medium", "hard")
 Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
-# A query's positives and ignored items.
-Lists = tuple[Int[np.ndarray, " items"], Int[np.ndarray, " items"]]
-_BLOCK_SIZE = 512  # Queries whose positives are ranked at once.
-_BOUND_BYTES = 2**26  # Largest size of the bounds on separations of a block and a chunk.
-_MOST_UNDECIDED = 2**14  # Most items of a query whose order may be left open by bounds.
-_CHUNK_BYTES = 2**25  # Largest size of the points of a chunk of the gallery.
+_BOUND_BYTES = 2**27  # Largest size of the bounds on separations of a block of queries.
+_CHUNK_BYTES = 2**26  # Largest size of the points of a chunk of the gallery, in float64.
+_KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between blocks.
+_CROWD = 2**12  # Near-ties of a query among which copies of a point are measured once.
+
+
+class Judgement(NamedTuple):
+    """Relevance of all gallery items for one query."""
+
+    levels: Int8[np.ndarray, " m"]  # From 1 for positives, 0 for other items.
+    ignored: Sequence[int]  # Items that are removed from the ranking.
 
 
 class Relevance(NamedTuple):
@@ -37,15 +47,21 @@ class Relevance(NamedTuple):
     positives: Items
     ignored: Items | None = None  # Removed from a ranking before it is scored, such as junk.
 
-    def checked(self, queries: int, items: int) -> list[Lists]:
-        """The lists of each query as int64 arrays; raises UserError if one is wrong."""
+    def judgements(self, queries: int, items: int) -> Iterator[Judgement]:
+        """Yields the relevance for each query; raises UserError, at once, if a list is wrong."""
         positives = _checked("positives", self.positives, queries, items)
         ignored = [()] * queries if self.ignored is None else self.ignored
-        pairs = list(zip(positives, _checked("ignored", ignored, queries, items), strict=True))
-        for i, pair in enumerate(pairs):
-            if len(overlap := np.intersect1d(*pair)):
+        ignored = _checked("ignored", ignored, queries, items)
+        for i, lists in enumerate(zip(positives, ignored, strict=True)):
+            if len(overlap := np.intersect1d(*lists)):
                 raise UserError(f"item {overlap[0]} is both positive and ignored for query {i}")
-        return pairs
+
+        def judge(positives: Rows, ignored: Rows) -> Judgement:
+            levels = np.zeros(items, np.int8)
+            levels[positives] = 1
+            return Judgement(levels, ignored)
+
+        return map(judge, positives, ignored)
 
 
 def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
@@ -62,21 +78,12 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     return checked
 
 
-def by_labels(
-    asked: Labelled, searched: Labelled, own_rows: OwnRows | None = None
-) -> Iterator[Lists]:
-    """Yields the items of each query's class as positives, and its own items as ignored."""
-    # One by one, since all lists may take more memory than the points.
-    order = np.argsort(searched.labels, kind="stable")
-    of_class = np.split(order, np.cumsum(np.bincount(searched.labels)))
-    none = np.zeros(0, np.int64)
-    for row, label in enumerate(asked.labels):
-        items = of_class[label] if label < len(of_class) else none
-        if own_rows is not None:
-            ignored = np.array(own_rows[row], np.int64)
-        else:
-            ignored = none if asked.ids is None else asked.ids[row : row + 1]
-        yield items[~np.isin(items, ignored)], ignored
+def judgements_by_labels(
+    queries: Labelled, gallery: Labelled, own_rows: OwnRows
+) -> Iterator[Judgement]:
+    """Yields judgements by which each query should find its class, except its own images."""
+    for label, rows in zip(queries.labels, own_rows, strict=True):
+        yield Judgement((gallery.labels == label).astype(np.int8), rows)
 
 
 def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
@@ -98,34 +105,55 @@ def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     return Relevance(*([[*items] for items in lists] for lists in joined))
 
 
-def positive_ranks(
-    queries: Points, gallery: Points, lists: Iterable[Lists], space: Space
-) -> Iterator[Int[np.ndarray, " positives"]]:
-    """Yields the ranks of each query's positives, ascending, from their lists.
+class Ranking(NamedTuple):
+    """A query's positives in the order of their distance."""
+
+    ranks: Int[np.ndarray, " p"]  # From 0, ascending.
+    levels: Int[np.ndarray, " p"]  # From 1.
+    counts: Int[np.ndarray, " l+1"]  # All items of each level from 0, ignored ones included.
+
+
+def rankings(
+    queries: Points,
+    gallery: Points,
+    judgements: Iterable[Judgement],
+    space: Space,
+    reranked: Ids | None = None,
+) -> Iterator[Ranking]:
+    """Yields each query's positives in the order of their distance.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. Positives are
-    measured by subtraction. Bounds show on which side of each positive most items are; the others
-    are measured, too. Raises UserError if a point is not finite or not in the space.
+    nearer, and those equally far with a smaller index, without ignored items. `reranked` holds the
+    first items of each ranking in another order, [n, t]. Raises UserError if a point is not finite
+    or not in the space.
     """
-    streamed, lists = StreamedGallery(gallery), iter(lists)
-    score = Score.around(space, streamed.sample)
+    ranker, judgements = _Ranker(space, StreamedGallery(gallery)), iter(judgements)
+    score = Score.around(space, ranker.gallery.sample, DOUBLE)
     inputs.check_in(space, gallery)
-    size = min(_BLOCK_SIZE, len(queries))
-    limit = min(_BOUND_BYTES // (8 * size), _CHUNK_BYTES // (4 * gallery.shape[1]), len(gallery))
+    kept_chunks = list(_chunks(gallery, score)) if ranker.is_small else None
+    size = int(np.clip(_BOUND_BYTES // (16 * len(gallery)), 1, len(queries)))
+    bounds = np.empty((size, 2, len(gallery)))  # Reused, because touching new memory is slow.
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for part in inputs.blocks(len(queries), size):
-            block = inputs.host_rows(queries, part)
-            space.check(block, first=part.start)
+        for rows in inputs.blocks(len(queries), size):
+            block = inputs.host_rows(queries, rows)
+            space.check(block, first=rows.start)
             factors = score.factors(inputs.pad_rows(block, size))
-            new = functools.partial(_Positives, space, streamed)
-            positives = list(pool.map(new, block, itertools.islice(lists, len(block))))
-            for items in inputs.split(np.arange(len(gallery)), limit):
-                points = inputs.pad_rows(inputs.host_rows(gallery, items), max(limit, 1))
-                bounds = np.asarray(chunk_bounds(space, factors, score.factors(points)))
-                count = functools.partial(_Positives.count, items=items)
-                list(pool.map(count, positives, bounds[..., : len(items)]))
-            yield from pool.map(_Positives.ranks, positives)
+            for items, item_factors in kept_chunks or _chunks(gallery, score):
+                with score.enabled():
+                    chunk = np.asarray(chunk_bounds(space, factors, item_factors))
+                bounds[..., items] = chunk[..., : items.stop - items.start]
+            of_block = itertools.islice(judgements, len(block))
+            first = [None] * len(block) if reranked is None else reranked[rows]
+            yield from pool.map(ranker.rank, block, bounds[: len(block)], of_block, first)
+
+
+def _chunks(gallery: Points, score: Score) -> Iterator[tuple[slice, Factors]]:
+    """Yields the factors of the gallery's items; the last chunk is padded."""
+    size = int(np.clip(_CHUNK_BYTES // (8 * gallery.shape[1]), 1, len(gallery)))
+    for items in inputs.blocks(len(gallery), size):
+        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
+        factors = score.factors(points)._replace(query=())
+        yield slice(items.start, min(items.stop, len(gallery))), factors
 
 
 @jax.jit
@@ -135,62 +163,56 @@ def chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array,
     return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
 
 
-class _Positives:
-    """The positives of one query, and counts of the items before each of them."""
+@dataclasses.dataclass(frozen=True)
+class _Ranker:
+    """Ranks the positives of one query after the other in a gallery."""
 
-    # Bounds enclose an item's −separation. Above a positive's −separation, the item surely comes
-    # before it; below, after it. Only separations order the others, such as duplicates.
+    space: Space
+    gallery: StreamedGallery
 
-    def __init__(
-        self, space: Space, gallery: StreamedGallery, query: Float[np.ndarray, " d"], lists: Lists
-    ) -> None:
-        self._space, self._gallery, self._query = space, gallery, query
-        self._ids, self._ignored = np.sort(lists[0]), lists[1]
-        self._nearness = -self._measured(self._ids) if len(self._ids) else np.empty(0)
-        # How many items come before exactly the i farthest positives, for each i.
-        self._before = np.zeros(len(self._ids) + 1, int)
-        self._undecided: list[Rows] = []
+    @property
+    def is_small(self) -> bool:
+        """Whether the factors of the gallery's points fit into memory."""
+        return 8 * self.gallery.array.size <= _KEPT_BYTES
 
-    def count(self, bounds: Float[np.ndarray, "2 r"], items: Rows) -> None:
-        """Counts the items of a chunk that surely come before each positive."""
-        if not len(self._ids) or self._crowded():
-            return
-        nearness = np.sort(self._nearness)
-        reached = np.flatnonzero(bounds[1] >= nearness[0])  # Others come after all positives.
-        reached = reached[~np.isin(items[reached], self._ignored)]
-        least, most = bounds[:, reached]
-        passed = np.searchsorted(nearness, least, side="left")  # Positives surely after an item.
-        undecided = np.searchsorted(nearness, most, side="right") > passed
-        self._before += np.bincount(passed[~undecided], minlength=len(self._before))
-        self._undecided.append(items[reached[undecided]])
+    def rank(
+        self,
+        query: Float[np.ndarray, " d"],
+        bounds: Float[np.ndarray, "2 m"],
+        judgement: Judgement,
+        reranked: Rows | None,
+    ) -> Ranking:
+        """Ranks positives by bounds on −separation, after any re-ranked first items."""
+        levels, ignored = judgement[0], np.asarray(judgement[1], int)
+        lower, upper = -bounds[::-1]  # Of separations.
+        lower[ignored], upper[ignored] = np.inf, -np.inf
+        # Items that surely come after all positives affect no rank.
+        near = np.flatnonzero(lower <= np.max(upper[levels > 0], initial=-np.inf))
+        order = near[np.argsort(lower[near])]
+        # An item's place is certain if its lower bound exceeds all upper bounds before it.
+        tied = np.maximum.accumulate(upper[order])[:-1] >= lower[order[1:]]
+        # The order of near-ties matters only where their levels differ.
+        if (mixed := tied & (np.diff(levels[order]) != 0)).any():
+            runs = np.concatenate([[0], np.cumsum(~tied)])
+            positions = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
+            items = order[positions]
+            separations = self._separations(query, items)
+            order[positions] = items[np.lexsort((items, separations, runs[positions]))]
+        if reranked is not None:
+            first = reranked[~np.isin(reranked, ignored)]
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+        ranks = np.flatnonzero(levels[order])
+        return Ranking(ranks, levels[order[ranks]].astype(int), np.bincount(levels))
 
-    def ranks(self) -> Int[np.ndarray, " p"]:
-        """Ranks of the positives, ascending."""
-        if not len(self._ids):
-            return self._ids
-        if self._crowded():
-            rows = subtraction.of_gallery(self._space, self._query[None], self._gallery.array)
-            separations = next(rows)[1]
-            items = np.setdiff1d(np.arange(len(separations)), self._ignored)
-            return np.sort(_positions(items, separations[items], self._ids))
-        items = np.concatenate(self._undecided)
-        # An item before the i farthest positives counts for each of them.
-        before = np.cumsum(self._before[::-1])[::-1][1:]
-        before = before[np.argsort(np.argsort(self._nearness))]
-        return np.sort(before + _positions(items, self._measured(items), self._ids))
+    def _separations(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
+        if len(items) <= _CROWD or not self.is_small:
+            return subtraction.of_items(self.space, query, self.gallery, items)
+        # A collapsed model maps all images to one point.
+        points = self._point_numbers[items]
+        _, first, inverse = np.unique(points, return_index=True, return_inverse=True)
+        return subtraction.of_items(self.space, query, self.gallery, items[first])[inverse]
 
-    def _measured(self, items: Rows) -> Float[np.ndarray, " r"]:
-        return subtraction.of_items(self._space, self._query, self._gallery, items)
-
-    def _crowded(self) -> bool:
-        """Whether too many items are undecided to list them."""
-        return sum(map(len, self._undecided)) > _MOST_UNDECIDED
-
-
-def _positions(
-    items: Rows, separations: Float[np.ndarray, " r"], wanted: Rows
-) -> Int[np.ndarray, " p"]:
-    """Positions of wanted items when ascending items are ordered by separation, then by index."""
-    positions = np.empty(len(items), int)
-    positions[np.argsort(separations, kind="stable")] = np.arange(len(items))
-    return positions[np.searchsorted(items, wanted)]
+    @functools.cached_property
+    def _point_numbers(self) -> Rows:
+        """A number for each item; items at the same point have the same number."""
+        return subtraction.unique_rows(inputs.host_rows(self.gallery.array, np.s_[:]))[1]

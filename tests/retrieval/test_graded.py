@@ -5,8 +5,9 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.retrieval import graded, graded_scores
-from hypjax.retrieval.graded import GRADED, Ranking
+from hypjax.retrieval import graded_scores, positives
+from hypjax.retrieval.graded import GRADED
+from hypjax.retrieval.positives import Ranking
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.reranking import Reranking, rerank
 from tests.helpers.exact_order import FUSED, true_order
@@ -81,10 +82,10 @@ def tree_labels(rng, n):
 @pytest.mark.parametrize("space", [Sphere(), FUSED], ids=str)
 @pytest.mark.parametrize("separate_gallery", [False, True])
 def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatch):
-    monkeypatch.setattr(graded, "_BOUND_BYTES", 16 * 90 * 7)  # Several blocks and chunks.
-    monkeypatch.setattr(graded, "_CHUNK_BYTES", 8 * 3 * 37)
-    monkeypatch.setattr(graded, "_KEPT_BYTES", 0 if separate_gallery else 2**30)
-    monkeypatch.setattr(graded, "_CROWD", 8)
+    monkeypatch.setattr(positives, "_BOUND_BYTES", 16 * 90 * 7)  # Several blocks and chunks.
+    monkeypatch.setattr(positives, "_CHUNK_BYTES", 8 * 3 * 37)
+    monkeypatch.setattr(positives, "_KEPT_BYTES", 0 if separate_gallery else 2**30)
+    monkeypatch.setattr(positives, "_CROWD", 8)
     rng = np.random.default_rng(0)
     x, levels = points(space, 0, 90, 3), tree_labels(rng, 90)
     x[40:60] = x[20:40]  # Copies with other labels: ties are broken by index.

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypjax.errors import UserError
-from hypjax.geometry import PoincareBall, Sphere
+from hypjax.geometry import Sphere
 from hypjax.retrieval import (
     LEVELS,
     GroundTruth,
     Relevance,
     average_precision,
-    positives,
     relevance_at,
     relevance_scores,
 )
@@ -60,25 +59,6 @@ def test_scores_are_those_of_the_protocol(space, data, seed, spread):
     for i, lists in enumerate(zip(positives, ignored, strict=True)):
         expected = by_protocol(order[i], *lists)
         np.testing.assert_allclose([got[name][i] for name in METRICS], expected, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_results_do_not_depend_on_blocks(monkeypatch):
-    rng = np.random.default_rng(0)
-    x = np.asarray(PoincareBall().embed(rng.normal(size=(230, 8)).astype(np.float32)))
-    relevance = Relevance([rng.permutation(230)[:9] for _ in range(100)])
-    names = ["recall@1", "precision@5", "mrr", "map", "map@r", "r_precision"]
-    arguments = {"metrics": names, "space": PoincareBall()}
-    expected = relevance_scores(x[:100], x, relevance, **arguments)
-    monkeypatch.setattr(positives, "_BOUND_BYTES", 8 * 230 * 17)
-    monkeypatch.setattr(positives, "_CHUNK_BYTES", 4 * 8 * 37)
-    for undecided in (positives._MOST_UNDECIDED, 0):  # 0: all items are compared by subtraction.
-        monkeypatch.setattr(positives, "_MOST_UNDECIDED", undecided)
-        monkeypatch.setattr(positives, "_BLOCK_SIZE", 70)
-        actual = relevance_scores(x[:100], x, relevance, **arguments)
-        for name in names:
-            np.testing.assert_array_equal(actual[name], expected[name])
-    assert 0 < expected["map"].mean() < 0.3  # Positives were drawn at random.
 
 
 def test_lists_that_are_not_valid_are_an_error():
