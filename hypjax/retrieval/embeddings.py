@@ -1,6 +1,6 @@
-"""Embedded images and their files: galleries to search, to score and to export.
+"""Embedded images and their files: galleries to search, score and export.
 
-A file holds points of a space, or features of any model, mapped into a space when they are read.
+A file holds points of a space, or features of any model, which reading maps into a space.
 """
 
 import dataclasses
@@ -34,17 +34,17 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Embeddings(ArrayGallery):
-    """Points of a space, and the images they were embedded from: a gallery of exact searches.
+    """A gallery with exact search: points of a space, and the names and classes of their images.
 
-    It also has the attributes of `ArrayGallery`.
+    For `vectors`, `ids`, `labels`, `space` and `fingerprint` see `ArrayGallery`.
 
     Attributes:
         images_fingerprint: Hash of the image files and their labels.
-        model: Name of the model that embedded them, for messages: run and embedding.
+        model: Name of the model that embedded the images, for messages: run and embedding.
         unreadable: {path: reason} for images that could not be embedded.
-        raw_features: Features that the points were mapped from, [n, d], if known.
+        raw_features: Features from which the points were mapped, [n, d], if known.
         splits: Names of the images' splits, [n] strings, if known.
-        coarse_labels: Names of coarse classes, [n] strings, if known.
+        coarse_labels: Names of the images' coarse classes, [n] strings, if known.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -68,9 +68,10 @@ class Embeddings(ArrayGallery):
         space: Space | None = None,
         ids: Sequence[str] | None = None,
     ) -> "Embeddings":
-        """Maps features of any model into the space, by default `Sphere()`, which is cosine.
+        """Maps features of any model into a space, by default `Sphere()`, for cosine similarity.
 
-        Labels, [n], are names or numbers of classes; ids, [n], are names, by default row numbers.
+        Labels, [n], are names or numbers of classes. Ids, [n], are names of the images, by default
+        row numbers. Raises UserError if an array has the wrong shape or type, or is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._of_table(feature_table(arrays, "the arrays"), space)
@@ -98,18 +99,20 @@ class Embeddings(ArrayGallery):
         return f"Embeddings({points}, {classes})"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
-        """Returns the embeddings of these rows."""
+        """Selects rows; returns embeddings with these rows only."""
         columns = ((name, getattr(self, name)) for name in COLUMNS)
         return dataclasses.replace(self, **{k: x[rows] for k, x in columns if x is not None})
 
     def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first features, raw ones if known; see `prefix_points`."""
+        """A gallery of the first `dim` features, raw ones if known; see `prefix_points`."""
         vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
         if self.raw_features is not None:
             raw = np.ascontiguousarray(self.raw_features[:, :dim])
             vectors = self._of_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
-        digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode()).hexdigest()[:32]
-        fingerprint = digest if self.fingerprint else ""
+        fingerprint = ""
+        if self.fingerprint:
+            digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode())
+            fingerprint = digest.hexdigest()[:32]
         return dataclasses.replace(self, vectors=vectors, raw_features=raw, fingerprint=fingerprint)
 
     def check(self) -> None:
@@ -119,9 +122,10 @@ class Embeddings(ArrayGallery):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Checks the points and writes an .npz file atomically.
 
-        Its arrays are `vectors` (points) or `features`, `ids`, `labels`, `unreadable` (pairs of
-        path and reason), `space` (JSON), `fingerprint`, `images_fingerprint`, `model`, and
-        perhaps `splits` and `coarse_labels`.
+        The file's arrays are `features` if they are known, else `vectors` (points); `ids`,
+        `labels`, `unreadable` (pairs of path and reason), `space` (JSON), `fingerprint`,
+        `images_fingerprint` and `model`; and, if known, `splits` and `coarse_labels`. Raises
+        UserError if a point is not in the space, or the file cannot be written.
         """
         self.check()
         columns = {name: getattr(self, name) for name in (*COLUMNS, *_ORIGIN)}
@@ -144,11 +148,12 @@ class Embeddings(ArrayGallery):
         labels: str | os.PathLike[str] | None = None,
         coarse_labels: str | os.PathLike[str] | None = None,
     ) -> "Embeddings":
-        """Reads a file that `save` wrote, or features, without executing anything in it.
+        """Reads a file from `save`, or a file of features, without executing anything in it.
 
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
-        `space`, by default the file's, or else `Sphere()`. Files of the papers' code must hold
-        points of `space`, if it is passed. `labels` and `coarse_labels` are files of classes.
+        `space`, by default the file's space, or else `Sphere()`. Files from the papers' code hold
+        points; if `space` is passed, they must be points of `space`. `labels` and `coarse_labels`
+        are files with the images' classes.
 
         Raises:
             UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
@@ -166,7 +171,7 @@ class Embeddings(ArrayGallery):
             in_space = space is not None and feature_files.IN_SPACE in arrays
             return cls._of_table(feature_table(arrays, source), space, in_space=in_space)
         try:
-            known = space_of(json.loads(str(arrays["space"])))
+            file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
@@ -175,20 +180,20 @@ class Embeddings(ArrayGallery):
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
-            return cls._of_table(feature_table(arrays, source), space or known, **origin)
+            return cls._of_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.
         labels = as_names(labels, "labels", len(vectors), source)
-        groups = {
+        names = {
             name: as_names(arrays.get(name), name, len(vectors), source)
             for name in ("splits", "coarse_labels")
         }
-        loaded = cls(vectors, ids, labels, known, **groups, **origin)
-        if space is None or describe_space(space) == describe_space(known):
+        loaded = cls(vectors, ids, labels, file_space, **names, **origin)
+        if space is None or describe_space(space) == describe_space(file_space):
             return loaded
-        return cls._of_table(FeatureTable(loaded.features(), ids, labels, **groups), space)
+        return cls._of_table(FeatureTable(loaded.features(), ids, labels, **names), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """Vectors for an inner-product index, float32; raises UserError if none rank the points."""
+        """Vectors for an inner-product index, float32; raises UserError if the space has none."""
         if not hasattr(self.space, "search_vectors"):
             raise UserError(f"distances in {self.space} are no inner products; use hypjax.search")
         with jax.enable_x64(True):
@@ -196,7 +201,7 @@ class Embeddings(ArrayGallery):
         return np.asarray(vectors, np.float32)
 
     def features(self) -> Float[np.ndarray, "n d"]:
-        """Features from which points were mapped; clipped ones where only points are known."""
+        """Features from which the points were mapped, float32, or clipped features if unknown."""
         raw = self.raw_features
         return np.asarray(self.space.features(self.vectors) if raw is None else raw, np.float32)
 
@@ -204,7 +209,7 @@ class Embeddings(ArrayGallery):
 def read_features(
     path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
 ) -> FeatureTable:
-    """Reads features from a file of features, or of points; see `Embeddings.load`."""
+    """Reads a table of features from a file of features or points, as `Embeddings.load` does."""
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels=labels)
     if "features" not in arrays and "space" in arrays:
@@ -213,9 +218,9 @@ def read_features(
 
 
 def open_gallery(location: str | os.PathLike[str]) -> Gallery:
-    """Opens a gallery: a .npz file, an exported file or folder, or a collection at a URL.
+    """Opens a gallery: an .npz file, an exported file or folder, or a collection at a URL.
 
-    Raises UserError if it is missing, damaged or something else, or a package is not installed.
+    Raises UserError if the gallery is missing or damaged, or a package is not installed.
     """
     location = os.fspath(location)
     if not (engine := _engine(location)):
@@ -225,22 +230,24 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
 
 
 def is_gallery(location: str | os.PathLike[str]) -> bool:
-    """Whether `open_gallery` opens such locations."""
+    """Whether a location looks like a gallery that `open_gallery` can open."""
     location = os.fspath(location)
     return location.endswith(".npz") or _engine(location) in integrations.names("open")
 
 
 def _engine(location: str) -> str:
-    """Name of the engine that opens a location; '' for a file of embeddings."""
+    """Name of the engine that opens a location; '' for an .npz file."""
+    if scheme := integrations.scheme(location):
+        return scheme
     suffix = pathlib.Path(location).suffix.removeprefix(".")
-    return integrations.scheme(location) or suffix * (suffix in integrations.names("open"))
+    return suffix if suffix in integrations.names("open") else ""
 
 
 def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
-    """Finds the export to a format or a URL.
+    """Finds the function that exports embeddings to a format or a URL.
 
-    It writes embeddings beside a path or to the URL, and returns a sentence that says where. Raises
-    UserError if the format is unknown, or a package is not installed.
+    The function writes the embeddings beside a path or to the URL, and returns a sentence that says
+    where. Raises UserError if the format is unknown, or a package is not installed.
     """
     scheme = integrations.scheme(name)
     if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):

@@ -1,12 +1,12 @@
 """Files of features of any model, with labels, paths and splits of their images.
 
-An .npz file has the array `features` [n, d] and perhaps `labels` [n], `ids` [n] (paths of images,
-or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of such tensors or
-lists. A .parquet or .csv table has the columns `features`, `label`, `path`, `split` and
-`coarse_label`, or numbered columns, such as f0, f1 and so on, for features; tables of
---export=parquet hold points. An .npy file, a .csv file without a header and a .pt file of one
-tensor have only features. A .pt file of (x, y) or (x, y, index), as the code of Hyp-ViT, HypMix
-and HIER writes it, holds points x with labels y.
+An .npz file has the array `features` [n, d] and optional arrays `labels` [n], `ids` [n] (paths of
+images, or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of such tensors
+or lists. A .parquet or .csv table has the column `features`, or numbered columns such as f0 and f1,
+and optional columns `label`, `path`, `split` and `coarse_label`; tables from --export=parquet hold
+points. An .npy file, a .csv file without a header and a .pt file of one tensor have only features.
+A .pt file of (x, y) or (x, y, index), as the code of Hyp-ViT, HypMix and HIER writes it, holds
+points x with labels y.
 """
 
 import collections
@@ -25,26 +25,26 @@ from hypjax.retrieval import inputs
 from hypjax.system import console, files
 from hypjax.types import MISSING, class_name, split_names
 
-IN_SPACE = "in_space"  # Array beside features that are points of a space, which is not named.
-_SPACE = b"hypjax.space"  # In the metadata of tables that hold points.
+IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
+_SPACE = b"hypjax.space"  # Key in the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
-_NUMBER = re.compile(r"[-+.\d]+([eE][-+]\d+)?")  # As NumPy writes it.
+_NUMBER = re.compile(r"[-+.\d]+([eE][-+]\d+)?")  # A number as NumPy writes it.
 _CHECKED = 1 << 16  # Rows that are checked at once.
 
 
 class FeatureTable(NamedTuple):
-    """Features of any model, and facts about their images."""
+    """Features of any model, with names and classes of their images."""
 
     features: Float[np.ndarray, "n d"]  # Finite.
-    ids: Shaped[np.ndarray, " n"]  # Names of the images: their paths, or the numbers of the rows.
-    labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
+    ids: Shaped[np.ndarray, " n"]  # Names of the images: paths, or row numbers.
+    labels: Shaped[np.ndarray, " n"]  # Names of the images' classes; '' if unknown.
     splits: Shaped[np.ndarray, " n"] | None = None
     coarse_labels: Shaped[np.ndarray, " n"] | None = None
 
 
 def has_features(path: pathlib.Path) -> bool:
-    """Whether a file holds features or points: by its name, or by its columns if it is a table."""
+    """Whether a file holds features or points, by its name, or by the columns of a table."""
     suffix = path.suffix.lower()
     if suffix not in (".parquet", ".csv"):  # These may be tables of images.
         return suffix in _READERS
@@ -62,7 +62,7 @@ def has_features(path: pathlib.Path) -> bool:
 
 
 def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
-    """The delimiter, the columns' names (0, 1, ... without a header), and whether it has one."""
+    """Delimiter, columns' names (0, 1, ... without a header), and whether there is a header."""
     delimiter, names = files.csv_header(path)
     names, numbers = [*map(str.strip, names)], [str(i) for i in range(len(names))]
     has_header = names == numbers or not all(map(_NUMBER.fullmatch, names))
@@ -70,15 +70,18 @@ def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """The columns of features: all unknown columns, if numbered from 0 or 1."""
+    """Columns of features: all columns of no known name, if numbered from 0 or 1; else none."""
     others = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
     stem = min(others, default="").rstrip("0123456789")
-    ranges = ([f"{stem}{i + first}" for i in range(len(others))] for first in (0, 1))
-    return next((numbered for numbered in ranges if others == {*numbered}), [])
+    for first in (0, 1):
+        numbered = [f"{stem}{first + i}" for i in range(len(others))]
+        if others == {*numbered}:
+            return numbered
+    return []
 
 
 def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
-    """Checks the arrays of a table by their names; raises `UserError`s that name the source."""
+    """Checks named arrays and makes a table of them; a `UserError` names the source."""
     if "features" not in arrays:
         names = ", ".join(sorted(arrays)) or "none"
         raise UserError(f"{source} has no array features; its arrays are {names}")
@@ -89,13 +92,15 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     if features.dtype.kind != "f":
         features = features.astype(np.float32)
     for rows in inputs.blocks(len(features), _CHECKED):
-        wrong = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
-        if len(wrong):
-            raise UserError(f"features of {source}: row {rows.start + wrong[0]} is not finite")
+        infinite = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
+        if len(infinite):
+            raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
     count = len(features)
-    columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
-    for name, unknown in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
-        columns[name] = unknown if columns[name] is None else columns[name]
+    defaults = {"ids": np.arange(count).astype(str), "labels": np.full(count, "")}
+    columns = {}
+    for name in _COLUMNS.values():
+        names = as_names(arrays.get(name), name, count, source)
+        columns[name] = defaults.get(name) if names is None else names
     for column in features[:, 0], features[:, -1]:
         if (column % 1 == 0).all() and (columns["labels"] == [f"{x:.0f}" for x in column]).all():
             console.warn(f"a column of features of {source} equals the labels; leave it out")
@@ -105,10 +110,10 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
 def as_names(
     column: ArrayLike | None, name: str, count: int, source: str
 ) -> Shaped[np.ndarray, " n"] | None:
-    """Converts labels, ids or other names to strings; None if there are none."""
+    """Converts a column of labels, ids or splits to strings; None if there is no column."""
     if column is None:
         return None
-    values = np.ma.asarray(column)  # Its list has None for masked values.
+    values = np.ma.asarray(column)  # `tolist` then returns None for masked values.
     if values.shape != (count,) or values.dtype.kind not in "iufbUSO":
         kind = f"{values.dtype} of shape {list(values.shape)}"
         raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
@@ -121,23 +126,25 @@ def as_names(
         for row, value in enumerate(values.tolist())
     ]
     texts = collections.Counter(text for text in names if text.lower() in MISSING)
-    if name == "labels" and texts:  # Perhaps missing values that astype(str) turned into text.
+    if name == "labels" and texts:  # `astype(str)` turns missing values into such text.
         shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in texts.items())
         console.warn(f"{source} has classes named {shown}; leave out rows without a class")
     return np.array(names, dtype=str)
 
 
 def read_arrays(
-    path: pathlib.Path, **names: str | os.PathLike[str] | None
+    path: pathlib.Path, **label_files: str | os.PathLike[str] | None
 ) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file, and `labels` and `coarse_labels` from others, if given.
+    """Reads the arrays of a file of features, and arrays such as `labels` from files of their own.
 
-    Nothing in them is executed. Raises UserError if a file cannot be read, is damaged, or is of
+    Nothing in a file is executed. Raises UserError if a file cannot be read, is damaged, or is of
     another kind.
     """
-    others = {name: file for name, file in names.items() if file is not None}
-    read = {x: _read(pathlib.Path(file).expanduser(), _LABEL_READERS) for x, file in others.items()}
-    return _read(path, _READERS) | read
+    arrays = _read(path, _READERS)
+    for name, file in label_files.items():
+        if file is not None:
+            arrays[name] = _read(pathlib.Path(file).expanduser(), _LABEL_READERS)
+    return arrays
 
 
 def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
@@ -158,7 +165,7 @@ def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
-    """Arrays of (x, y), or of (x, y, index) with the numbers of the images in their dataset."""
+    """Arrays of (x, y), or of (x, y, index), whose index numbers the images of the dataset."""
     arrays = {"features": _array(x), "labels": _array(y), IN_SPACE: np.array(True)}
     if index is not None:  # Several processes repeat images to fill their last batches.
         arrays["ids"], rows = np.unique(_array(index), return_index=True)
@@ -199,7 +206,7 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
 def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
     table = files.read_parquet(path)
     names, facts = table.column_names, table.schema.metadata or {}
-    if "features" not in names and _SPACE in facts:  # Of --export=parquet.
+    if "features" not in names and _SPACE in facts:  # Written by --export=parquet.
         ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))
         return {
             "vectors": _matrix(table, "vector"),
@@ -212,6 +219,7 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _arrays(table: Any) -> dict[str, np.ndarray]:
+    """Arrays of a table's columns; raises `ValueError` without columns of features."""
     names = table.column_names
     if "features" in names:
         features = _matrix(table, "features")
@@ -219,22 +227,27 @@ def _arrays(table: Any) -> dict[str, np.ndarray]:
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
         others = [name for name in names if name not in _COLUMNS]
-        before = [re.sub(r"\d+$", lambda x: str(int(x[0]) - 1), name) for name in others]
-        first = [name for name, last in zip(others, before, strict=True) if last not in others]
-        named = ", ".join([name for name in others if not re.search(r"\d$", name)] or first[:9])
+        wrong = [name for name in others if not re.search(r"\d$", name)]
+        if not wrong:  # Then columns after gaps are wrong.
+            previous = (re.sub(r"\d+$", lambda x: str(int(x[0]) - 1), name) for name in others)
+            pairs = zip(others, previous, strict=True)
+            wrong = [name for name, before in pairs if before not in others][:9]
         problem = "no column features, and others are not all numbered without gaps, as f0 and f1"
-        raise ValueError(f"it has {problem}: {named}")
-    known = ((name, table.column(column)) for column, name in _COLUMNS.items() if column in names)
-    columns = {name: np.array(column.to_pylist(), dtype=object) for name, column in known}
-    return {"features": features, **columns}
+        raise ValueError(f"it has {problem}: {', '.join(wrong)}")
+    arrays = {"features": features}
+    for column, name in _COLUMNS.items():
+        if column in names:
+            arrays[name] = np.array(table.column(column).to_pylist(), dtype=object)
+    return arrays
 
 
 def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:
+    """Array of a column of lists, which must all have the same length."""
     import pyarrow.compute
 
     rows = table.column(name).combine_chunks()
     lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
-    if len(set(lengths.tolist())) != 1:  # Of a missing list, the length is NaN.
+    if len(set(lengths.tolist())) != 1:  # The length of a missing list is NaN.
         raise ValueError(f"the lists in the column {name} differ in length")
     return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
 

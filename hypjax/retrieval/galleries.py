@@ -1,4 +1,4 @@
-"""Galleries: the interface of searchable images, and one over arrays with exact search."""
+"""The interface of searchable galleries, and a gallery of arrays with exact search."""
 
 import functools
 import re
@@ -16,14 +16,14 @@ from hypjax.retrieval.own_images import OwnImages, OwnRows
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.retrieval.subtraction import nearest_items
 
-_ROW = re.compile("[0-9]{1,12}")  # A key of an `ArrayGallery`.
+_ROW = re.compile("[0-9]{1,12}")  # Keys of an `ArrayGallery`.
 
 
 class Neighbours(NamedTuple):
     """Search results of one query, nearest first."""
 
-    ids: list[str]  # Their paths.
-    labels: list[str]  # Their classes; '' if unknown.
+    ids: list[str]  # Paths of the images.
+    labels: list[str]  # Classes of the images; '' if unknown.
     distances: list[float]
     own_label: str = ""  # The query's class, if the gallery contains it.
     keys: Sequence[str] = ()  # See `GalleryItem`.
@@ -32,7 +32,7 @@ class Neighbours(NamedTuple):
 class GalleryItem(NamedTuple):
     """An image of a gallery."""
 
-    key: str  # Names the image in URLs.
+    key: str  # Identifies the image in URLs.
     path: str
     label: str  # '' if unknown.
     point: Float32[np.ndarray, " d"]  # In the gallery's space.
@@ -43,8 +43,8 @@ class Gallery(Protocol):
     """Embedded images in an engine that searches them."""
 
     space: Space
-    fingerprint: str  # Of the model that embedded the images.
-    model: str  # Its name, for messages; '' if unknown.
+    fingerprint: str  # Fingerprint of the model that embedded the images.
+    model: str  # Name of the model, for messages; '' if unknown.
 
     def __len__(self) -> int:
         """Number of images."""
@@ -54,30 +54,30 @@ class Gallery(Protocol):
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
-        `paths` are, for each query, the path of its file, or another id, or ''; no query finds its
-        own image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None for
-        all. Raises UserError if a query is not a point of the space.
+        `paths` holds the path of each query's file, another id, or ''. No query finds its own
+        image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None for all
+        classes. Raises UserError if a query is not a point of the space.
         """
 
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
 
     def classes(self) -> list[str]:
-        """Names of the classes in order; of a sample where there may be too many to list."""
+        """Sorted names of the classes; only of a sample where there may be too many to list."""
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
-        """The images with these keys, in their order; unknown keys are left out."""
+        """Images with these keys, in the order of the keys; leaves out unknown keys."""
 
     def sample(self, most: int) -> list[GalleryItem]:
         """Up to `most` images, always the same ones."""
 
 
 class ArrayGallery:
-    """A `Gallery` of arrays, searched exactly; an engine overrides `search_rows`."""
+    """A `Gallery` of arrays with exact search; engines override `search_rows`."""
 
     vectors: Float32[np.ndarray, "n d"]  # Points of the space; may be memory-mapped.
     ids: Shaped[np.ndarray, " n"]  # Paths of the images, strings.
-    labels: Shaped[np.ndarray, " n"]  # Names of their classes; '' if unknown.
+    labels: Shaped[np.ndarray, " n"]  # Names of the images' classes; '' if unknown.
     space: Space
     fingerprint: str
     model: str = ""
@@ -86,7 +86,7 @@ class ArrayGallery:
         return len(self.ids)
 
     def search_rows(self, points: Points, k: int) -> Nearest:
-        """Distances and rows of the k nearest images or more, nearest first; −1 for no image."""
+        """Distances and rows of at least the k nearest images, nearest first; −1 for no image."""
         # Programs are compiled for few values of k.
         k = min(1 << (int(k) - 1).bit_length(), len(self))
         return search(points, None, self.kept_vectors, k=k, space=self.space)
@@ -94,9 +94,9 @@ class ArrayGallery:
     def nearest(
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
-        """See `Gallery.nearest`; a search in a class is exact."""
+        """Finds nearest images as `Gallery.nearest` does; a search in a class is exact."""
         own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
-        # A query's own image is left out here, so that all queries run one program.
+        # Own images are left out afterwards, so that all queries run one program.
         listed = k + max(map(len, own_rows), default=0)
         if label is None:
             distances, rows = self.search_rows(points, min(listed, len(self)))
@@ -124,37 +124,37 @@ class ArrayGallery:
         return described
 
     def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
-        """Rows of each query's own image."""
+        """Rows of each query's own image, by the paths and points of the queries."""
         return self._own_images.rows(paths, points)
 
     def has_class(self, name: str) -> bool:
-        """See `Gallery`."""
+        """Whether an image is of this class."""
         return name in self._classes
 
     def classes(self) -> list[str]:
-        """See `Gallery`."""
+        """Sorted names of the classes."""
         return sorted(self._classes)
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
-        """See `Gallery`; keys are numbers of rows."""
+        """Images with these keys, which are row numbers; leaves out unknown keys."""
         rows = [int(key) for key in keys if _ROW.fullmatch(key) and int(key) < len(self)]
         points = np.asarray(self.vectors[rows], np.float32)
-        texts = (map(str, column) for column in (rows, self.ids[rows], self.labels[rows]))
+        texts = map(str, rows), map(str, self.ids[rows]), map(str, self.labels[rows])
         return list(map(GalleryItem, *texts, points))
 
     def sample(self, most: int) -> list[GalleryItem]:
-        """See `Gallery`."""
+        """Up to `most` images, always the same ones."""
         rows = np.random.default_rng(0).permutation(len(self))[:most]
         return self.read(list(map(str, np.sort(rows).tolist())))
 
     def forget_images(self) -> None:
-        """Drops cached properties; call it when the images change."""
+        """Drops what is cached about the images; call it when they change."""
         for name in ("kept_vectors", "_own_images", "_classes"):
             self.__dict__.pop(name, None)
 
     @functools.cached_property
     def kept_vectors(self) -> StreamedGallery:
-        """The points, prepared for more than one exact search."""
+        """The points, with their search vectors kept between searches."""
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class ArrayGallery:
 
 
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
-    """Raises an error unless the model with this fingerprint, and name, embedded the gallery."""
+    """Raises a `UserError` unless the model with this fingerprint embedded the gallery."""
     if gallery.fingerprint != fingerprint:
         embedder = gallery.model or "another run"
         other = "as it was before" if embedder == name else f"not by {name or 'this one'}"

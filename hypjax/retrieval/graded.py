@@ -1,9 +1,9 @@
 """Metrics of graded relevance: rankings that should follow a hierarchy of labels.
 
-An item's level for a query is the number of labels that the two share: of the class and of the
-coarse classes above it. Positives share at least one. H-AP, NDCG and ASI are those of the released
-evaluation of Ramzi et al., *Hierarchical Average Precision Training for Pertinent Image Retrieval*
-(ECCV 2022), with one correction, see `h_ap`.
+An item's level for a query is the number of labels that the two share: the class, and the coarse
+classes above it. Positives share at least one. H-AP, NDCG and ASI follow the released evaluation of
+Ramzi et al., *Hierarchical Average Precision Training for Pertinent Image Retrieval* (ECCV 2022),
+with one correction, see `h_ap`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,18 +24,18 @@ from hypjax.retrieval.postprocessing import Postprocessing
 def h_ap(ranking: Ranking) -> float:
     """Hierarchical average precision (Ramzi et al., ECCV 2022; α = 1 in the released code).
 
-    The relevance of level l is l, divided by the number of items of exactly this level; the
-    query's own image counts there, and nowhere else. A positive's H-rank sums, over itself and the
-    positives before it, the lesser of their relevance and its own. The score is the sum of H-ranks
-    over ranks, divided by the sum of relevances: 1 if relevance never rises along the ranking.
+    The relevance of level l is l, divided by the number of items of exactly this level. This number
+    includes the query's own image, which counts nowhere else. A positive's H-rank sums, over itself
+    and the positives before it, the smaller of their relevance and its own. The score is the sum of
+    H-rank / rank, divided by the sum of relevances: 1 if relevance never rises along the ranking.
 
     Levels of equal relevance count once. The released code counts each of them twice.
     """
     relevance = np.arange(len(ranking.counts)) / np.maximum(ranking.counts, 1)
-    lesser = np.minimum.outer(relevance[1:], relevance)
-    # For each positive, how many of each level are at its rank or before.
-    before = np.cumsum(ranking.levels == np.arange(1, len(ranking.counts))[:, None], axis=1)
-    h_ranks = np.sum(before * lesser[:, ranking.levels], axis=0)
+    smaller = np.minimum.outer(relevance[1:], relevance)
+    # For each positive, the number of positives of each level up to its rank.
+    numbers = np.cumsum(ranking.levels == np.arange(1, len(ranking.counts))[:, None], axis=1)
+    h_ranks = np.sum(numbers * smaller[:, ranking.levels], axis=0)
     return np.sum(h_ranks / (ranking.ranks + 1)) / np.sum(relevance[ranking.levels])
 
 
@@ -57,10 +57,11 @@ def asi(ranking: Ranking) -> float:
     """
     levels = np.arange(1, len(ranking.counts))[:, None]
     top_levels = np.zeros(len(ranking.ranks), int)  # Of the first p items, for p positives.
-    within = ranking.ranks < len(top_levels)
-    top_levels[ranking.ranks[within]] = ranking.levels[within]
-    orders = top_levels, np.sort(ranking.levels)[::-1]
-    shared = np.minimum(*(np.cumsum(order == levels, axis=1) for order in orders))
+    is_top = ranking.ranks < len(top_levels)
+    top_levels[ranking.ranks[is_top]] = ranking.levels[is_top]
+    ideal_levels = np.sort(ranking.levels)[::-1]
+    numbers, ideal = (np.cumsum(x == levels, axis=1) for x in (top_levels, ideal_levels))
+    shared = np.minimum(numbers, ideal)
     return np.mean(np.sum(shared, axis=0) / np.arange(1, len(top_levels) + 1))
 
 
@@ -80,10 +81,10 @@ def graded_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query by levels of labels: h_ap, ndcg and asi.
 
-    `levels` lists the labels of the queries at each level: their classes [n], then ever coarser
-    ones [n]; `gallery_levels` those of the gallery. Levels need not nest: only the number of shared
-    labels counts. Rankings are exact in the sense of `nearest_neighbors`. For points, labels,
-    `own_rows` and other arguments see `query_scores`.
+    `levels` lists the queries' labels at each level: their classes [n], then ever coarser classes
+    [n]; `gallery_levels` lists the gallery's, [m] each. Levels need not nest: only the number of
+    shared labels counts. Rankings are exact in the sense of `nearest_neighbors`. For points,
+    labels, `own_rows` and other arguments see `query_scores`.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
@@ -95,21 +96,24 @@ def graded_scores(
     for name in metrics:
         if name not in GRADED:
             raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
-    item_levels = levels if gallery is None else () if gallery_levels is None else gallery_levels
+    item_levels = levels
+    if gallery is not None:
+        item_levels = () if gallery_levels is None else gallery_levels
     if not 0 < len(levels) == len(item_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
-    columns = zip(levels, item_levels, strict=True)
-    pairs = [inputs.labelled(queries, x, gallery, y) for x, y in columns]
-    labels, item_labels = (np.stack([pair[side].labels for pair in pairs]) for side in (0, 1))
-    first_queries, first_gallery = pairs[0]  # Points and ids are equal in all pairs.
-    ids, own_rows = own_items(first_queries, own_rows)
-    items = first_gallery.points
-    points, reranked = postprocessed(postprocessing, first_queries.points, ids, items, space)
+    labels, item_labels = [], []
+    for column, item_column in zip(levels, item_levels, strict=True):
+        query_set, gallery_set = inputs.labelled(queries, column, gallery, item_column)
+        labels.append(query_set.labels)
+        item_labels.append(gallery_set.labels)
+    items = gallery_set.points
+    own_ids, own_rows = own_items(query_set, own_rows)
+    points, reranked = postprocessed(postprocessing, query_set.points, own_ids, items, space)
 
     def judgements() -> Iterator[Judgement]:
-        for of_query, rows in zip(labels.T, own_rows, strict=True):
-            shared = np.sum(item_labels == of_query[:, None], axis=0, dtype=np.int8)
-            yield Judgement(shared, rows)
+        for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True):
+            is_shared = item_labels == query_labels[:, None]
+            yield Judgement(np.sum(is_shared, axis=0, dtype=np.int8), rows)
 
     scores = np.full((len(metrics), len(points)), np.nan)
     for i, ranking in enumerate(rankings(points, items, judgements(), space, reranked)):

@@ -11,21 +11,21 @@ from jaxtyping import Array, Float, Int, Shaped
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 
-MULTIPLE = 64  # Factors of a matrix product have a multiple of this many rows.
-# Separations are computed for a multiple of this many items: another loop than the vectorised one
-# would compute the remainder, may round differently, and duplicates must be equally far.
+MULTIPLE = 64  # Factors of a matrix product are padded to a multiple of this many rows.
+# Separations are computed for a multiple of this many items. A remainder would leave the vectorised
+# loop, where roundings may differ; but duplicates must be equally far.
 LANES = 16
-_BLOCK = 1 << 14  # Rows of a block.
+_BLOCK = 1 << 14  # Rows that `by_blocks` passes to a function at once.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
-Points = Float[np.ndarray, "n d"]  # Perhaps memory-mapped, and of any floating-point type.
-Rows = Int[np.ndarray, " r"]  # Of some points.
-OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query, −1 or None for none.
-Ids = Int[np.ndarray, "n k"]
-Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, and items, ascending.
+Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
+Rows = Int[np.ndarray, " r"]  # Row numbers of points.
+OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query's own image, −1 for none.
+Ids = Int[np.ndarray, "n k"]  # Gallery indices.
+Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, ascending, and ids.
 
 
 class Labelled(NamedTuple):
-    """Points and their class numbers; of queries, also gallery indices (−1 for none)."""
+    """Points with class numbers; queries also have gallery indices (−1 for none)."""
 
     points: Points
     labels: Int[np.ndarray, " n"]
@@ -33,28 +33,28 @@ class Labelled(NamedTuple):
 
 
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
-    """Some points in float32."""
+    """Reads rows of points into memory, in float32."""
     return np.asarray(x[rows], np.float32)
 
 
 def blocks(number: int, size: int) -> list[slice]:
-    """Splits a number of rows into slices of a size, at least 1; the last one may be smaller."""
+    """Slices of `size` rows, at least 1, that cover `number` rows; the last may reach beyond."""
     size = max(size, 1)
     return [slice(start, start + size) for start in range(0, number, size)]
 
 
 def split(rows: Rows, size: int) -> list[Rows]:
-    """Splits rows into parts of a size, as `blocks` does."""
+    """Splits an array of rows into blocks of `size` rows, at least 1; the last may be smaller."""
     return [rows[block] for block in blocks(len(rows), size)]
 
 
 def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
-    """Appends rows of zeros to an array, up to a number of rows."""
+    """Pads an array with rows of zeros to a number of rows."""
     return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
 def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
-    """Applies a jitted function in padded blocks, so that few programs are compiled."""
+    """Applies a jitted function to padded blocks of points, so that few programs are compiled."""
     size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
     outputs = []
     for rows in blocks(max(len(points), 1), size):
@@ -76,14 +76,14 @@ def check_space(space: object) -> None:
 
 def check_in(space: Space, points: Points) -> None:
     """Raises a `UserError` unless all points belong to the space."""
-    for part in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
-        space.check(host_rows(points, part), first=part.start)
+    for rows in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
+        space.check(host_rows(points, rows), first=rows.start)
 
 
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Points, Points]:
-    """Checks shapes and types, and returns points as NumPy arrays."""
+    """Checks shapes and types of points, and returns NumPy arrays."""
     queries, gallery = np.asarray(queries), np.asarray(gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):
         if not jnp.issubdtype(points.dtype, jnp.floating) or points.ndim != 2 or 0 in points.shape:
@@ -103,7 +103,7 @@ def check_count(k: object, items: int, name: str = "k") -> None:
 
 
 def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
-    """Raises a `UserError` unless each query has k items to find, and a gallery index or none."""
+    """Raises a `UserError` unless `own_ids` are valid and each query can find k items."""
     if own_ids is not None:
         own_ids = np.asarray(own_ids)
         are_integers = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
@@ -119,21 +119,21 @@ def labelled(
     gallery: Float[ArrayLike, "m d"] | None,
     gallery_labels: Shaped[ArrayLike, " m"] | None,
 ) -> tuple[Labelled, Labelled]:
-    """Checks points and labels, and renumbers the classes from 0.
+    """Checks points and labels, and numbers the classes from 0; returns queries and gallery.
 
-    Without a gallery, the same object is returned twice: the queries with the ids of their points.
+    Without a gallery, both are the same object: the queries, with their rows as gallery indices.
     """
-    points, searched = check_points(queries, queries if gallery is None else gallery)
+    points, items = check_points(queries, queries if gallery is None else gallery)
     labels = [_checked_labels("queries", points, query_labels)]
     if gallery is not None:
-        labels.append(_checked_labels("gallery", searched, gallery_labels))
+        labels.append(_checked_labels("gallery", items, gallery_labels))
     if len({array.dtype.kind for array in labels}) > 1:  # Else no number would equal a name.
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
     numbers = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
     if gallery is None:
-        asked = Labelled(points, numbers, np.arange(len(points)))
-        return asked, asked
-    return Labelled(points, numbers[: len(points)]), Labelled(searched, numbers[len(points) :])
+        query_set = Labelled(points, numbers, np.arange(len(points)))
+        return query_set, query_set
+    return Labelled(points, numbers[: len(points)]), Labelled(items, numbers[len(points) :])
 
 
 def _checked_labels(

@@ -38,9 +38,11 @@ WITHOUT_K: dict[str, Metric] = {
 
 
 def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
-    """Full names of metrics: one per K for those that take a K, such as recall@1."""
-    names = ([f"{name}@{k}" for k in ks] if name in AT_K else [name] for name in metrics)
-    return list(itertools.chain.from_iterable(names))
+    """Full names of metrics, such as recall@1: one for each K where a metric takes a K."""
+    full_names = []
+    for name in metrics:
+        full_names += [f"{name}@{k}" for k in ks] if name in AT_K else [name]
+    return full_names
 
 
 def _find_metric(name: str) -> Metric:
@@ -65,8 +67,8 @@ def recall_at_k(
     """Recall@K: share of queries with an item of their class among their K nearest items.
 
     Queries and gallery are points of the space, [n, d] and [m, d], and labels are class numbers or
-    names, [n] and [m]. Without a gallery, the queries are searched, and each is excluded from its
-    own results. Returns {K: recall}; queries without a match in the gallery are left out of the
+    names, [n] and [m]. Without a gallery, each query searches the other queries.
+    Returns {K: recall}; queries without a match in the gallery are left out of the
     mean, and a warning says how many.
 
     Raises:
@@ -88,9 +90,9 @@ def mean_average_precision_at_r(
 ) -> float:
     """MAP@R (Musgrave et al., *A Metric Learning Reality Check*, ECCV 2020, Section 3.2).
 
-    R is the number of a query's matches. Its score is the mean over its R nearest items of the
-    precision up to that item if it is a match, and 0 if it is not. Takes the arguments and raises
-    the errors of `recall_at_k`.
+    R is the number of a query's matches. The score is the mean over the query's R nearest items of
+    the precision up to the item if it is a match, else of 0. Takes the arguments and raises the
+    errors of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["map@r"], space=space)["map@r"])
@@ -128,40 +130,42 @@ def query_scores(
     NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. For
     points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
     and mp@K with a number for K, mrr, map, map@r and r_precision; K of recall and precision is at
-    most the number of items. A `postprocessing` expands queries and re-ranks results before they
-    are scored. `own_rows` lists, for each query, the gallery rows of its own image, which it does
-    not find; the first of them takes no part in its post-processing either. By default, that is the
-    query itself if there is no gallery.
+    most the number of items. `postprocessing` expands queries and re-ranks results before they are
+    scored. `own_rows` lists, for each query, the gallery rows of the query's own image, which are
+    left out of its results; post-processing leaves out the first of these rows only. By default,
+    each query is its own image if there is no gallery.
 
     Returns:
         {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
         and a warning says how many there are.
     """
     selected = {name: _find_metric(name) for name in metrics}
-    asked, searched = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    count = len(asked.points)
+    query_set, gallery_set = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    count = len(query_set.points)
     deepest = max((metric.k or 1 for metric in selected.values()), default=1)
-    inputs.check_count(deepest, len(searched.points) - (asked is searched), "K")
-    own_ids, own_rows = own_items(asked, own_rows)
-    if own_ids is not asked.ids:
-        asked = asked._replace(ids=own_ids)
-    matches, needs_all = _count_matches(asked, searched, own_rows)
+    inputs.check_count(deepest, len(gallery_set.points) - (query_set is gallery_set), "K")
+    own_ids, own_rows = own_items(query_set, own_rows)
+    if own_ids is not query_set.ids:
+        query_set = query_set._replace(ids=own_ids)
+    matches, needs_all = _count_matches(query_set, gallery_set, own_rows)
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(matches)
-    points, reranked = postprocessed(postprocessing, asked.points, own_ids, searched.points, space)
-    if points is not asked.points:  # Else the queries may be the gallery.
-        asked = asked._replace(points=points)
+    points, reranked = postprocessed(
+        postprocessing, query_set.points, own_ids, gallery_set.points, space
+    )
+    if points is not query_set.points:  # Else the queries may be the gallery.
+        query_set = query_set._replace(points=points)
     scores = {name: np.full(count, np.nan) for name in metrics}
     for all_ranks in (False, True):
         rows = np.flatnonzero(needs_all == all_ranks)
         if not len(rows):
             continue
-        group, group_reranked = asked, reranked
+        group, group_reranked = query_set, reranked
         if len(rows) < count:
-            group = Labelled(points[rows], asked.labels[rows], own_ids[rows])
+            group = Labelled(points[rows], query_set.labels[rows], own_ids[rows])
             group_reranked = None if reranked is None else reranked[rows]
-        arguments = group, searched, matches[rows], [own_rows[row] for row in rows], selected
+        arguments = group, gallery_set, matches[rows], [own_rows[row] for row in rows], selected
         group_scores = _scores_by_labels(*arguments, space, group_reranked, all_ranks)
         for name in metrics:
             scores[name][rows] = np.where(matches[rows] > 0, group_scores[name], np.nan)
@@ -169,9 +173,9 @@ def query_scores(
 
 
 def own_items(queries: Labelled, own_rows: OwnRows) -> tuple[OwnIds, OwnRows]:
-    """Gallery indices of the queries' own images: the first of each query, and all of them.
+    """Gallery indices of the queries' own images: the first of each (−1 for none), and all.
 
-    `own_rows` is the argument of `query_scores`. The first index is −1 where a query has none.
+    `own_rows` is the argument of `query_scores`.
     """
     count = len(queries.points)
     if not any(map(len, own_rows)):
@@ -184,7 +188,7 @@ def own_items(queries: Labelled, own_rows: OwnRows) -> tuple[OwnIds, OwnRows]:
 def _count_matches(
     queries: Labelled, gallery: Labelled, own_rows: OwnRows
 ) -> tuple[Counts, Bool[np.ndarray, " n"]]:
-    """Numbers of the queries' matches, and whether a query needs the ranks of all of them."""
+    """Counts each query's matches, and marks queries that need the ranks of all their matches."""
     count = len(queries.labels)
     lengths = np.fromiter(map(len, own_rows), int)
     owners = np.repeat(np.arange(count), lengths)
@@ -205,17 +209,18 @@ def postprocessed(
     gallery: Points,
     space: Space,
 ) -> tuple[Points, Ids | None]:
-    """Expanded queries, and their re-ranked first results, or None without re-ranking."""
+    """Expanded queries, and the ids of their re-ranked results; None without re-ranking."""
     postprocessing = postprocessing or Postprocessing()
     queries = postprocessing.expanded(queries, own_ids, gallery, space)
-    if (numbers := postprocessing.reranking) is None:
+    if postprocessing.reranking is None:
         return queries, None
-    return queries, rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)[1]
+    options = {"space": space, "own_ids": own_ids, "numbers": postprocessing.reranking}
+    return queries, rerank(queries, gallery, **options)[1]
 
 
 def _scores_by_labels(
-    asked: Labelled,
-    searched: Labelled,
+    query_set: Labelled,
+    gallery_set: Labelled,
     matches: Counts,
     own_rows: OwnRows,
     metrics: _Metrics,
@@ -225,8 +230,8 @@ def _scores_by_labels(
 ) -> _Scores:
     """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
     if all_ranks:
-        judgements = judgements_by_labels(asked, searched, own_rows)
-        points = asked.points, searched.points
+        judgements = judgements_by_labels(query_set, gallery_set, own_rows)
+        points = query_set.points, gallery_set.points
         return _scores_of_all(*points, judgements, metrics, space, reranked)
     first, full = (
         {name: metric for name, metric in metrics.items() if metric.depth is depth}
@@ -239,22 +244,22 @@ def _scores_by_labels(
     scores = {}
     if first:
         ks = [metric.k for metric in first.values()]
-        ranks = first_ranks(asked, searched, space, None if None in ks else ks)
+        ranks = first_ranks(query_set, gallery_set, space, None if None in ks else ks)
         if reranked is not None:
-            hits = searched.labels[reranked] == asked.labels[:, None]
+            hits = gallery_set.labels[reranked] == query_set.labels[:, None]
             ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
     if listed:
-        scores |= _scores_of_lists(asked, searched, matches, listed, depth, space, reranked)
+        scores |= _scores_of_lists(query_set, gallery_set, matches, listed, depth, space, reranked)
     if full:
-        arguments = asked, searched, matches, own_rows, full, space, reranked
+        arguments = query_set, gallery_set, matches, own_rows, full, space, reranked
         scores |= _scores_by_labels(*arguments, all_ranks=True)
     return scores
 
 
 def _scores_of_lists(
-    asked: Labelled,
-    searched: Labelled,
+    query_set: Labelled,
+    gallery_set: Labelled,
     matches: Counts,
     metrics: _Metrics,
     k: int,
@@ -264,11 +269,11 @@ def _scores_of_lists(
     """Scores from the k nearest items, as many as the metrics need."""
     scores = {name: np.empty(len(matches)) for name in metrics}
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
-        own_ids = None if asked.ids is None else asked.ids[part]
-        ids = search(asked.points[part], own_ids, searched.points, k=k, space=space)[1]
+        own_ids = None if query_set.ids is None else query_set.ids[part]
+        ids = search(query_set.points[part], own_ids, gallery_set.points, k=k, space=space)[1]
         if reranked is not None:  # The same items in another order.
             ids[:, : reranked.shape[1]] = reranked[part, :k]
-        hits = searched.labels[ids] == asked.labels[part, None]
+        hits = gallery_set.labels[ids] == query_set.labels[part, None]
         # Ranks of the positives in the lists, filled up with `NO_MATCH`.
         counts = hits.sum(axis=1)
         ranks = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
@@ -304,11 +309,10 @@ def relevance_scores(
     space: Space,
     postprocessing: Postprocessing | None = None,
 ) -> dict[str, Float[np.ndarray, " n"]]:
-    """Scores of each query where positives and ignored items are listed.
+    """Scores of each query from lists of positives and of ignored items.
 
-    Ignored items are removed from a query's ranking, but may expand it: the search does not know
-    them. For other arguments, results and errors see `query_scores`; raises UserError for
-    invalid lists, too.
+    Ignored items are removed from a query's ranking, but may take part in its expansion. For other
+    arguments, results and errors see `query_scores`. Raises UserError if a list is not valid.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     judgements = relevance.judgements(len(queries), len(gallery))
@@ -327,16 +331,16 @@ def average_precision(
 ) -> Float[np.ndarray, " n"]:
     """Average precision of each query over its whole ranking, without the ignored items.
 
-    It is the area below the curve of precision over recall, by the trapezoid rule, as in the
-    protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018): the
-    precisions just before and at each positive are averaged. For arguments and errors see
+    Average precision is the area below the curve of precision over recall, by the trapezoid rule,
+    as in the protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018).
+    The rule averages the precisions just before and at each positive. For arguments and errors see
     `relevance_scores`; returns scores [n], float64, NaN for queries without a positive.
     """
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
 def report_excluded(matches: Counts) -> None:
-    """Warns of queries without matches."""
+    """Warns that queries without matches are left out."""
     if excluded := int(np.sum(matches == 0)):
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
@@ -345,7 +349,7 @@ def report_excluded(matches: Counts) -> None:
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:
-    """Mean of scores [n] over the queries that have a match; NaN marks the others."""
+    """Mean of scores [n] over the queries with a match; the scores of others are NaN."""
     return float(np.nanmean(scores))
 
 
@@ -358,9 +362,9 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval (low, high) of the mean score over queries (Efron, 1979).
 
-    It contains a share `confidence` of the means of resampled queries. It shows how much the mean
-    depends on the choice of queries, not how much it varies between training runs. Scores [n] are
-    NaN for queries without a match; raises UserError if no query has one.
+    The interval contains a share `confidence` of the means of resampled queries. It shows how much
+    the mean depends on the choice of queries, not how much it varies between training runs. Scores
+    [n] are NaN for queries without a match; raises UserError if all are.
     """
     scores = scores[~np.isnan(scores)]
     if not len(scores):

@@ -23,20 +23,21 @@ def hardest_negatives(
     count: int,
     space: Space,
 ) -> Int[np.ndarray, "n count"]:
-    """The nearest images of other classes, one of each class (Radenović et al., TPAMI 2019).
+    """Finds each anchor's nearest images of other classes, one per class.
 
-    Returns rows of the pool, nearest first by products in float32, ties by index.
+    The rule follows Radenović et al. (TPAMI 2019). Returns rows of the pool, [n, count], nearest
+    first by products in float32, ties by index. Raises UserError if the pool has too few classes.
     """
-    present = np.unique(pool_labels)
-    others = len(present) - int(np.isin(anchor_labels, present).any())
+    classes = np.unique(pool_labels)
+    others = len(classes) - int(np.isin(anchor_labels, classes).any())
     if others < count:
         problem = f"{count} negatives of other classes, but the pool has images of {others}"
         raise UserError(f"{problem}; lower train.tuples.negatives or enlarge train.tuples.pool")
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     negatives = []
-    for part in inputs.blocks(len(anchors), _BLOCK):
-        block = inputs.pad_rows(anchors[part], min(_BLOCK, len(anchors)))
-        labels = np.resize(anchor_labels[part], len(block))
+    for rows in inputs.blocks(len(anchors), _BLOCK):
+        block = inputs.pad_rows(anchors[rows], min(_BLOCK, len(anchors)))
+        labels = np.resize(anchor_labels[rows], len(block))
         negatives.append(_hardest(space, block, labels, pool, pool_labels, count))
     return np.concatenate(negatives)[: len(anchors)]
 
@@ -52,11 +53,11 @@ def _hardest(
 ) -> Int[Array, "b count"]:
     distances = space.distance_matrix(anchors, pool)
 
-    def without(distances: Float[Array, "b m"], labels: Int[Array, " b"]) -> Float[Array, "b m"]:
+    def exclude(distances: Float[Array, "b m"], labels: Int[Array, " b"]) -> Float[Array, "b m"]:
         return jnp.where(labels[:, None] == pool_labels, jnp.inf, distances)
 
     def choose(distances: Float[Array, "b m"], _: None) -> tuple[Array, Array]:
         nearest = jnp.argmin(distances, axis=1)
-        return without(distances, pool_labels[nearest]), nearest
+        return exclude(distances, pool_labels[nearest]), nearest
 
-    return jax.lax.scan(choose, without(distances, anchor_labels), length=count)[1].T
+    return jax.lax.scan(choose, exclude(distances, anchor_labels), length=count)[1].T

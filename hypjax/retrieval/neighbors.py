@@ -21,7 +21,7 @@ _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
-_MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is one.
+_MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is only one.
 _SPARE = 2  # Candidates beyond k. The last one's score bounds the scores of all other items.
 _MORE = 48  # Candidates beyond 2·k in a second search.
 
@@ -37,16 +37,16 @@ def nearest_neighbors(
 ) -> Nearest:
     """Finds the k nearest gallery items of each query, by exact search.
 
-    The result equals sorting all items by the separations that `Space.separation` computes by
-    subtraction in float64 from points in float32, and ties by index: no rounding error of a product
-    changes it, see `hypjax.retrieval`. The log says how many queries needed more than products in
-    float32. This holds for points with normal float32 coordinates if sums in matrix products are
+    The result equals sorting all items by separation, ties by index, where `Space.separation`
+    subtracts points, float32, in float64. No rounding error of a product changes the result, see
+    `hypjax.retrieval`. The log says how many queries needed more than products in float32.
+    Exactness holds for points with normal float32 coordinates if sums in matrix products are
     rounded to nearest, in any order. Items whose distances differ by roundings in float64 may come
-    in either order; duplicates keep theirs.
+    in either order; duplicates stay in the gallery's order.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
-    and all local devices share each chunk. Besides inputs and results, a search holds at most
-    512 MB of host and device memory; the C library may keep some of what was freed.
+    and all local devices share each chunk. In addition to inputs and results, a search holds at
+    most 512 MB of host and device memory; the C library may keep some of the freed memory.
 
     Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
     gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
@@ -71,18 +71,19 @@ def search(
     space: Space,
     block_size: int = _BLOCK_SIZE,
 ) -> Nearest:
-    """Like `nearest_neighbors`, but excludes one gallery item from the results of each query.
+    """Finds nearest neighbours, as `nearest_neighbors` does, without each query's own item.
 
-    `own_ids` holds the indices of excluded items, [n], −1 for none; None excludes nothing.
+    `own_ids` holds the gallery indices of own items, [n], −1 for none; None excludes no item.
     """
     inputs.check_search(k, own_ids, len(queries), len(gallery))
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
-    task = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
+    results = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
     if len(queries):
-        score, answer = Score.around(space, gallery.sample), (task.by_products, task.by_subtraction)
-        subtraction.certify("neighbours", task.queries, score, *answer)
-    return task.distances, task.ids
+        score = Score.around(space, gallery.sample)
+        functions = results.by_products, results.by_subtraction
+        subtraction.certify("neighbours", results.queries, score, *functions)
+    return results.distances, results.ids
 
 
 def nearest_among(
@@ -95,9 +96,9 @@ def nearest_among(
 ) -> Nearest:
     """Ranks candidates of each query, such as the results of another search, by exact distances.
 
-    `candidates` are indices into the gallery, [n, m], distinct for each query. Of a memory-mapped
-    gallery, only candidates are read. For other arguments, results and errors see
-    `nearest_neighbors`; results are equal if all of its results are candidates.
+    `candidates` are indices into the gallery, [n, m], distinct for each query. Only candidates are
+    read from a memory-mapped gallery. For other arguments, results and errors see
+    `nearest_neighbors`, whose results are the same if they are all among the candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
@@ -114,6 +115,8 @@ def nearest_among(
 
 @dataclasses.dataclass
 class _Search:
+    """A search and its results, `distances` and `ids`, which are filled in by blocks of queries."""
+
     queries: Points
     own_ids: OwnIds
     gallery: StreamedGallery
@@ -122,13 +125,13 @@ class _Search:
     block_size: int
 
     def __post_init__(self) -> None:
-        # A query that is not among its k + 1 nearest items is not among its k nearest ones either.
+        # One more neighbour, because a query may find itself.
         self.listed, shape = self.k + (self.own_ids is not None), (len(self.queries), self.k)
         self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
         self.certain = np.zeros(len(self.queries), bool)
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
-        """Selects candidates by scores and sorts them by distances; returns uncertain rows."""
+        """Selects candidates by scores and sorts them by distance; returns uncertain queries."""
         spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
         candidates = min(self.listed + spare, len(self.gallery))
         shape, blocks_at_once = self._sizes(len(rows), candidates, score)
@@ -147,7 +150,7 @@ class _Search:
         return rows[~self.certain[rows]]
 
     def _sizes(self, queries: int, candidates: int, score: Score) -> tuple[tuple[int, int], int]:
-        """Shape of a block's scores, [queries, items], and the blocks searched at once."""
+        """Shape of a block's scores, (queries, items), and number of blocks searched at once."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         height = min(self.block_size, queries, most)
@@ -158,21 +161,23 @@ class _Search:
         return (height, width), max(inputs.PART_BYTES // block_bytes, 1)
 
     def by_subtraction(self, rows: Rows) -> None:
-        """Answers queries by their separations from all items."""
+        """Sorts all items by their separations from these queries."""
         queries = inputs.host_rows(self.queries, rows)
         nearest = subtraction.nearest_items(self.space, queries, self.gallery.array, self.listed)
         self._store(rows, *nearest)
 
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
+        """Checks queries, pads them to a block, and copies it to all devices."""
         points = inputs.host_rows(self.queries, rows)
         self.space.check(points, first=rows[0])
         return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
     def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:
-        # The answer is certain if the k-th is nearer than every item that is no candidate. Such an
-        # item scores at most as high as the last candidate, and scores bound −separations: so
-        # −separation of the k-th must exceed the last candidate's score. Equality is not enough,
-        # as the other item may have the smaller index.
+        """Stores each query's nearest candidates, and whether they surely are the nearest items."""
+        # They are if the k-th is nearer than every item that is no candidate. Such an item scores
+        # at most as high as the last candidate, and scores bound −separations: so −separation of
+        # the k-th must exceed the last candidate's score. Equality is not enough, because the other
+        # item may have the smaller index.
         candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
         separations, ids = subtraction.nearest_candidates(
             self.space, points, self.gallery, candidates, self.listed
@@ -182,8 +187,9 @@ class _Search:
         self._store(rows, subtraction.distances(self.space, separations)[:number], ids[:number])
 
     def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
+        """Stores results without the queries' own items."""
         if self.own_ids is not None:
             others = ids != self.own_ids[rows, None]
-            others[others.all(axis=1), -1] = False  # Without the query, drop the last item.
+            others[others.all(axis=1), -1] = False  # If the query is not listed, drop the last.
             distances, ids = (x[others].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids

@@ -1,12 +1,13 @@
-"""Which rows of a gallery are a query's own image. A query should not find these.
+"""Gallery rows that hold a query's own image, which the query should not find.
 
-The rule, which all searches and scores follow:
+All searches and scores follow these rules:
 
 - An id that is an absolute path, or that leads to a file, stands for this file. Rows are one image
   if their ids lead to one file, also by links.
-- Other ids are names. Rows with one name are one image. But if images with different points share a
-  name, as file names without folders do, the points of a query's own image must be equal, too.
-- Ids that only number the rows of a table say nothing about another table: there, a query's own
+- Other ids are names. Rows with one name are one image. But where images with different points
+  share a name, as file names without folders do, the query's own image must have an equal point,
+  too.
+- Ids that only number the rows of a table say nothing about another table. There, a query's own
   image is a row with an equal point.
 - Within one table, equal points do not make one image of two rows. Among queries that search each
   other, equal names do not either, only files.
@@ -23,53 +24,53 @@ from jaxtyping import Shaped
 
 from hypjax.system.files import real_paths
 
-OwnRows = Sequence[Sequence[int]]  # Gallery rows with each query's image; () if there are none.
-Contents = Shaped[np.ndarray, "n ..."] | None  # Points or checksums, equal if the images are.
+OwnRows = Sequence[Sequence[int]]  # Gallery rows of each query's own image; () for no rows at all.
+Contents = Shaped[np.ndarray, "n ..."] | None  # Points or checksums of images.
 _NUMBERED = re.compile(r"image \d+")  # Ids of images from memory.
 
 
 class OwnImages:
-    """A gallery in which queries' own images are looked up; '' is an unknown id."""
+    """Looks up queries' own images in a gallery; '' is an unknown id."""
 
     def __init__(self, ids: Sequence[str], contents: Contents = None) -> None:
         self._gallery = _Table(ids, contents)
-        self._indexes = {}  # Keys of the gallery's rows, and rows by key, for each kind of key.
+        self._indexes = {}  # For each kind of key: the gallery's keys, and its rows by key.
 
     def rows(
         self, ids: Sequence[str], contents: Contents = None, *, one_table: bool = False
     ) -> OwnRows:
         """Rows of each query's own image; `one_table` if queries and gallery are parts of it."""
-        queries = _Table(ids, contents)
-        tables = queries, self._gallery
-        numbered = not one_table and any(table.numbered for table in tables)
-        kind = not numbered, numbered or any(table.ambiguous for table in tables)
+        queries, gallery = _Table(ids, contents), self._gallery
+        by_points_only = not one_table and (queries.numbered or gallery.numbered)
+        kind = not by_points_only, by_points_only or queries.ambiguous or gallery.ambiguous
         if kind not in self._indexes:
-            keys = self._gallery.keys(*kind)
-            self._indexes[kind] = keys, _rows_by_key(keys)
-        items, rows_of = self._indexes[kind]
-        keys = queries.keys(*kind)
-        rows = [[] if key is None else rows_of.get(key, []) for key in keys]
-        if not numbered:
-            return rows
-        # Of several equal points, the one with the query's number.
-        namesakes = [self._gallery.row_of_id.get(x, -1) for x in ids]
-        pairs = zip(namesakes, keys, strict=True)
-        same = [row >= 0 and items[row] == key for row, key in pairs]
-        return [[namesakes[i]] if x and same[i] else x[:1] for i, x in enumerate(rows)]
+            gallery_keys = gallery.keys(*kind)
+            self._indexes[kind] = gallery_keys, _rows_by_key(gallery_keys)
+        gallery_keys, rows_by_key = self._indexes[kind]
+        own_rows = []
+        for name, key in zip(ids, queries.keys(*kind), strict=True):
+            rows = [] if key is None else rows_by_key.get(key, [])
+            if by_points_only and rows:  # Of several equal points, the one with the query's number.
+                namesake = gallery.row_of_id.get(name, rows[0])
+                rows = [namesake] if gallery_keys[namesake] == key else rows[:1]
+            own_rows.append(rows)
+        return own_rows
 
 
 def copies(ids: Sequence[str]) -> OwnRows:
-    """For each row of a table, all rows of its file, itself included; () if files differ."""
+    """All rows of each row's file, the row included; () if no rows share a file."""
     table = _Table(ids, None)
-    rows_of = _rows_by_key(table.paths)
-    if len(rows_of) == len(ids):
+    rows_by_path = _rows_by_key(table.paths)
+    if len(rows_by_path) == len(ids):
         return ()
-    file_rows = [rows_of[path] if table.is_file(i) else [i] for i, path in enumerate(table.paths)]
-    return file_rows if any(len(rows) > 1 for rows in file_rows) else ()
+    own_rows = []
+    for row, path in enumerate(table.paths):
+        own_rows.append(rows_by_path[path] if table.is_file(row) else [row])
+    return own_rows if max(map(len, own_rows)) > 1 else ()
 
 
 class _Table:
-    """The images of a table."""
+    """Ids of a table's images, and their points or checksums."""
 
     def __init__(self, ids: Sequence[str], contents: Contents) -> None:
         self._ids, self._contents, self.paths = ids, contents, real_paths(ids)
@@ -78,7 +79,7 @@ class _Table:
         )
 
     def is_file(self, row: int) -> bool:
-        """Whether an id stands for a file, and is no name."""
+        """Whether an id stands for a file, rather than being a name."""
         return os.path.isabs(self._ids[row]) or os.path.isfile(self.paths[row])
 
     @functools.cached_property
@@ -87,7 +88,7 @@ class _Table:
 
     @functools.cached_property
     def ambiguous(self) -> bool:
-        """Whether images share a name that differ, or may."""
+        """Whether images with one name have different contents, or unknown ones."""
         first_rows = {}
         for row, name in enumerate(self._ids):
             first = first_rows.setdefault(name, row)
@@ -97,15 +98,17 @@ class _Table:
         return False
 
     def keys(self, by_id: bool, by_content: bool) -> list[Hashable]:
-        """What one image's rows have in common; None if that is unknown."""
+        """Keys that are equal for all rows of one image; None where an image is unknown."""
         contents = [None] * len(self._ids)
         if by_content and self._contents is not None:
             contents = [hash(row.tobytes()) for row in self._contents]
         keys = []
         for row, (path, content) in enumerate(zip(self.paths, contents, strict=True)):
-            sure = by_id and (not by_content or self.is_file(row))
-            known = self._ids[row] and (sure or content is not None)
-            keys.append((path if by_id else None, None if sure else content) if known else None)
+            if by_id and (not by_content or self.is_file(row)):
+                key = path, None
+            else:
+                key = None if content is None else (path if by_id else None, content)
+            keys.append(key if self._ids[row] else None)
         return keys
 
 

@@ -1,4 +1,4 @@
-"""Post-processing of searches: expanded queries, candidates by a prefix, re-ranked results."""
+"""Post-processing of searches: query expansion, search by a prefix, and re-ranking."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from hypjax.retrieval.neighbors import nearest_among, search
 from hypjax.retrieval.projection import prefix_points
 from hypjax.retrieval.reranking import Reranking, rerank
 
-# Largest size, in float64, of the points of a block and of the Hessians that a mean may need.
+# Largest size, in float64, of a block's points, and of the Hessians that their means may need.
 _BLOCK_BYTES = 64 * 2**20
 
 
@@ -27,12 +27,12 @@ class Postprocessing:
     Re-ranking follows expansion. Each search by a prefix computes the gallery's `prefix_points`.
 
     Attributes:
-        expansion: Number of gallery items by which queries are expanded; 0 for none.
-        alpha: Exponent of their similarities, see `expand_queries`.
-        reranking: Numbers of `reranking.rerank`; None for no re-ranking.
+        expansion: Number of gallery items that expand each query; 0 for no expansion.
+        alpha: Exponent of the items' similarities, see `expand_queries`.
+        reranking: Parameters of `reranking.rerank`; None for no re-ranking.
         prefix: Number of leading features that select candidates, which all features then rank; 0
-            for a search by all features. It excludes re-ranking.
-        candidates: Number of these candidates; at least k are taken.
+            for a search by all features. A prefix excludes re-ranking.
+        candidates: Number of candidates that the prefix selects; at least k are taken.
     """
 
     expansion: int = 0
@@ -46,7 +46,7 @@ class Postprocessing:
             raise UserError("re-ranking needs the neighbours of all items; leave out the prefix")
 
     def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
-        """The expanded queries; arguments as for `search`."""
+        """Expands queries, if there is an expansion; arguments as for `search`."""
         if not self.expansion:
             return queries
         k, alpha = self.expansion, self.alpha
@@ -55,18 +55,19 @@ class Postprocessing:
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
-        """Searches with `neighbors.search`; re-ranked results have the distances of Eq. 12."""
+        """Searches and post-processes; re-ranked results have the distances of `rerank`."""
         queries = self.expanded(queries, own_ids, gallery, space)
         if not self.prefix and self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
         if self.reranking is not None:
-            numbers = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            nearest = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=numbers)
+            reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
+            nearest = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=reranking)
             return tuple(array[:, :k] for array in nearest)
-        listed = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short = (prefix_points(x, self.prefix, space=space) for x in (queries, gallery))
-        _, candidates = search(next(short), own_ids, next(short), k=listed, space=space)
+        count = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
+        short_queries = prefix_points(queries, self.prefix, space=space)
+        short_gallery = prefix_points(gallery, self.prefix, space=space)
+        _, candidates = search(short_queries, own_ids, short_gallery, k=count, space=space)
         return nearest_among(queries, candidates, gallery, k=k, space=space)
 
 
@@ -81,11 +82,11 @@ def expand_queries(
 ) -> Float[np.ndarray, "n d"]:
     """Average (alpha = 0) and alpha-weighted query expansion.
 
-    A query becomes `space.mean` of itself, with weight 1, and its k nearest gallery items, with
-    weights max(similarity, 0)^alpha. The average follows Chum et al., *Total Recall* (ICCV
-    2007); the weights follow Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
-    Annotation* (TPAMI 2018). A query's own item, at `own_ids`, is not one of its neighbours.
-    Takes the arguments and raises the errors of `rerank`; returns points, [n, d], float32.
+    An expanded query is the `space.mean` of the query, with weight 1, and its k nearest gallery
+    items, with weights max(similarity, 0)^alpha. The average follows Chum et al., *Total Recall*
+    (ICCV 2007); the weights follow Radenović et al., *Fine-tuning CNN Image Retrieval with No Human
+    Annotation* (TPAMI 2018). A query's own item, at `own_ids`, is not one of its neighbours. Takes
+    the arguments and raises the errors of `rerank`; returns points, [n, d], float32.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if not alpha >= 0:
@@ -103,7 +104,7 @@ def expand_queries(
 def _means(
     space: Space, points: Float[Array, "b k+1 d"], distances: Float[Array, "b k"], alpha: float
 ) -> Float[Array, "b d"]:
-    """Means of queries and the neighbours that follow them, in float64."""
+    """Means, in float64, of each query, at [:, 0], and its neighbours."""
     weights = jnp.maximum(space.similarity(distances.astype(jnp.float64)), 0.0) ** alpha
     weights = jnp.pad(weights, [(0, 0), (1, 0)], constant_values=1)
     return space.mean(points.astype(jnp.float64), weights)

@@ -18,37 +18,40 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Points
 from hypjax.system.files import read_npz, replacing
 
-_BLOCK_BYTES = 32 * 2**20  # Largest size of the features of a block, in float64.
+_BLOCK_BYTES = 32 * 2**20  # Largest size of a block of features, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """A projection of points on principal components of their features.
+    """A projection of points on the principal components of their features.
 
-    Components are orthonormal, by descending variance; the coordinate of largest absolute value is
-    positive in each. `whiten` scales projected features to equal variances.
+    Components are orthonormal and sorted by descending variance; each has a positive coordinate of
+    largest absolute value. `whiten` scales projected features to equal variances.
     """
 
     space: Space
-    mean: Float[np.ndarray, " d"]  # Of the features; all arrays are float64.
+    mean: Float[np.ndarray, " d"]  # Mean of the features. All arrays are float64.
     components: Float[np.ndarray, "dim d"]
-    variances: Float[np.ndarray, " dim"]  # Along the components.
+    variances: Float[np.ndarray, " dim"]  # Variances of the features along the components.
     whiten: bool
 
     def apply(self, points: Float[ArrayLike, "n p"]) -> Float[np.ndarray, "n q"]:
-        """Projects points: features, minus their mean, on the components, and back to the space.
+        """Projects points [n, p] and returns points of the same space, [n, q], float32.
 
-        On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al., 2021).
-        Whitened features have the mean of the variances in each direction: in a ball, where lengths
-        count, they are as long as those that are not whitened.
+        The features of the points, minus the mean, are projected on the components and embedded
+        again. On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al.,
+        2021). Whitening gives each direction the mean of the variances: in a ball, where lengths
+        count, whitened features are as long as others.
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
-        features = _features(self.space, points)
-        projected = (((x - self.mean) @ self.components.T) * scales for x in features)
-        return np.concatenate([np.asarray(self.space.embed(x.astype("f4"))) for x in projected])
+        blocks = []
+        for features in _features(self.space, points):
+            projected = ((features - self.mean) @ self.components.T) * scales
+            blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
+        return np.concatenate(blocks)
 
     def fingerprint(self, embeddings: str) -> str:
         """Fingerprint of projected embeddings: the projection's and the input's."""
@@ -76,9 +79,9 @@ class Projection:
 def fit(
     points: Float[ArrayLike, "n p"], *, space: Space, dim: int, whiten: bool = False
 ) -> Projection:
-    """Fits a projection on the `dim` principal components of points, [n, p], in float64.
+    """Fits a projection on the first `dim` principal components of points, [n, p], in float64.
 
-    Mean and covariance of `Space.features` are summed in blocks: points may be memory-mapped.
+    Mean and covariance of `Space.features` are summed in blocks, so points may be memory-mapped.
 
     Raises:
         UserError: `dim` exceeds the number of features or of points, the points do not vary, or
@@ -86,18 +89,18 @@ def fit(
     """
     points, _ = inputs.check_points(points, points)
     n = len(points)
-    total = sum(features.sum(axis=0) for features in _features(space, points))
-    mean, d, square = total / n, len(total), 0.0
-    if not (1 <= dim <= min(n, d) and np.isfinite(mean).all()):
-        raise UserError(f"PCA to {dim} dimensions needs as many finite points; got {n} of {d}")
-    scatter = np.zeros((d, d))
+    mean = sum(features.sum(axis=0) for features in _features(space, points)) / n
+    if not (1 <= dim <= min(n, len(mean)) and np.isfinite(mean).all()):
+        kind = f"{n} of {len(mean)}"
+        raise UserError(f"PCA to {dim} dimensions needs as many finite points; got {kind}")
+    scatter, sum_of_squares = np.zeros((len(mean), len(mean))), 0.0
     for features in _features(space, points):
-        square += np.sum(features**2)
+        sum_of_squares += np.sum(features**2)
         features -= mean
         scatter += features.T @ features
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
-    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * square / n))
+    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * sum_of_squares / n))
     if varying < (needed := dim if whiten else 1):
         raise UserError(f"the points vary along {varying} components; this PCA needs {needed}")
     largest = np.argmax(np.abs(components), axis=1)
@@ -106,20 +109,21 @@ def fit(
 
 
 def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[np.ndarray, "b d"]]:
+    """Yields blocks of the points' features, in float64."""
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
 
 
 def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) -> Points:
-    """Points of the first `dim` features of points: embed(features(x)[:dim]), float32.
+    """Shortens points to their first `dim` features: embed(features(x)[:dim]), float32.
 
-    They suit models trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati et
-    al., NeurIPS 2022). On the sphere, and in a ball that does not clip features, they are the
+    Prefixes suit models trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati
+    et al., NeurIPS 2022). On the sphere, and in a ball that does not clip features, they are the
     points that the model has learned. A ball that clips has shortened a long feature as a whole:
-    its prefix has the right direction, but is nearer to the origin than in training, so that
-    distances differ, and ranks may. Raises UserError if a point is not in the space, or `dim` is
-    not between 1 and the number of features, both excluded.
+    the prefix has the right direction, but is nearer to the origin than in training, so distances
+    differ, and ranks may. Raises UserError if a point is not in the space, or `dim` is not at least
+    1 and smaller than the number of features.
     """
     points, _ = inputs.check_points(points, points)
     require_prefix(dim, points.shape[1], space)
@@ -129,7 +133,7 @@ def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) ->
 
 
 def require_prefix(dim: int, coordinates: int, space: Space) -> None:
-    """Raises a `UserError` unless a prefix of `dim` is shorter than the points' features."""
+    """Raises a `UserError` unless a prefix of `dim` dimensions is shorter than the features."""
     example = jax.ShapeDtypeStruct((1, coordinates), jnp.float32)
     features = jax.eval_shape(space.features, example).shape[1]
     if not 1 <= dim < features:

@@ -43,33 +43,34 @@ def match_ranks(
 
 
 def first_ranks(
-    asked: Labelled, searched: Labelled, space: Space, ks: Sequence[int] | None
+    query_set: Labelled, gallery_set: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
     """Ranks of nearest matches, as `match_ranks` returns them, for points from `inputs.labelled`.
 
     With `ks`, ranks only lie on the right side of each K, which takes less time.
     """
-    first = np.empty(len(asked.labels), np.int32)
+    first = np.empty(len(query_set.labels), np.int32)
 
     def by_products(rows: Rows, score: Score) -> Rows:
-        bounds = _bound_ranks(asked, rows, searched, score)
+        bounds = _bound_ranks(query_set, rows, gallery_set, score)
         first[rows] = bounds[:, 0]
         if ks is not None:  # Bounds between the same two Ks suffice.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Rows) -> None:
-        points = inputs.host_rows(asked.points, rows)
-        for copies, separations in subtraction.of_gallery(space, points, searched.points):
+        points = inputs.host_rows(query_set.points, rows)
+        for copies, separations in subtraction.of_gallery(space, points, gallery_set.points):
             for row in rows[copies]:
-                matches = np.flatnonzero(searched.labels == asked.labels[row])
-                own_id = -1 if asked.ids is None else asked.ids[row]
+                matches = np.flatnonzero(gallery_set.labels == query_set.labels[row])
+                own_id = -1 if query_set.ids is None else query_set.ids[row]
                 first[row] = _rank(separations, matches[matches != own_id], own_id)
 
-    score = Score.around(space, StreamedGallery(searched.points).sample)
-    for points in (asked.points,) if asked is searched else (asked.points, searched.points):
-        inputs.check_in(space, points)
-    subtraction.certify("ranks", asked.points, score, by_products, by_subtraction)
+    score = Score.around(space, StreamedGallery(gallery_set.points).sample)
+    inputs.check_in(space, query_set.points)
+    if gallery_set is not query_set:
+        inputs.check_in(space, gallery_set.points)
+    subtraction.certify("ranks", query_set.points, score, by_products, by_subtraction)
     return first
 
 
@@ -83,7 +84,7 @@ def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], 
 
 
 def _bound_ranks(
-    asked: Labelled, rows: Rows, searched: Labelled, score: Score
+    query_set: Labelled, rows: Rows, gallery_set: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
     """Lower and upper bounds on the ranks of nearest matches."""
     # The bounds are the numbers of items that surely, and that may, precede the match. With points
@@ -91,19 +92,19 @@ def _bound_ranks(
     # bound the nearest match, then to count the items before it. Every other item takes one score
     # and two comparisons, and no sort: a rank costs little more than the matrix product.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
-    queries = tiles.Sorted(asked, rows, score, mesh)
-    items = among = tiles.Sorted(searched, np.arange(len(searched.labels)), score, mesh)
-    symmetric = asked is searched and score.dtype == scores.SINGLE
-    match, count = programs(mesh, asked.ids is not None, symmetric)
+    queries = tiles.Sorted(query_set, rows, score, mesh)
+    items = candidates = tiles.Sorted(gallery_set, np.arange(len(gallery_set.labels)), score, mesh)
+    symmetric = query_set is gallery_set and score.dtype == scores.SINGLE
+    match, count = programs(mesh, query_set.ids is not None, symmetric)
     # With several chunks, only items of the queries' classes are searched for matches.
-    wanted = np.flatnonzero(np.isin(searched.labels, asked.labels[rows]))
-    if len(items.rows) > 1 and 0 < len(wanted) < len(searched.labels):
-        among = tiles.Sorted(searched, wanted, score, mesh)
+    wanted = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
+    if len(items.rows) > 1 and 0 < len(wanted) < len(gallery_set.labels):
+        candidates = tiles.Sorted(gallery_set, wanted, score, mesh)
     matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
     with score.enabled():
-        for row, column, lists in tiles.pairs(queries, among, symmetric, matching_only=True):
-            pair = queries, among, row, column, symmetric
+        for row, column, lists in tiles.pairs(queries, candidates, symmetric, matching_only=True):
+            pair = queries, candidates, row, column, symmetric
             of_pair = match(score.space, *tiles.points_of(*pair), *lists)
             matches[:, row] = np.maximum(matches[:, row], of_pair)
         for row, column, lists in tiles.pairs(queries, items, symmetric):
@@ -114,7 +115,7 @@ def _bound_ranks(
             if symmetric:
                 counts[column] += np.asarray(of_columns)
     counts[matches[1] == -np.inf] = NO_MATCH
-    bounds, valid = np.empty((len(asked.labels), 2), np.int32), queries.rows >= 0
+    bounds, valid = np.empty((len(query_set.labels), 2), np.int32), queries.rows >= 0
     bounds[queries.rows[valid]] = counts[valid]
     return bounds[rows]
 

@@ -1,9 +1,9 @@
-"""k-reciprocal re-ranking (Zhong et al., CVPR 2017), from lists of neighbours.
+"""k-reciprocal re-ranking (Zhong et al., CVPR 2017), computed from lists of neighbours.
 
 Equations are numbered as in *Re-ranking Person Re-identification with k-reciprocal Encoding*.
-Distances are used as in the paper; the authors' code squares them and divides them by the largest
-one of each item. The paper leaves open whether an item is in its own neighbourhoods. Here, as in
-that code, it is: in addition to its k1 nearest others, and as the first of the k2.
+Distances are used as in the paper; the authors' code squares them and divides them by each item's
+largest distance. The paper leaves open whether an item is in its own neighbourhoods. Here, as in
+the authors' code, it is: in addition to its k1 nearest others, and as the first of the k2.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
-_PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of the points whose distances are measured.
-_ENTRIES = 2**22  # Approximate number of encoded entries that are compared at once.
+_PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of pairs of points that are compared at once.
+_ENTRIES = 2**22  # Approximate number of entries of encodings that are compared at once.
 _Matrix = scipy.sparse.csr_array
 
 
@@ -31,9 +31,9 @@ class Reranking:
     """Parameters of the method, with the paper's defaults."""
 
     k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
-    k2: int = 6  # Size of those over which encodings are averaged (Eq. 11); 1 disables that.
+    k2: int = 6  # Number of items whose encodings are averaged (Eq. 11); 1 for no average.
     weight: float = 0.3  # λ, the weight of the original distance (Eq. 12).
-    depth: int = 100  # Number of results that are put in a new order.
+    depth: int = 100  # Number of results that are re-ranked.
 
     def __post_init__(self) -> None:
         least = min(self.k1, self.k2, self.depth)
@@ -49,39 +49,40 @@ def rerank(
     own_ids: OwnIds = None,
     numbers: Reranking | None = None,
 ) -> Nearest:
-    """Puts the first results of each query in the order of their k-reciprocal distances.
+    """Re-ranks the first results of each query by their k-reciprocal distances.
 
-    Neighbourhoods of gallery items, and of queries outside the gallery, come from the exact search:
-    memory grows with the number of items, not with its square. As in the paper:
+    Neighbourhoods of gallery items, and of queries outside the gallery, come from the exact search,
+    so memory grows with the number of items, not with its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
-    - R*(p, k1), Eq. 4: R(p, k1) and each R(q, k1 // 2) of its members of which at least two thirds
-      are in R(p, k1);
+    - R*(p, k1), Eq. 4: R(p, k1), and R(q, k1 // 2) for each member q if at least two thirds of
+      R(q, k1 // 2) are in R(p, k1);
     - V_p, Eq. 7: exp(−d) for the members of R*(p, k1), 0 for others;
     - Eq. 11: the mean of the encodings V of the k2 nearest items;
     - Eq. 10: the Jaccard distance of these means;
-    - Eq. 12: (1 − λ) times that, plus λ times the original distance.
+    - Eq. 12: (1 − λ) times the Jaccard distance, plus λ times the original distance.
 
-    `own_ids` holds the gallery index of each query, [n], −1 or None for none: its own item is not
-    one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
-    ascending, [n, depth], float32, and indices into the gallery, [n, depth], int32; fewer than
-    `depth` if there are fewer items. Ties keep their order. Raises as `nearest_neighbors` does.
+    `own_ids` holds the gallery index of each query, [n], −1 or None for none. A query's own item is
+    not one of its results, but takes part in the neighbourhoods. `numbers` are the parameters, by
+    default the paper's. Returns the distances of Eq. 12, ascending, [n, depth], float32, and
+    gallery indices, [n, depth], int32; fewer than `depth` if there are fewer items. Ties keep their
+    order. Raises the errors of `nearest_neighbors`.
     """
     numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)
     depth = min(numbers.depth, len(gallery) - (own_ids is not None))
     distances, ids = search(queries, own_ids, gallery, k=depth, space=space)
-    nodes = np.full(len(queries), -1) if own_ids is None else np.array(own_ids)
-    outside = np.flatnonzero(nodes < 0)
-    nodes[outside] = len(gallery) + np.arange(len(outside))
+    query_ids = np.full(len(queries), -1) if own_ids is None else np.array(own_ids)
+    outside = np.flatnonzero(query_ids < 0)  # These queries follow the gallery's items.
+    query_ids[outside] = len(gallery) + np.arange(len(outside))
     items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
-    compared = np.union1d(nodes, ids)
+    compared = np.union1d(query_ids, ids)
     encodings = _Items(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
     sums = encodings.sum(axis=1)
-    per_query = depth * (encodings.nnz // len(compared))  # Entries that are compared.
-    for rows in inputs.blocks(len(queries), _ENTRIES // per_query):
-        x, y = np.repeat(nodes[rows], depth), ids[rows].reshape(-1)
+    entries_per_query = depth * (encodings.nnz // len(compared))
+    for rows in inputs.blocks(len(queries), _ENTRIES // entries_per_query):
+        x, y = np.repeat(query_ids[rows], depth), ids[rows].reshape(-1)
         common = encodings[x].minimum(encodings[y]).sum(axis=1)
         jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
         distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
@@ -90,7 +91,7 @@ def rerank(
 
 
 class _Items:
-    """Neighbourhoods of items as rows of sparse matrices, [items, items]."""
+    """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items]."""
 
     def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
         self._points, self._space = points, space
@@ -99,12 +100,12 @@ class _Items:
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
     def encodings(self, items: Rows) -> _Matrix:
-        """Means of the encodings of each item's k2 nearest (Eq. 11)."""
+        """Averages the encodings of each item's k2 nearest items (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
         return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
 
     def _weights(self, sets: _Matrix) -> _Matrix:
-        """Encodings of sets by their distances (Eq. 7)."""
+        """Encodings V of the sets R* in the rows of a matrix (Eq. 7)."""
         rows, columns = sets.nonzero()
         weights = np.empty(len(rows))
         size = max(_PAIR_BYTES // (16 * self._points.shape[1]), 1)
@@ -119,8 +120,8 @@ class _Items:
         sets = self._reciprocal(items, self._k1)
         halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
         common = (sets @ halves.T).multiply(sets).tocoo()
-        accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
-        pairs = common.row[accepted], common.col[accepted]
+        is_accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
+        pairs = common.row[is_accepted], common.col[is_accepted]
         accepted = _Matrix((np.ones(len(pairs[0]), np.int32), pairs), shape=sets.shape)
         return sets + accepted @ halves
 
@@ -130,7 +131,7 @@ class _Items:
         return nearest.multiply(self._nearest(np.unique(nearest.indices), k + 1).T).tocsr()
 
     def _nearest(self, items: Rows, k: int) -> _Matrix:
-        """The k nearest of each item, itself included."""
+        """The k nearest items of each item, which is its own first neighbour."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
             _, ids = search(self._points[new], new, self._points, k=self._k1, space=self._space)

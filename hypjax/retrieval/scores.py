@@ -7,13 +7,14 @@ For each query i and item j, the product ⟨query_i, gallery_j⟩ is a score for
 where `Space.separation` computes the separation by subtraction in float64. An item with a high
 score may be near; one with a low score is certainly far.
 
-The slack bounds the error of a sum of n products in any order (Higham, *Accuracy and Stability of
-Numerical Algorithms*, 2nd ed., Section 3.1): about n·u times the sum of absolute products, with the
-unit roundoff u. By Cauchy-Schwarz that sum is at most q_i·q_j + o_i + o_j, where q are the lengths
-of the vectors and o the offsets, and at most 2·f_i·f_j·(o_i + o_j) with f² = max(1, q²/2o).
+The slack bounds the rounding error of a sum of n products in any order (Higham, *Accuracy and
+Stability of Numerical Algorithms*, 2nd ed., Section 3.1): about n·u times the sum of absolute
+products, with the unit roundoff u. By Cauchy-Schwarz this sum is at most q_i·q_j + o_i + o_j, where
+q are the lengths of the vectors and o the offsets of the points. With f² = max(1, q²/2o), it is at
+most 2·f_i·f_j·(o_i + o_j).
 
-A `Composite` space combines distances of several spaces, and the combination is its separation.
-Distances increase with separations, so bounds on the separations bound the combination.
+The separation in a `Composite` space is a combination of the distances in its parts. Distances
+increase with separations, so bounds on the separations in the parts bound the combination.
 """
 
 import dataclasses
@@ -34,31 +35,31 @@ from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
-# Score of padding: below any point's, and finite, since ∞ − ∞ is NaN.
+# Score of padding: below the scores of all points, and finite, since ∞ − ∞ is NaN.
 PADDING = -(2.0**126)
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
 _SMALLEST_OFFSET = 2.0**-80
-# Roundings of a product outside its sum: of the factors, the offsets and the slack.
+# Roundings outside the sum of a product: of factors, offsets and slack.
 _OTHER_ROUNDINGS = 16
-_TERM_ELEMENTS = 2**17  # Coordinates of points whose terms are computed at once.
+_TERM_ELEMENTS = 2**17  # Coordinates of the points whose factors are computed at once.
 
-Vectors = tuple[Float[Array, "n v"], ...]  # For each space whose products rank the points.
+Vectors = tuple[Float[Array, "n v"], ...]  # One array, or one for each part of a composite space.
 
 
 class Factors(NamedTuple):
-    """Vectors of points whose products are scores, and their bounds' coefficients."""
+    """Vectors of points, whose products are scores, and the coefficients of the slack."""
 
-    query: Vectors  # For points as queries.
-    gallery: Vectors  # For points as gallery items.
-    slack: tuple[Float[Array, "n 2"], ...]  # a and b of the bound; 0 for padding.
+    query: Vectors  # Vectors of the points as queries.
+    gallery: Vectors  # Vectors of the points as gallery items.
+    slack: tuple[Float[Array, "n 2"], ...]  # a and b of the slack; 0 for padding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """The space, the origin and the precision in which points are compared."""
+    """Space, centre and precision in which points are compared."""
 
     space: Space
-    centre: Float[np.ndarray, " d"]  # Where scores are most accurate, in float64.
+    centre: Float[np.ndarray, " d"]  # Scores are most accurate near it; float64.
     dtype: np.dtype  # `SINGLE` or `DOUBLE`.
 
     @classmethod
@@ -76,7 +77,7 @@ class Score:
     def factors(
         self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
     ) -> Factors:
-        """Factors of points; rows that are not valid are padding, which scores `PADDING`."""
+        """Factors of points; rows that are not `valid` are padding, with the score `PADDING`."""
         device = next(iter(x.devices())) if isinstance(x, jax.Array) else jax.local_devices()[0]
         # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
         tpu = device.platform == "tpu"
@@ -87,7 +88,7 @@ class Score:
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
-    """Scores of all pairs: upper bounds on −separation, from vectors of `Factors`."""
+    """Scores of all pairs: upper bounds on −separation."""
     return _in_space(space, list(map(inner_products, queries, items)), 1)
 
 
@@ -102,28 +103,28 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 
 def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
-    """Upper (1) or lower (−1) bounds on −separation in a space from those in each of its parts."""
+    """Combines upper (1) or lower (−1) bounds on −separation in the parts of a space."""
     if not space.parts:
         return bounds[0]
     distance = space.combined(
         part.distance_at(jnp.maximum(-bound, 0))
         for (part, _), bound in zip(space.parts, bounds, strict=True)
     )
-    # Bounds the relative error of distances that are computed from separations.
+    # A bound on the relative error of distances that are computed from separations.
     error = 2.0**-16 if distance.dtype == jnp.float32 else 2.0**-36
     padding = bounds[0] <= PADDING / 2  # Its distance may not be finite.
     return jnp.where(padding, PADDING, (sign * error - 1) * distance)
 
 
 def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
-    """Bounds the slack between each query and any item; only for a space without parts."""
+    """Upper bound on the slack of each query with any item, in a space without parts."""
     (of_queries,), (of_items,) = queries.slack, items.slack
     largest = jnp.max(of_items, axis=0)
     return of_queries[:, 0] * largest[1] + of_queries[:, 1] * largest[0]
 
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
-    """Moves a threshold up (1) or down (−1) by more than its own rounding errors."""
+    """Moves a threshold up (1) or down (−1) by more than its rounding errors."""
     # A threshold is a sum of few products, each off by at most half of eps.
     moved = threshold + sign * 64 * jnp.finfo(threshold.dtype).eps * jnp.abs(threshold)
     return jnp.where(jnp.isinf(threshold), threshold, moved)
@@ -144,8 +145,9 @@ def _factors_of(
         parts = [(space, x, centre)]
         if space.parts:
             spaces = [part for part, _ in space.parts]
-            parts = list(zip(spaces, space.split(x), space.split(centre), strict=True))
-        factors = Factors(*zip(*(_factors(*part, valid, roundoffs) for part in parts), strict=True))
+            parts = zip(spaces, space.split(x), space.split(centre), strict=True)
+        fields_of_parts = [_factors(*part, valid, roundoffs) for part in parts]
+        factors = Factors(*zip(*fields_of_parts, strict=True))
         return jax.tree.map(lambda x: x.astype(dtype), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
@@ -163,7 +165,7 @@ def _factors(
     valid: Bool[Array, " n"],
     roundoffs: tuple[float, float],
 ) -> tuple[Float[Array, "n v"], Float[Array, "n v"], Float[Array, "n 2"]]:
-    """The fields of `Factors` in one space."""
+    """The arrays of `Factors` in a space without parts."""
     terms = space.search_terms(x, centre)
     a, b = _slack(terms, x.shape[1], roundoffs)
     # The product is ⟨query_i, gallery_j⟩ − offset_i − offset_j + slack. Its roundings are at most
@@ -174,7 +176,7 @@ def _factors(
         jnp.concatenate([terms.gallery, ones, -offset, b, a], axis=1),
         jnp.concatenate([a, b], axis=1),
     )
-    # The score of padding is `PADDING` times the other factor's 1.
+    # The score of padding is `PADDING` times the 1 of the other factor.
     query, gallery = np.zeros((2, factors[0].shape[1]))
     query[-4] = gallery[-3] = PADDING
     padding = query, gallery, np.zeros(2)

@@ -1,8 +1,8 @@
 """Separations by subtraction in float64: the arithmetic that defines the order of all results.
 
-Coordinates are float32, taken as exact, and their differences lose no digits. Subtraction costs
-several times a matrix product, so it measures only a query's candidates, or the whole gallery for
-the few queries whose order products cannot certify, see `certify`.
+Coordinates are float32, taken as exact, and their differences lose no digits. Subtraction takes
+several times as long as a matrix product. So only a query's candidates are measured, or the whole
+gallery for the few queries whose order products cannot certify, see `certify`.
 """
 
 import itertools
@@ -22,56 +22,57 @@ from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
 _LOG = logging.getLogger(__name__)
-_FETCH_BYTES = 16 * 2**20  # Largest size of items that are subtracted from at once.
-_SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are held at once.
+_FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
+_SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 _MAX_CROWDS, _CROWD = 16, 1024  # Largest number of crowds, and their least mean size.
-_CENTRED = 4096  # Most points of a crowd that its centre is the mean of.
+_CENTRED = 4096  # Largest number of points whose mean is the centre of a crowd.
 _FEW = 64  # Distinct queries for which subtraction costs less than products in float64.
 
 
 def certify(
     result: str, queries: Points, score: Score, by_products: Callable, by_subtraction: Callable
 ) -> None:
-    """Answers all queries exactly, and logs how many each arithmetic answered.
+    """Answers all queries exactly, and logs how many queries each arithmetic answered.
 
     Products in float32 answer most queries. Where points crowd, rounding their lengths hides their
-    differences: those queries are asked again by products in float64 around the centre of their
-    crowd. Queries with duplicates or near-ties beyond the candidates remain for `by_subtraction`.
-    `by_products` returns the rows of queries that it cannot certify. The log names the `result`.
+    differences: products in float64 around the centre of each crowd answer those queries. Queries
+    with duplicates or near-ties beyond the candidates remain for `by_subtraction`. `by_products`
+    returns the rows of queries that it cannot certify. The log names the `result`.
     """
-    rows = by_products(np.arange(len(queries)), score)
-    repeated = len(rows)
-    if not _are_few(queries, rows):
-        uncertain = []
-        for crowd in _crowds(queries, rows):
+    uncertain = by_products(np.arange(len(queries)), score)
+    count, uncertain_in_float32 = len(queries), len(uncertain)
+    if not _are_few(queries, uncertain):
+        remaining = []
+        for crowd in _crowds(queries, uncertain):
             sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
-            uncertain.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
-        rows = np.sort(np.concatenate(uncertain))
-    for part in inputs.split(rows, inputs.PART_BYTES // (4 * queries.shape[1])):
-        by_subtraction(part)
+            remaining.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
+        uncertain = np.sort(np.concatenate(remaining))
+    for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
+        by_subtraction(rows)
     _LOG.info(
         "%s of %d queries, all exact: certified=%d by products in float32, "
         "%d by products in float64, %d by subtraction",
-        *(result, len(queries), len(queries) - repeated, repeated - len(rows), len(rows)),
+        *(result, count, count - uncertain_in_float32),
+        *(uncertain_in_float32 - len(uncertain), len(uncertain)),
     )
 
 
 def _are_few(queries: Points, rows: Rows) -> bool:
-    """Whether few queries are distinct, so that subtraction costs less than another search."""
+    """Whether few queries are distinct, so that subtraction takes less time than another search."""
     distinct: set[bytes] = set()
-    for part in inputs.split(rows, _CROWD):
-        distinct.update(row.tobytes() for row in unique_rows(inputs.host_rows(queries, part))[0])
+    for block in inputs.split(rows, _CROWD):
+        distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
         if len(distinct) > _FEW:
             return False
     return True
 
 
 def _crowds(queries: Points, rows: Rows) -> list[Rows]:
-    """Splits rows where the projections of their points on a line are farthest apart."""
+    """Splits rows at the widest gaps between the projections of their points on a line."""
     line = np.random.default_rng(0).normal(size=queries.shape[1])
-    parts = inputs.split(rows, _CROWD)
-    projected = np.concatenate([inputs.host_rows(queries, part) @ line for part in parts])
+    blocks = inputs.split(rows, _CROWD)
+    projected = np.concatenate([inputs.host_rows(queries, block) @ line for block in blocks])
     order = np.argsort(projected)
     cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
     widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - cuts :]
@@ -81,23 +82,23 @@ def _crowds(queries: Points, rows: Rows) -> list[Rows]:
 def of_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
 ) -> Float[np.ndarray, "n k"]:
-    """Separations of queries and their candidates, which are fetched in parts."""
+    """Separations of queries from their candidates `ids`, which are read in blocks."""
     separations, candidates = np.empty(ids.shape), ids.shape[1]
-    items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
-    heights = inputs.blocks(len(ids), items // candidates)
-    for part in itertools.product(heights, inputs.blocks(candidates, items)):
-        points, rows = gallery.points(ids[part])
-        rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
+    most_items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
+    query_blocks = inputs.blocks(len(ids), most_items // candidates)
+    for block in itertools.product(query_blocks, inputs.blocks(candidates, most_items)):
+        points, rows = gallery.points(ids[block])
+        padded_rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
         with jax.enable_x64(True):
-            padded = _of_rows(space, queries[part[0]], points, rows)
-        separations[part] = np.asarray(padded)[:, : ids[part].shape[1]]
+            padded = _of_rows(space, queries[block[0]], points, padded_rows)
+        separations[block] = np.asarray(padded)[:, : rows.shape[1]]
     return separations
 
 
 def of_items(
     space: Space, query: Float[np.ndarray, " d"], gallery: StreamedGallery, items: Rows
 ) -> Float[np.ndarray, " r"]:
-    """Separations of one query and some items."""
+    """Separations of one query from some items."""
     # Padded by repetition to a power of two, so that few programs are compiled.
     padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
     return of_candidates(space, query[None], gallery, padded)[0, : len(items)]
@@ -107,6 +108,8 @@ def of_items(
 def _of_rows(
     space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
 ) -> Float[Array, "b c"]:
+    """Separations of each query from the points at its rows."""
+
     def separations(inputs: tuple[Array, Array]) -> Array:
         query, rows = inputs
         return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
@@ -118,36 +121,37 @@ def _of_rows(
 def of_gallery(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
-    """Yields the rows of each distinct query, and its separations from all items."""
-    # Queries that end here are often duplicates: a collapsed model maps all images to one point.
+    """Yields each distinct query's rows, and its separations from all items."""
+    # These queries are often duplicates: a collapsed model maps all images to one point.
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     size, dim = len(gallery), queries.shape[1]
     # Powers of two, or each evaluation would compile a program for its number of queries.
-    longest = 1 << (len(unique) - 1).bit_length()
-    block = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, longest))
-    rows = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
-    for part in inputs.blocks(len(unique), block):
-        padded = inputs.pad_rows(unique[part], block)
-        separations = np.empty((block, size))
-        for first in range(0, size, rows):
-            items = inputs.host_rows(gallery, np.s_[first : first + rows])
+    largest = 1 << (len(unique) - 1).bit_length()
+    height = int(np.clip(_SEPARATION_BYTES // (8 * size), 1, largest))
+    width = inputs.round_up(min(max(_FETCH_BYTES // (4 * dim), 1), size), inputs.LANES)
+    for rows in inputs.blocks(len(unique), height):
+        block = inputs.pad_rows(unique[rows], height)
+        separations = np.empty((height, size))
+        for columns in inputs.blocks(size, width):
+            items = inputs.host_rows(gallery, columns)
             with jax.enable_x64(True):
-                matrix = _of_all(space, padded, inputs.pad_rows(items, rows))
-            separations[:, first : first + rows] = np.asarray(matrix)[:, : len(items)]
-        yield from zip(copies[part], separations, strict=False)
+                matrix = _of_all(space, block, inputs.pad_rows(items, width))
+            separations[:, columns] = np.asarray(matrix)[:, : len(items)]
+        yield from zip(copies[rows], separations, strict=False)
 
 
 @jax.jit
 def _of_all(
     space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
 ) -> Float[Array, "b r"]:
+    """Separations of all queries from all items."""
     items = items.astype(jnp.float64)
     return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))
 
 
 def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
-    """The distinct rows, and which of them each row equals."""
+    """The distinct rows of an array, and for each row the index of the distinct row it equals."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
     return x[first], inverse
@@ -156,7 +160,7 @@ def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
 def nearest_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
 ) -> Nearest:
-    """Separations and ids of the k nearest of each query's candidates, ties by id."""
+    """Separations and ids of each query's k nearest candidates, ties by id."""
     separations = of_candidates(space, queries, gallery, ids)
     # Sorting by two keys is slow, and ties are rare.
     order = np.argsort(separations, axis=1)
@@ -167,20 +171,20 @@ def nearest_candidates(
 
 
 def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
-    """Distances and ids of the k nearest items of the whole gallery, ties by id."""
+    """Distances and ids of each query's k nearest items in the whole gallery, ties by id."""
     ids, separations = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
-    for rows, of_query in of_gallery(space, queries, gallery):
-        nearest = np.flatnonzero(of_query <= np.partition(of_query, k - 1)[k - 1])
-        nearest = nearest[np.argsort(of_query[nearest], kind="stable")][:k]
-        ids[rows], separations[rows] = nearest, of_query[nearest]
+    for rows, from_items in of_gallery(space, queries, gallery):
+        nearest = np.flatnonzero(from_items <= np.partition(from_items, k - 1)[k - 1])
+        nearest = nearest[np.argsort(from_items[nearest], kind="stable")][:k]
+        ids[rows], separations[rows] = nearest, from_items[nearest]
     return distances(space, separations), ids
 
 
 def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
-    """Distances at ascending separations, in float32."""
+    """Converts ascending separations to distances, in float32."""
     with jax.enable_x64(True):
         converted = np.asarray(_distance_at(space, separations), np.float32)
-    # `distance_at` may be off by a rounding, but a list of results never descends.
+    # `distance_at` may be off by a rounding, but distances of results must not descend.
     return np.maximum.accumulate(converted, axis=1)
 
 

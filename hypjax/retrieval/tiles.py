@@ -22,7 +22,7 @@ _FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
 
 
 class Points(NamedTuple):
-    """Points of a chunk."""
+    """Factors, classes and gallery indices of a chunk's points."""
 
     factors: Factors
     labels: Int[np.ndarray | Array, " p"]  # −1 for padding.
@@ -30,13 +30,14 @@ class Points(NamedTuple):
 
 
 class Sorted:
-    """Points sorted by class and padded to whole tiles, in equal chunks that are made when needed.
+    """Points sorted by class and padded to whole tiles, in chunks of equal size.
 
-    All devices hold the factors of a chunk. `rows`, [chunks, p], are its points, −1 for padding.
+    Chunks are made when they are needed; all devices hold a chunk's factors. `rows`, [chunks, p],
+    numbers the points of each chunk, −1 for padding.
     """
 
-    # Comparing the labels of each pair costs as much as comparing its score. Sorted by class,
-    # matches lie in the tiles along the diagonal; all other tiles need no labels.
+    # Comparing the labels of a pair takes as long as comparing its score. With points sorted by
+    # class, matches lie in the tiles along the diagonal, and all other tiles need no labels.
 
     def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
         self.mesh, self._points, self._score = mesh, points, score
@@ -44,15 +45,15 @@ class Sorted:
         labels = points.labels[rows]
         height = side(len(rows))
         positions = _positions(np.unique(labels, return_counts=True)[1], height)
-        number = positions[-1] // height + 1
+        num_tiles = positions[-1] // height + 1
         most = _FACTOR_BYTES // (2 * score.dtype.itemsize * points.points.shape[1] * height)
-        chunks = -(-number // max(most, 1))
-        self.rows = np.full((chunks, -(-number // chunks) * height), -1)
+        chunks = -(-num_tiles // max(most, 1))
+        self.rows = np.full((chunks, -(-num_tiles // chunks) * height), -1)
         self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
     def chunk(self, index: int) -> Points:
-        """The points of a chunk; only the last one stays in memory."""
+        """Points of a chunk; only the last chunk that was asked for stays in memory."""
         if index not in self._chunks:
             self._chunks.clear()  # Frees its memory first.
             rows, valid = self.rows[index], self.rows[index] >= 0
@@ -64,13 +65,13 @@ class Sorted:
 
 
 def side(points: int) -> int:
-    """Side of the tiles for a number of points."""
+    """Number of rows of a tile, for a number of points."""
     return min(SIDE, inputs.round_up(points, inputs.MULTIPLE))
 
 
 def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
-    """Positions of points sorted by class; gaps keep small classes within one tile."""
-    # Fewer tiles next to the diagonal then contain matches and are computed twice.
+    """Positions of points sorted by class, with gaps that keep small classes within a tile."""
+    # Then fewer tiles next to the diagonal contain matches, which are computed twice.
     starts, end = [], 0
     for size in sizes.tolist():
         left = -end % side
@@ -78,22 +79,22 @@ def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray,
             end += left
         starts.append(end)
         end += size
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(np.array(starts) - before, sizes) + np.arange(sizes.sum())
+    starts_without_gaps = np.cumsum(sizes) - sizes
+    return np.repeat(np.array(starts) - starts_without_gaps, sizes) + np.arange(sizes.sum())
 
 
 class Tiles(NamedTuple):
-    """Indices of the tiles of the score matrix that each device visits, padded."""
+    """Tiles of the score matrix that each device visits, by row and column, padded."""
 
     rows: Int[Array, "devices t"]
     columns: Int[Array, "devices t"]
-    counts: Int[Array, " devices"]  # Tiles of each device, without the padding.
+    counts: Int[Array, " devices"]  # Number of each device's tiles, without the padding.
 
 
 def points_of(
     queries: Sorted, items: Sorted, row: int, column: int, symmetric: bool
 ) -> tuple[Points, Points]:
-    """Points of a pair of chunks; callers drop them before they ask for the next pair."""
+    """Points of two chunks. Keep no reference to them, so that the next pair can replace them."""
     points = queries.chunk(row)
     return points, points if symmetric and row == column else items.chunk(column)
 
@@ -101,9 +102,10 @@ def points_of(
 def pairs(
     queries: Sorted, items: Sorted, symmetric: bool, matching_only: bool = False
 ) -> Iterator[tuple[int, int, list[Tiles]]]:
-    """Yields indices of two chunks, their tiles that may contain matches, and their other tiles.
+    """Yields indices of two chunks, the tiles that may contain matches, and all other tiles.
 
-    If `symmetric`, queries are the items, and a tile without matches stands for its transpose, too.
+    If `symmetric`, the queries are the items, and a tile without matches also stands for its
+    transpose. With `matching_only`, other tiles are left out.
     """
     sizes = queries.rows.shape[1], items.rows.shape[1]
     capacity = math.prod(size // side(size) for size in sizes)
@@ -119,28 +121,28 @@ def pairs(
 def _split(
     rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"]
 ) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
-    """Tiles (row, column) that may contain matches, and all others, from the labels of chunks."""
+    """Tiles (row, column) that may contain matches, and all others, from the chunks' labels."""
     rows, columns = (labels.reshape(-1, side(len(labels))) for labels in (rows, columns))
-    row_first, first = rows[:, 0], columns[:, 0]
-    row_last, last = rows.max(axis=1), columns.max(axis=1)
-    matching = (row_first[:, None] <= last) & (first <= row_last[:, None])
-    filled = (row_last[:, None] >= 0) & (last >= 0)  # Not only padding.
+    row_first, column_first = rows[:, None, 0], columns[:, 0]
+    row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
+    matching = (row_first <= column_last) & (column_first <= row_last)
+    filled = (row_last >= 0) & (column_last >= 0)  # Not only padding.
     return np.argwhere(matching & filled), np.argwhere(~matching & filled)
 
 
 def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tiles:
-    """Distributes tiles over devices, padded to a power of two so that programs are reused."""
-    shares = [tiles[device :: mesh.size] for device in range(mesh.size)]
+    """Distributes tiles over devices; padding to a power of two keeps programs few."""
     capacity = 1 << max(capacity - 1, 1).bit_length()
     indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
-    for share, of_device in zip(shares, indices, strict=True):
-        of_device[: len(share)] = share
-    padded = Tiles(*np.moveaxis(indices, 2, 0), np.array(list(map(len, shares)), np.int32))
-    return jax.device_put(padded, NamedSharding(mesh, P(AXIS)))
+    counts = np.zeros(mesh.size, np.int32)
+    for device in range(mesh.size):
+        share = tiles[device :: mesh.size]
+        indices[device, : len(share)], counts[device] = share, len(share)
+    return jax.device_put(Tiles(*np.moveaxis(indices, 2, 0), counts), NamedSharding(mesh, P(AXIS)))
 
 
 def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Updates a state by one tile after the other."""
+    """Updates a state with this device's tiles, one after the other."""
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry
@@ -152,13 +154,13 @@ def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) 
 
 
 def rows_of(points: Any, tile: Int[Array, ""], side: int) -> Any:
-    """The rows of a tile, from each array of a tree."""
+    """Rows of a tile in each array of a tree."""
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile * side, side), points)
 
 
 def merged(
     state: Array, tile: Int[Array, ""], update: Array, merge: Callable[[Array, Array], Array]
 ) -> Array:
-    """Merges an update into the rows of a state that belong to a tile."""
+    """Merges an update into a tile's rows of a state."""
     rows = merge(update, rows_of(state, tile, len(update)))
     return lax.dynamic_update_slice_in_dim(state, rows, tile * len(rows), axis=0)

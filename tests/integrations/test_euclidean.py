@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.euclidean import assured, rank, recalled
+from hypjax.retrieval.euclidean import rank, recall_bound, recalled
 
 
 def points_of(space, rng, n, dim=4):
@@ -57,10 +57,10 @@ def test_candidates_are_ranked_once_each_by_their_separations(space):
 def test_most_samples_assure_less_than_the_mean():
     for mean in (0.9, 0.99):
         samples = np.random.default_rng(0).random((1000, 200, 10)) < mean
-        bounds = np.array([assured(hits) for hits in samples])
+        bounds = np.array([recall_bound(hits) for hits in samples])
         assert 0.93 < np.mean(bounds <= mean) < 0.999
         assert mean - bounds.mean() < 0.02
-    assert assured(np.zeros((0, 1), bool)) == 1  # A single image.
+    assert recall_bound(np.zeros((0, 1), bool)) == 1  # A single image.
 
 
 def test_items_as_far_as_the_last_neighbour_count_as_found():

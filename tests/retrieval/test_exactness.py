@@ -237,8 +237,8 @@ def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_p
         np.testing.assert_array_equal(match_ranks(array, labels, space=space), expected)
     own_ids = np.arange(40, 140)
     separate = mapped[40:140], labels[40:140], mapped, labels
-    asked, searched = inputs.labelled(*separate)
-    got = ranks.first_ranks(asked._replace(ids=own_ids), searched, space, None)
+    query_set, gallery_set = inputs.labelled(*separate)
+    got = ranks.first_ranks(query_set._replace(ids=own_ids), gallery_set, space, None)
     np.testing.assert_array_equal(got, expected[40:140])
     got = match_ranks(*separate, space=space)
     without = true_ranks(order[40:140], labels[40:140], labels, exclude_self=False)
