@@ -17,7 +17,7 @@ from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.metrics import own_items, postprocessed, report_excluded
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.positives import Judgement, Ranking, rankings
+from hypjax.retrieval.positives import ItemRelevance, Ranking, rankings
 from hypjax.retrieval.postprocessing import Postprocessing
 
 
@@ -110,13 +110,13 @@ def graded_scores(
     own_ids, own_rows = own_items(query_set, own_rows)
     points, reranked = postprocessed(postprocessing, query_set.points, own_ids, items, space)
 
-    def judgements() -> Iterator[Judgement]:
+    def relevances() -> Iterator[ItemRelevance]:
         for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True):
             is_shared = item_labels == query_labels[:, None]
-            yield Judgement(np.sum(is_shared, axis=0, dtype=np.int8), rows)
+            yield ItemRelevance(np.sum(is_shared, axis=0, dtype=np.int8), rows)
 
     scores = np.full((len(metrics), len(points)), np.nan)
-    for i, ranking in enumerate(rankings(points, items, judgements(), space, reranked)):
+    for i, ranking in enumerate(rankings(points, items, relevances(), space, reranked)):
         if len(ranking.ranks):
             scores[:, i] = [GRADED[name](ranking) for name in metrics]
     if np.isnan(scores[0]).all():

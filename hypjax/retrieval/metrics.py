@@ -14,7 +14,7 @@ from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.positives import Judgement, Relevance, judgements_by_labels, rankings
+from hypjax.retrieval.positives import ItemRelevance, Relevance, rankings, relevance_by_labels
 from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.reranking import rerank
@@ -230,9 +230,9 @@ def _scores_by_labels(
 ) -> _Scores:
     """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
     if all_ranks:
-        judgements = judgements_by_labels(query_set, gallery_set, own_rows)
+        relevances = relevance_by_labels(query_set, gallery_set, own_rows)
         points = query_set.points, gallery_set.points
-        return _scores_of_all(*points, judgements, metrics, space, reranked)
+        return _scores_of_all(*points, relevances, metrics, space, reranked)
     first, full = (
         {name: metric for name, metric in metrics.items() if metric.depth is depth}
         for depth in (FIRST, ALL)
@@ -286,14 +286,14 @@ def _scores_of_lists(
 def _scores_of_all(
     queries: Points,
     gallery: Points,
-    judgements: Iterable[Judgement],
+    relevances: Iterable[ItemRelevance],
     metrics: _Metrics,
     space: Space,
     reranked: Ids | None,
 ) -> _Scores:
     """Scores from the ranks of all positives."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    for i, ranking in enumerate(rankings(queries, gallery, judgements, space, reranked)):
+    for i, ranking in enumerate(rankings(queries, gallery, relevances, space, reranked)):
         if count := len(ranking.ranks):
             for name, metric in metrics.items():
                 scores[name][i] = metric.score(ranking.ranks[None], np.array([count]))[0]
@@ -315,11 +315,11 @@ def relevance_scores(
     arguments, results and errors see `query_scores`. Raises UserError if a list is not valid.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    judgements = relevance.judgements(len(queries), len(gallery))
+    relevances = relevance.of_items(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     report_excluded(np.array(list(map(len, relevance.positives))))
     queries, reranked = postprocessed(postprocessing, queries, None, gallery, space)
-    return _scores_of_all(queries, gallery, judgements, selected, space, reranked)
+    return _scores_of_all(queries, gallery, relevances, selected, space, reranked)
 
 
 def average_precision(

@@ -1,6 +1,6 @@
 """Positives, the items that a query should find, and their exact ranks.
 
-With many positives, nearly every item is about as far away as one of them, and float32 could not
+With many positives, nearly every item is about as far away as a positive, and float32 could not
 tell which comes first. Products in float64 can; subtraction orders the few near-ties.
 """
 
@@ -34,7 +34,7 @@ _KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between 
 _CROWD = 2**12  # Near-ties of a query among which copies of a point are measured once.
 
 
-class Judgement(NamedTuple):
+class ItemRelevance(NamedTuple):
     """Relevance of all gallery items for one query."""
 
     levels: Int8[np.ndarray, " m"]  # From 1 for positives, 0 for other items.
@@ -47,8 +47,8 @@ class Relevance(NamedTuple):
     positives: Items
     ignored: Items | None = None  # Removed from a ranking before it is scored, such as junk.
 
-    def judgements(self, queries: int, items: int) -> Iterator[Judgement]:
-        """Yields the relevance for each query; raises UserError, at once, if a list is wrong."""
+    def of_items(self, queries: int, items: int) -> Iterator[ItemRelevance]:
+        """Iterates over the queries; raises UserError before the first one if a list is wrong."""
         positives = _checked("positives", self.positives, queries, items)
         ignored = [()] * queries if self.ignored is None else self.ignored
         ignored = _checked("ignored", ignored, queries, items)
@@ -56,15 +56,16 @@ class Relevance(NamedTuple):
             if len(overlap := np.intersect1d(*lists)):
                 raise UserError(f"item {overlap[0]} is both positive and ignored for query {i}")
 
-        def judge(positives: Rows, ignored: Rows) -> Judgement:
+        def relevance(positives: Rows, ignored: Rows) -> ItemRelevance:
             levels = np.zeros(items, np.int8)
             levels[positives] = 1
-            return Judgement(levels, ignored)
+            return ItemRelevance(levels, ignored)
 
-        return map(judge, positives, ignored)
+        return map(relevance, positives, ignored)
 
 
 def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
+    """Checks the items of each query, and converts them to int64."""
     if len(lists) != queries:
         raise UserError(f"{name} has {len(lists)} lists for {queries} queries")
     checked = []
@@ -78,20 +79,20 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     return checked
 
 
-def judgements_by_labels(
+def relevance_by_labels(
     queries: Labelled, gallery: Labelled, own_rows: OwnRows
-) -> Iterator[Judgement]:
-    """Yields judgements by which each query should find its class, except its own images."""
+) -> Iterator[ItemRelevance]:
+    """Yields, for each query, its class as positives and its own images as ignored items."""
     for label, rows in zip(queries.labels, own_rows, strict=True):
-        yield Judgement((gallery.labels == label).astype(np.int8), rows)
+        yield ItemRelevance((gallery.labels == label).astype(np.int8), rows)
 
 
 def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     """Positives and ignored items at a level (Radenović et al., CVPR 2018, Section 3).
 
-    At level easy, hard items are ignored; at level medium, both are positive; at level hard, easy
-    items are ignored. Queries without a positive at a level have no score there. Raises UserError
-    if the level is none of `LEVELS`.
+    Level easy ignores hard items, level hard ignores easy items, and both are positives at level
+    medium. Queries without a positive at a level have no score there. Raises UserError if the level
+    is none of `LEVELS`.
     """
     easy, hard, junk = ground_truth
     levels = {
@@ -101,8 +102,11 @@ def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     }
     if level not in levels:
         raise UserError(f"there is no level {level!r}; choose among {', '.join(levels)}")
-    joined = (map(itertools.chain, *lists) for lists in levels[level])
-    return Relevance(*([[*items] for items in lists] for lists in joined))
+    positives, ignored = levels[level]
+    return Relevance(
+        [[*itertools.chain(*lists)] for lists in zip(*positives, strict=True)],
+        [[*itertools.chain(*lists)] for lists in zip(*ignored, strict=True)],
+    )
 
 
 class Ranking(NamedTuple):
@@ -116,20 +120,19 @@ class Ranking(NamedTuple):
 def rankings(
     queries: Points,
     gallery: Points,
-    judgements: Iterable[Judgement],
+    relevances: Iterable[ItemRelevance],
     space: Space,
     reranked: Ids | None = None,
 ) -> Iterator[Ranking]:
     """Yields each query's positives in the order of their distance.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. `reranked` holds the
-    first items of each ranking in another order, [n, t]. Raises UserError if a point is not finite
-    or not in the space.
+    nearer, and those equally far with a smaller index, without ignored items. `reranked`, [n, t],
+    holds the first items of each ranking in another order. Raises UserError if a point is not
+    finite or not in the space.
     """
-    ranker, judgements = _Ranker(space, StreamedGallery(gallery)), iter(judgements)
+    ranker, relevances = _Ranker(space, StreamedGallery(gallery)), iter(relevances)
     score = Score.around(space, ranker.gallery.sample, DOUBLE)
-    inputs.check_in(space, gallery)
     kept_chunks = list(_chunks(gallery, score)) if ranker.is_small else None
     size = int(np.clip(_BOUND_BYTES // (16 * len(gallery)), 1, len(queries)))
     bounds = np.empty((size, 2, len(gallery)))  # Reused, because touching new memory is slow.
@@ -142,18 +145,19 @@ def rankings(
                 with score.enabled():
                     chunk = np.asarray(chunk_bounds(space, factors, item_factors))
                 bounds[..., items] = chunk[..., : items.stop - items.start]
-            of_block = itertools.islice(judgements, len(block))
+            block_relevances = itertools.islice(relevances, len(block))
             first = [None] * len(block) if reranked is None else reranked[rows]
-            yield from pool.map(ranker.rank, block, bounds[: len(block)], of_block, first)
+            yield from pool.map(ranker.rank, block, bounds[: len(block)], block_relevances, first)
 
 
 def _chunks(gallery: Points, score: Score) -> Iterator[tuple[slice, Factors]]:
-    """Yields the factors of the gallery's items; the last chunk is padded."""
+    """Checks the gallery's points and yields their factors; pads the last chunk."""
     size = int(np.clip(_CHUNK_BYTES // (8 * gallery.shape[1]), 1, len(gallery)))
     for items in inputs.blocks(len(gallery), size):
-        points = inputs.pad_rows(inputs.host_rows(gallery, items), size)
-        factors = score.factors(points)._replace(query=())
-        yield slice(items.start, min(items.stop, len(gallery))), factors
+        points = inputs.host_rows(gallery, items)
+        score.space.check(points, first=items.start)
+        factors = score.factors(inputs.pad_rows(points, size))._replace(query=())
+        yield slice(items.start, items.start + len(points)), factors
 
 
 @jax.jit
@@ -179,11 +183,12 @@ class _Ranker:
         self,
         query: Float[np.ndarray, " d"],
         bounds: Float[np.ndarray, "2 m"],
-        judgement: Judgement,
+        relevance: ItemRelevance,
         reranked: Rows | None,
     ) -> Ranking:
-        """Ranks positives by bounds on −separation, after any re-ranked first items."""
-        levels, ignored = judgement[0], np.asarray(judgement[1], int)
+        """Ranks positives by bounds on −separation; re-ranked items, if any, come first."""
+        levels, ignored = relevance
+        ignored = np.asarray(ignored, int)
         lower, upper = -bounds[::-1]  # Of separations.
         lower[ignored], upper[ignored] = np.inf, -np.inf
         # Items that surely come after all positives affect no rank.
