@@ -196,7 +196,7 @@ def _count_matches(
     same_class = gallery.labels[own_items] == queries.labels[owners]
     matches = np.bincount(gallery.labels, minlength=queries.labels.max() + 1)[queries.labels]
     matches -= np.bincount(owners[same_class], minlength=count)
-    # Faster searches exclude only one item of a query, and only one of its class.
+    # Faster searches exclude only one item per query, which must be of the query's class.
     needs_all = lengths > 1
     needs_all[owners[~same_class]] = True
     return matches, needs_all
@@ -229,15 +229,14 @@ def _scores_by_labels(
     all_ranks: bool,
 ) -> _Scores:
     """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
-    if all_ranks:
-        relevances = relevance_by_labels(query_set, gallery_set, own_rows)
-        points = query_set.points, gallery_set.points
-        return _scores_of_all(*points, relevances, metrics, space, reranked)
-    first, full = (
-        {name: metric for name, metric in metrics.items() if metric.depth is depth}
-        for depth in (FIRST, ALL)
-    )
-    listed = {name: metric for name, metric in metrics.items() if callable(metric.depth)}
+    first, listed, full = {}, {}, {}
+    for name, metric in metrics.items():
+        if all_ranks or metric.depth is ALL:
+            full[name] = metric
+        elif metric.depth is FIRST:
+            first[name] = metric
+        else:
+            listed[name] = metric
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
     if all(metric.k is not None and metric.k <= depth for metric in first.values()):
         listed, first = listed | first, {}  # The lists of neighbours answer these, too.
@@ -252,8 +251,9 @@ def _scores_by_labels(
     if listed:
         scores |= _scores_of_lists(query_set, gallery_set, matches, listed, depth, space, reranked)
     if full:
-        arguments = query_set, gallery_set, matches, own_rows, full, space, reranked
-        scores |= _scores_by_labels(*arguments, all_ranks=True)
+        relevances = relevance_by_labels(query_set, gallery_set, own_rows)
+        points = query_set.points, gallery_set.points
+        scores |= _scores_of_all(*points, relevances, full, space, reranked)
     return scores
 
 
@@ -274,7 +274,7 @@ def _scores_of_lists(
         if reranked is not None:  # The same items in another order.
             ids[:, : reranked.shape[1]] = reranked[part, :k]
         hits = gallery_set.labels[ids] == query_set.labels[part, None]
-        # Ranks of the positives in the lists, filled up with `NO_MATCH`.
+        # Ranks of the positives in the lists, padded with `NO_MATCH`.
         counts = hits.sum(axis=1)
         ranks = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
         ranks[np.arange(ranks.shape[1]) < counts[:, None]] = np.nonzero(hits)[1]

@@ -138,7 +138,7 @@ class _Search:
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
             selector = selection.Selector(self.gallery, candidates, shape, score, pool)
             for part in inputs.split(rows, shape[0] * blocks_at_once):
-                # The gallery passes once for all blocks of a part: it may be read from a disk.
+                # The gallery is streamed once for all blocks of a part: it may lie on a disk.
                 blocks = inputs.split(part, shape[0])
                 points = [self._points(block, shape[0]) for block in blocks]
                 vectors = [score.factors(queries).query for queries in points]
@@ -174,7 +174,7 @@ class _Search:
 
     def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:
         """Stores each query's nearest candidates, and whether they surely are the nearest items."""
-        # They are if the k-th is nearer than every item that is no candidate. Such an item scores
+        # They are if the k-th is nearer than all items that are no candidates. Such an item scores
         # at most as high as the last candidate, and scores bound −separations: so −separation of
         # the k-th must exceed the last candidate's score. Equality is not enough, because the other
         # item may have the smaller index.

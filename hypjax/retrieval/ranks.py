@@ -92,14 +92,15 @@ def _bound_ranks(
     # bound the nearest match, then to count the items before it. Every other item takes one score
     # and two comparisons, and no sort: a rank costs little more than the matrix product.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
-    queries = tiles.Sorted(query_set, rows, score, mesh)
-    items = candidates = tiles.Sorted(gallery_set, np.arange(len(gallery_set.labels)), score, mesh)
+    queries = tiles.SortedPoints(query_set, rows, score, mesh)
+    all_rows = np.arange(len(gallery_set.labels))
+    items = candidates = tiles.SortedPoints(gallery_set, all_rows, score, mesh)
     symmetric = query_set is gallery_set and score.dtype == scores.SINGLE
     match, count = programs(mesh, query_set.ids is not None, symmetric)
     # With several chunks, only items of the queries' classes are searched for matches.
     wanted = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(gallery_set.labels):
-        candidates = tiles.Sorted(gallery_set, wanted, score, mesh)
+        candidates = tiles.SortedPoints(gallery_set, wanted, score, mesh)
     matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
     with score.enabled():
@@ -142,8 +143,8 @@ def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable,
 
 def _bound_matches(
     space: Space,
-    rows: tiles.Points,
-    columns: tiles.Points,
+    rows: tiles.ChunkPoints,
+    columns: tiles.ChunkPoints,
     matching: tiles.Tiles,
     exclude_self: bool,
 ) -> Float[Array, "2 p"]:
@@ -169,8 +170,8 @@ def _bound_matches(
 
 def _count_before(
     space: Space,
-    rows: tiles.Points,
-    columns: tiles.Points,
+    rows: tiles.ChunkPoints,
+    columns: tiles.ChunkPoints,
     row_matches: Float[Array, "2 p"],
     column_matches: Float[Array, "2 q"] | None,
     matching: tiles.Tiles,

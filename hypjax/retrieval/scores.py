@@ -94,11 +94,10 @@ def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m
 
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
-    products = map(inner_products, queries.query, items.gallery)
-    bounds = [
-        product - 2 * (of_query[:, :1] * of_item[:, 1] + of_query[:, 1:] * of_item[:, 0])
-        for product, of_query, of_item in zip(products, queries.slack, items.slack, strict=True)
-    ]
+    products, bounds = map(inner_products, queries.query, items.gallery), []
+    for product, query, item in zip(products, queries.slack, items.slack, strict=True):
+        slack = query[:, :1] * item[:, 1] + query[:, 1:] * item[:, 0]
+        bounds.append(product - 2 * slack)
     return _in_space(space, bounds, -1)
 
 
@@ -118,9 +117,9 @@ def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Flo
 
 def largest_slack(queries: Factors, items: Factors) -> Float[Array, " n"]:
     """Upper bound on the slack of each query with any item, in a space without parts."""
-    (of_queries,), (of_items,) = queries.slack, items.slack
-    largest = jnp.max(of_items, axis=0)
-    return of_queries[:, 0] * largest[1] + of_queries[:, 1] * largest[0]
+    (query_slack,), (item_slack,) = queries.slack, items.slack
+    largest = jnp.max(item_slack, axis=0)
+    return query_slack[:, 0] * largest[1] + query_slack[:, 1] * largest[0]
 
 
 def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:

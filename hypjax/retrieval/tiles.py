@@ -21,7 +21,7 @@ NO_ID = np.iinfo(np.int32).max
 _FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
 
 
-class Points(NamedTuple):
+class ChunkPoints(NamedTuple):
     """Factors, classes and gallery indices of a chunk's points."""
 
     factors: Factors
@@ -29,11 +29,11 @@ class Points(NamedTuple):
     ids: Int[np.ndarray | Array, " p"]  # In the gallery; `NO_ID` for padding.
 
 
-class Sorted:
+class SortedPoints:
     """Points sorted by class and padded to whole tiles, in chunks of equal size.
 
     Chunks are made when they are needed; all devices hold a chunk's factors. `rows`, [chunks, p],
-    numbers the points of each chunk, −1 for padding.
+    holds the row of each chunk's points, −1 for padding.
     """
 
     # Comparing the labels of a pair takes as long as comparing its score. With points sorted by
@@ -41,7 +41,7 @@ class Sorted:
 
     def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
         self.mesh, self._points, self._score = mesh, points, score
-        self._chunks: dict[int, Points] = {}
+        self._chunks: dict[int, ChunkPoints] = {}
         labels = points.labels[rows]
         height = side(len(rows))
         positions = _positions(np.unique(labels, return_counts=True)[1], height)
@@ -52,14 +52,15 @@ class Sorted:
         self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
-    def chunk(self, index: int) -> Points:
+    def chunk(self, index: int) -> ChunkPoints:
         """Points of a chunk; only the last chunk that was asked for stays in memory."""
         if index not in self._chunks:
             self._chunks.clear()  # Frees its memory first.
             rows, valid = self.rows[index], self.rows[index] >= 0
             ids = rows if self._points.ids is None else self._points.ids[rows]
+            ids = np.where(valid, ids, NO_ID).astype(np.int32)
             factors = self._score.factors(inputs.host_rows(self._points.points, rows), valid)
-            points = Points(factors, self.labels[index], np.where(valid, ids, NO_ID).astype("i4"))
+            points = ChunkPoints(factors, self.labels[index], ids)
             self._chunks[index] = jax.device_put(points, NamedSharding(self.mesh, P()))
         return self._chunks[index]
 
@@ -74,9 +75,9 @@ def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray,
     # Then fewer tiles next to the diagonal contain matches, which are computed twice.
     starts, end = [], 0
     for size in sizes.tolist():
-        left = -end % side
-        if left < size <= side // 16:
-            end += left
+        room = -end % side  # Up to the end of the tile.
+        if room < size <= side // 16:
+            end += room
         starts.append(end)
         end += size
     starts_without_gaps = np.cumsum(sizes) - sizes
@@ -92,15 +93,15 @@ class Tiles(NamedTuple):
 
 
 def points_of(
-    queries: Sorted, items: Sorted, row: int, column: int, symmetric: bool
-) -> tuple[Points, Points]:
+    queries: SortedPoints, items: SortedPoints, row: int, column: int, symmetric: bool
+) -> tuple[ChunkPoints, ChunkPoints]:
     """Points of two chunks. Keep no reference to them, so that the next pair can replace them."""
     points = queries.chunk(row)
     return points, points if symmetric and row == column else items.chunk(column)
 
 
 def pairs(
-    queries: Sorted, items: Sorted, symmetric: bool, matching_only: bool = False
+    queries: SortedPoints, items: SortedPoints, symmetric: bool, matching_only: bool = False
 ) -> Iterator[tuple[int, int, list[Tiles]]]:
     """Yields indices of two chunks, the tiles that may contain matches, and all other tiles.
 

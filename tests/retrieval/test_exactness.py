@@ -176,7 +176,8 @@ def test_queries_are_certified_by_products_in_float32_unless_they_are_collapsed(
 def test_no_product_of_the_search_is_rounded(space):
     x, mesh = np.asarray(space.embed(jnp.ones((64, 8)))), ranks.Mesh(jax.local_devices(), "tiles")
     score = Score.around(space, x)
-    points = tiles.Sorted(Labelled(x, np.zeros(64, np.int32)), np.arange(64), score, mesh).chunk(0)
+    one_class = Labelled(x, np.zeros(64, np.int32))
+    points = tiles.SortedPoints(one_class, np.arange(64), score, mesh).chunk(0)
     some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
     match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
     bounds = jnp.zeros((2, 64))

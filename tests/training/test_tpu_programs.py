@@ -49,7 +49,7 @@ def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     mesh, space = Mesh(slice_of_eight, tiles.AXIS), PoincareBall(0.1)
     given = Labelled(np.zeros((60_502, 128), np.float32), np.arange(60_502) // 5)
     score, here = Score.around(space, given.points), Mesh(jax.local_devices(), tiles.AXIS)
-    points = tiles.Sorted(given, np.arange(60_502), score, here).chunk(0)
+    points = tiles.SortedPoints(given, np.arange(60_502), score, here).chunk(0)
     assigned = tiles.Tiles(np.zeros((8, 64)), np.zeros((8, 64)), np.zeros(8))
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
