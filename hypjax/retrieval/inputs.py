@@ -105,12 +105,17 @@ def check_count(k: object, items: int, name: str = "k") -> None:
 def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
     """Raises a `UserError` unless `own_ids` are valid and each query can find k items."""
     if own_ids is not None:
-        own_ids = np.asarray(own_ids)
-        are_integers = own_ids.shape == (queries,) and own_ids.dtype.kind in "iu"
-        if not are_integers or (own_ids < -1).any() or (own_ids >= items).any():
+        if np.shape(own_ids) != (queries,) or not are_indices(own_ids, items, least=-1):
             raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}")
         items -= 1
     check_count(k, items)
+
+
+def are_indices(ids: ArrayLike, items: int, least: int = 0) -> bool:
+    """Whether all ids are integers from `least` to `items` − 1."""
+    ids = np.asarray(ids)
+    are_integers = ids.dtype.kind in "iu" or not ids.size
+    return bool(are_integers and ((ids >= least) & (ids < items)).all())
 
 
 def labelled(

@@ -103,9 +103,8 @@ def nearest_among(
     queries, gallery = inputs.check_points(queries, gallery)
     inputs.check_in(space, queries)
     candidates = np.asarray(candidates)
-    are_integers = candidates.ndim == 2 and candidates.dtype.kind in "iu"
-    inside = (candidates >= 0).all() and (candidates < len(gallery)).all()
-    if not (are_integers and inside and len(candidates) == len(queries)):
+    are_lists = candidates.ndim == 2 and len(candidates) == len(queries)
+    if not are_lists or not inputs.are_indices(candidates, len(gallery)):
         raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
     inputs.check_search(k, None, len(queries), candidates.shape[1])
     queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)

@@ -71,9 +71,8 @@ def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.n
     checked = []
     for i, items_of_query in enumerate(lists):
         array = np.asarray(items_of_query)
-        whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
-        inside = array[(array >= 0) & (array < items)] if whole else array[:0]
-        if len(np.unique(inside)) < array.size or not whole:
+        is_list = array.ndim == 1 and inputs.are_indices(array, items)
+        if not is_list or len(np.unique(array)) < len(array):
             raise UserError(f"{name} of query {i} must be indices below {items}, none twice")
         checked.append(array.astype(np.int64))
     return checked
@@ -131,9 +130,10 @@ def rankings(
     holds the first items of each ranking in another order. Raises UserError if a point is not
     finite or not in the space.
     """
-    ranker, relevances = _Ranker(space, StreamedGallery(gallery)), iter(relevances)
-    score = Score.around(space, ranker.gallery.sample, DOUBLE)
-    kept_chunks = list(_chunks(gallery, score)) if ranker.is_small else None
+    streamed, is_small = StreamedGallery(gallery), 8 * gallery.size <= _KEPT_BYTES
+    ranker, relevances = _Ranker(space, streamed, is_small), iter(relevances)
+    score = Score.around(space, streamed.sample, DOUBLE)
+    kept_chunks = list(_chunks(gallery, score)) if is_small else None
     size = int(np.clip(_BOUND_BYTES // (16 * len(gallery)), 1, len(queries)))
     bounds = np.empty((size, 2, len(gallery)))  # Reused, because touching new memory is slow.
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -173,11 +173,7 @@ class _Ranker:
 
     space: Space
     gallery: StreamedGallery
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the factors of the gallery's points fit into memory."""
-        return 8 * self.gallery.array.size <= _KEPT_BYTES
+    is_small: bool  # Whether the gallery's points and their factors fit into memory.
 
     def rank(
         self,

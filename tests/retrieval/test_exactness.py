@@ -49,8 +49,8 @@ def test_crowds_are_searched_and_ranked_exactly(space, spread):
     recalls = recall_at_k(x, labels, ks=(1, 10, 100), space=space)
     assert recalls == {k: np.mean(expected < k) for k in (1, 10, 100)}
     separate = true_ranks(order[:100], labels[:100], labels, exclude_self=False)
-    got = match_ranks(x[:100], labels[:100], x, labels, space=space)
-    np.testing.assert_array_equal(got, separate)
+    actual = match_ranks(x[:100], labels[:100], x, labels, space=space)
+    np.testing.assert_array_equal(actual, separate)
 
 
 def check_exact(space, x, labels):
@@ -178,13 +178,13 @@ def test_no_product_of_the_search_is_rounded(space):
     score = Score.around(space, x)
     one_class = Labelled(x, np.zeros(64, np.int32))
     points = tiles.SortedPoints(one_class, np.arange(64), score, mesh).chunk(0)
-    some = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
+    first_tile = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
     match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
     bounds = jnp.zeros((2, 64))
     chunk = next(selection.StreamedGallery(x).chunks(score, 64))
     programs = [
-        match.trace(space, points, points, some),
-        count.trace(space, points, points, bounds, bounds, some, some),
+        match.trace(space, points, points, first_tile),
+        count.trace(space, points, points, bounds, bounds, first_tile, first_tile),
         jax.jit(selection._multiply).trace(jnp.zeros((64, 64)), space, points.factors.query, chunk),
         positives.chunk_bounds.trace(space, points.factors, points.factors),
     ]
@@ -239,9 +239,9 @@ def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_p
     own_ids = np.arange(40, 140)
     separate = mapped[40:140], labels[40:140], mapped, labels
     query_set, gallery_set = inputs.labelled(*separate)
-    got = ranks.first_ranks(query_set._replace(ids=own_ids), gallery_set, space, None)
-    np.testing.assert_array_equal(got, expected[40:140])
-    got = match_ranks(*separate, space=space)
+    actual = ranks.first_ranks(query_set._replace(ids=own_ids), gallery_set, space, None)
+    np.testing.assert_array_equal(actual, expected[40:140])
+    actual = match_ranks(*separate, space=space)
     without = true_ranks(order[40:140], labels[40:140], labels, exclude_self=False)
-    np.testing.assert_array_equal(got, without)
+    np.testing.assert_array_equal(actual, without)
     jax.clear_caches()

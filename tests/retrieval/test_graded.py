@@ -14,19 +14,19 @@ from tests.helpers.exact_order import FUSED, true_order
 from tests.helpers.galleries import points
 
 
-def by_loops(levels, own=0):
-    """H-AP, NDCG and ASI of the levels of a ranking; `own` images count only as relevant ones."""
+def by_loops(levels, num_own=0):
+    """H-AP, NDCG and ASI of levels in order; `num_own` further items have the highest level."""
     highest = max(levels)
-    count = {level: levels.count(level) + own * (level == highest) for level in levels}
+    count = {level: levels.count(level) + num_own * (level == highest) for level in levels}
     relevance = [level / count[level] for level in levels]
     h_ap = gain = intersection = 0.0
     ideal = sorted(levels, reverse=True)
-    positives = [place for place, level in enumerate(levels) if level]
-    for place in positives:
-        lesser = [min(relevance[place], x) for x in relevance[: place + 1]]
-        h_ap += sum(lesser) / (place + 1) / sum(relevance)
+    positives = [rank for rank, level in enumerate(levels) if level]
+    for rank in positives:
+        lesser = [min(relevance[rank], x) for x in relevance[: rank + 1]]
+        h_ap += sum(lesser) / (rank + 1) / sum(relevance)
     for order, sign in ((levels, 1), (ideal, -1)):
-        total = sum((2**level - 1) / np.log2(place + 2) for place, level in enumerate(order))
+        total = sum((2**level - 1) / np.log2(rank + 2) for rank, level in enumerate(order))
         gain = total if sign == 1 else gain / total
     for n in range(1, len(positives) + 1):
         pairs = ((levels[:n].count(x), ideal[:n].count(x)) for x in range(1, highest + 1))
@@ -34,11 +34,11 @@ def by_loops(levels, own=0):
     return [h_ap, gain, intersection]
 
 
-def ranking(levels, depth, own=0):
+def ranking(levels, depth, num_own=0):
     """The `Ranking` of levels in the order of the ranking."""
     levels = np.array(levels)
     counts = np.bincount(levels, minlength=depth + 1)
-    counts[depth] += own
+    counts[depth] += num_own
     ranks = np.flatnonzero(levels)
     return Ranking(ranks, levels[ranks], counts)
 
@@ -48,7 +48,7 @@ def scores_of(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("levels", "depth", "own", "expected"),
+    ("levels", "depth", "num_own", "expected"),
     [  # First, values of the released evaluation.
         (
             *([0, 2, 1, 0, 2, 1, 1, 0], 2, 1),
@@ -66,9 +66,9 @@ def scores_of(*arguments, **options):
         ([3, 2, 2, 1, 1, 1, 0, 0], 3, 0, [1, 1, 1]),
     ],
 )
-def test_small_rankings_have_known_scores(levels, depth, own, expected):
-    found = scores_of(levels, depth, own=own)[: len(expected)]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+def test_small_rankings_have_known_scores(levels, depth, num_own, expected):
+    actual = scores_of(levels, depth, num_own=num_own)[: len(expected)]
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 def tree_labels(rng, n):
@@ -94,42 +94,43 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
     if separate_gallery:
         gallery, own_rows = (x, levels), [[3, 50], [], [7]] + [[]] * 17
         x, levels = x[10:30], levels[:, 10:30]
-    found = graded_scores(
+    actual = graded_scores(
         x, levels, *gallery, space=space, own_rows=own_rows if separate_gallery else ()
     )
     items, item_levels = gallery or (x, levels)
     for i, order in enumerate(true_order(space, x, items)):
         shared = np.sum(item_levels == levels[:, i, None], axis=0)
-        kept = [int(shared[j]) for j in order if j not in own_rows[i]]
-        full = ranking(kept, 3)._replace(counts=np.bincount(shared, minlength=4))
-        own = int(np.sum(shared[own_rows[i]] == 3))
-        expected = by_loops(kept, own) if max(kept) == 3 and own == len(own_rows[i]) else None
-        expected = expected or [metric(full) for metric in GRADED.values()]
-        got = [found[name][i] for name in GRADED]
-        np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=str(i))
+        ranked_levels = [int(shared[j]) for j in order if j not in own_rows[i]]
+        full = ranking(ranked_levels, 3)._replace(counts=np.bincount(shared, minlength=4))
+        num_own = int(np.sum(shared[own_rows[i]] == 3))
+        expected = [metric(full) for metric in GRADED.values()]
+        if max(ranked_levels) == 3 and num_own == len(own_rows[i]):
+            expected = by_loops(ranked_levels, num_own)
+        scores = [actual[name][i] for name in GRADED]
+        np.testing.assert_allclose(scores, expected, rtol=1e-12, err_msg=str(i))
 
 
 def test_re_ranked_results_are_scored():
     x, labels = points(Sphere(), 0, 60, 4), np.arange(60) % 6
     reranking = Reranking(k1=5, k2=3, depth=10)
     top = rerank(x, x, own_ids=np.arange(60), space=Sphere(), numbers=reranking)[1]
-    found = graded_scores(
+    actual = graded_scores(
         *(x, [labels, labels // 3]),
         space=Sphere(),
         postprocessing=Postprocessing(reranking=reranking),
     )
     for i, order in enumerate(true_order(Sphere(), x, x)):
-        kept = [*top[i], *(j for j in order if j != i and j not in top[i])]
+        items = [*top[i], *(j for j in order if j != i and j not in top[i])]
         shared = np.sum([labels == labels[i], labels // 3 == labels[i] // 3], axis=0)
-        levels = shared[kept].tolist()
-        np.testing.assert_allclose([found[n][i] for n in GRADED], by_loops(levels, 1), rtol=1e-12)
+        levels = shared[items].tolist()
+        np.testing.assert_allclose([actual[n][i] for n in GRADED], by_loops(levels, 1), rtol=1e-12)
 
 
 def test_queries_without_positives_have_no_score_and_wrong_arguments_are_errors():
     x, labels = points(Sphere(), 0, 9, 3), np.array([0, 0, 1, 1, 2, 9, 4, 4, 4])
     with pytest.warns(UserWarning, match="1 of 9 queries have no match"):
-        found = graded_scores(x, [labels, labels // 3], metrics=["asi"], space=Sphere())
-    np.testing.assert_array_equal(np.flatnonzero(np.isnan(found["asi"])), [5])
+        actual = graded_scores(x, [labels, labels // 3], metrics=["asi"], space=Sphere())
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(actual["asi"])), [5])
     for arguments, options, words in (
         (([labels], x), {}, "the same levels"),
         (([],), {}, "the same levels"),

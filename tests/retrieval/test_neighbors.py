@@ -37,7 +37,7 @@ SLOW = [case for case in itertools.product(CASES, SPACES) if case not in QUICK]
 def test_equals_sorting_by_subtraction(space, case):
     features = np.random.default_rng(0).normal(size=(830, 32)).astype(np.float32)
     features, items, k = CASES[case](features)
-    x, y = (np.asarray(space.embed(each)) for each in (features, items))
+    x, y = (np.asarray(space.embed(x)) for x in (features, items))
     distances, ids = nearest_neighbors(x, y, k=k, space=space)
     assert distances.dtype == np.float32 and ids.dtype == np.int32
     np.testing.assert_array_equal(ids, true_order(space, x, y)[:, :k])
@@ -50,12 +50,12 @@ def test_a_kept_gallery_is_searched_as_any_other():
     space = SPACES[1]
     x = points(space, 0, 700, 8)
     x[300:] = x[300] + 1e-7 * (x[300:] - x[300])  # A crowd, which needs float64.
-    kept = StreamedGallery(x, keep=True)
+    gallery = StreamedGallery(x, keep=True)
     for rows in ([0], [5, 301, 650], range(40)):
-        queries, own = x[rows], np.array(rows)
-        expected = neighbors.search(queries, own, x, k=5, space=space)
+        queries, own_ids = x[rows], np.array(rows)
+        expected = neighbors.search(queries, own_ids, x, k=5, space=space)
         for _ in range(2):
-            actual = neighbors.search(queries, own, kept, k=5, space=space)
+            actual = neighbors.search(queries, own_ids, gallery, k=5, space=space)
             for a, b in zip(actual, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
 
@@ -113,8 +113,8 @@ for space, spread in ((PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)):
         np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
     np.save(sys.argv[1], x)
     mapped = np.load(sys.argv[1], mmap_mode="r")
-    whole = neighbors._SCORE_BYTES
-    for limit, gallery in ((20_000, mapped), (whole, x)):
+    default_limit = neighbors._SCORE_BYTES
+    for limit, gallery in ((20_000, mapped), (default_limit, x)):
         neighbors._SCORE_BYTES = limit
         _, ids = nearest_neighbors(x[:150], gallery, k=30, space=space)
         np.testing.assert_array_equal(ids, order[:150, :30])
@@ -165,11 +165,12 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
     anchors, pool = (
         np.asarray(space.embed(rng.normal(size=(n, 6)).astype(np.float32))) for n in (9, 40)
     )
-    own, labels = rng.integers(0, 8, 9), np.concatenate([np.arange(8), rng.integers(0, 8, 32)])
-    with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is padded.
-        actual = hardest_negatives(anchors, own, pool, labels, count=count, space=space)
+    anchor_labels = rng.integers(0, 8, 9)
+    labels = np.concatenate([np.arange(8), rng.integers(0, 8, 32)])
+    with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is smaller.
+        actual = hardest_negatives(anchors, anchor_labels, pool, labels, count=count, space=space)
     distances = np.asarray(_distances(space, anchors, pool))
-    for row, of_anchor, label in zip(actual, distances, own, strict=True):
+    for row, of_anchor, label in zip(actual, distances, anchor_labels, strict=True):
         assert row.tolist() == by_ranking(of_anchor, label, labels, count)
 
 

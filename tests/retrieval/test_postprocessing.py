@@ -39,13 +39,13 @@ def test_expansion_equals_a_loop(space, alpha, monkeypatch):
     queries, gallery = points(space, 0, 40), points(space, 1, 40)
     gallery[3] = queries[2]
     of_some, itself = np.where(np.arange(40) == 2, 3, -1), np.arange(40)
-    for asked, own_ids in [(queries, None), (queries, of_some), (gallery, itself)]:
+    for x, own_ids in [(queries, None), (queries, of_some), (gallery, itself)]:
         with jax.enable_x64(True):
             ids = np.full(40, -1) if own_ids is None else own_ids
-            expected = looped(space, asked, gallery, ids, 7, alpha)
-        got = expand_queries(asked, gallery, k=7, alpha=alpha, space=space, own_ids=own_ids)
-        assert got.dtype == np.float32
-        np.testing.assert_allclose(got, expected, atol=3e-7)
+            expected = looped(space, x, gallery, ids, 7, alpha)
+        actual = expand_queries(x, gallery, k=7, alpha=alpha, space=space, own_ids=own_ids)
+        assert actual.dtype == np.float32
+        np.testing.assert_allclose(actual, expected, atol=3e-7)
 
 
 def test_dissimilar_items_count_only_in_averages():
@@ -108,9 +108,9 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
     x, _ = labelled(space, 120, 8, noise=0.6)
     _, first = nearest_neighbors(x, x, k=numbers[3], space=space, exclude_self=True)
     final = transcription(distances_of(space, x), *numbers[:3])
-    got, ids = rerank(x, x, own_ids=np.arange(120), space=space, numbers=Reranking(*numbers))
+    actual, ids = rerank(x, x, own_ids=np.arange(120), space=space, numbers=Reranking(*numbers))
     np.testing.assert_array_equal(ids, sorted_within(first, final))
-    np.testing.assert_allclose(got, np.take_along_axis(final, ids, 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, np.take_along_axis(final, ids, 1), rtol=1e-5, atol=1e-6)
     assert not (ids == np.arange(120)[:, None]).any()
 
 
@@ -122,9 +122,9 @@ def test_a_search_re_ranks_at_least_as_many_as_it_returns():
     own_ids = np.arange(60)
     distances, ids = Postprocessing(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
     numbers = Reranking(k1=8, k2=3, depth=20)
-    whole = rerank(x, x, own_ids=own_ids, space=SPHERE, numbers=numbers)
-    np.testing.assert_array_equal(ids, whole[1])
-    np.testing.assert_array_equal(distances, whole[0])
+    expected = rerank(x, x, own_ids=own_ids, space=SPHERE, numbers=numbers)
+    np.testing.assert_array_equal(ids, expected[1])
+    np.testing.assert_array_equal(distances, expected[0])
 
 
 def test_numbers_out_of_range_are_refused():

@@ -46,10 +46,10 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     actual = fit(x, space=space, dim=4, whiten=whiten)
     np.testing.assert_allclose(actual.components, vectors[:4], atol=1e-8)
     np.testing.assert_allclose(actual.variances, variances, rtol=1e-8)
-    got = actual.apply(x)
-    space.check(got)
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, space.embed(projected.astype(np.float32)), atol=1e-6)
+    reduced = actual.apply(x)
+    space.check(reduced)
+    assert reduced.dtype == np.float32
+    np.testing.assert_allclose(reduced, space.embed(projected.astype(np.float32)), atol=1e-6)
 
 
 def test_what_cannot_be_fitted_is_refused():
@@ -96,13 +96,13 @@ def test_candidates_are_the_nearest_by_the_prefix_and_ranked_by_all(space):
     order = zip(true_order(space, *short), own_ids, strict=True)
     listed = np.array([row[row != own_id][:20] for row, own_id in order])
     with jax.enable_x64(True):
-        every = np.asarray(
+        all_distances = np.asarray(
             jax.jit(space.distance)(np.float64(queries)[:, None], np.float64(gallery))
         )
-    own = np.take_along_axis(every, listed, axis=1)
-    order = np.argsort(own, axis=1)[:, :3]
+    near = np.take_along_axis(all_distances, listed, axis=1)
+    order = np.argsort(near, axis=1)[:, :3]
     np.testing.assert_array_equal(ids, np.take_along_axis(listed, order, axis=1))
-    np.testing.assert_allclose(distances, np.take_along_axis(own, order, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(distances, np.take_along_axis(near, order, axis=1), rtol=1e-6)
     assert (ids != true_order(space, queries, gallery)[:, :3]).any()
 
 
@@ -129,7 +129,7 @@ def test_a_prefix_of_embeddings_is_a_gallery(tmp_path):
     loaded = Embeddings.load(tmp_path / "short.npz")
     np.testing.assert_array_equal(loaded.vectors, short.vectors)
     np.testing.assert_array_equal(loaded.labels, embeddings.labels)
-    known = dataclasses.replace(short, raw_features=None)
+    without_raw = dataclasses.replace(short, raw_features=None)
     np.testing.assert_array_equal(
-        known.prefix(3).vectors, prefix_points(known.vectors, 3, space=BALL)
+        without_raw.prefix(3).vectors, prefix_points(without_raw.vectors, 3, space=BALL)
     )

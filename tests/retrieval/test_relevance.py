@@ -28,16 +28,16 @@ METRICS = ["map", *(f"mp@{k}" for k in KS)]
 
 def by_protocol(ranking, positives, ignored):
     """Average precision and mP@K of one ranking: junk is removed, then ranks are counted from 1."""
-    kept = [item for item in ranking if item not in ignored]
-    places = [place for place, item in enumerate(kept, 1) if item in positives]
-    if not places:
+    ranked = [item for item in ranking if item not in ignored]
+    ranks = [rank for rank, item in enumerate(ranked, 1) if item in positives]
+    if not ranks:
         return [np.nan] * len(METRICS)
     area = 0.0
-    for actual, place in enumerate(places):
-        before = 1.0 if place == 1 else actual / (place - 1)
-        area += (before + (actual + 1) / place) / 2 / len(places)
-    listed = [min(max(places), k) for k in KS]
-    return [area, *(sum(place <= n for place in places) / n for n in listed)]
+    for actual, rank in enumerate(ranks):
+        before = 1.0 if rank == 1 else actual / (rank - 1)
+        area += (before + (actual + 1) / rank) / 2 / len(ranks)
+    listed = [min(max(ranks), k) for k in KS]
+    return [area, *(sum(rank <= n for rank in ranks) / n for n in listed)]
 
 
 @pytest.mark.filterwarnings("ignore:.* queries have no match")
@@ -54,11 +54,11 @@ def test_scores_are_those_of_the_protocol(space, data, seed, spread):
     lists = [data.draw(items) for _ in queries]
     positives, ignored = [x[: len(x) // 2] for x in lists], [x[len(x) // 2 :] for x in lists]
     relevance = Relevance(positives, ignored)
-    got = relevance_scores(queries, gallery, relevance, metrics=METRICS, space=space)
+    scores = relevance_scores(queries, gallery, relevance, metrics=METRICS, space=space)
     order = true_order(space, queries, gallery)
     for i, lists in enumerate(zip(positives, ignored, strict=True)):
         expected = by_protocol(order[i], *lists)
-        np.testing.assert_allclose([got[name][i] for name in METRICS], expected, rtol=1e-12)
+        np.testing.assert_allclose([scores[name][i] for name in METRICS], expected, rtol=1e-12)
 
 
 def test_lists_that_are_not_valid_are_an_error():
