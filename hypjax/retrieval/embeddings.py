@@ -74,10 +74,10 @@ class Embeddings(ArrayGallery):
         row numbers. Raises UserError if an array has the wrong shape or type, or is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
-        return cls._of_table(feature_table(arrays, "the arrays"), space)
+        return cls._from_table(feature_table(arrays, "the arrays"), space)
 
     @classmethod
-    def _of_table(
+    def _from_table(
         cls, table: FeatureTable, space: Space | None, *, in_space: bool = False, **origin: Any
     ) -> "Embeddings":
         space = Sphere() if space is None else space
@@ -108,7 +108,7 @@ class Embeddings(ArrayGallery):
         vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
         if self.raw_features is not None:
             raw = np.ascontiguousarray(self.raw_features[:, :dim])
-            vectors = self._of_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
+            vectors = self._from_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
         fingerprint = ""
         if self.fingerprint:
             digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode())
@@ -117,7 +117,7 @@ class Embeddings(ArrayGallery):
 
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""
-        inputs.check_in(self.space, self.vectors)
+        inputs.check_in_space(self.space, self.vectors)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Checks the points and writes an .npz file atomically.
@@ -161,15 +161,15 @@ class Embeddings(ArrayGallery):
         """
         path = pathlib.Path(path).expanduser()
         names = {"labels": labels, "coarse_labels": coarse_labels}
-        return cls._of_arrays(feature_files.read_arrays(path, **names), str(path), space)
+        return cls._from_file(feature_files.read_arrays(path, **names), str(path), space)
 
     @classmethod
-    def _of_arrays(
+    def _from_file(
         cls, arrays: dict[str, Shaped[np.ndarray, "..."]], source: str, space: Space | None
     ) -> "Embeddings":
         if "space" not in arrays:
             in_space = space is not None and feature_files.IN_SPACE in arrays
-            return cls._of_table(feature_table(arrays, source), space, in_space=in_space)
+            return cls._from_table(feature_table(arrays, source), space, in_space=in_space)
         try:
             file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
@@ -180,7 +180,7 @@ class Embeddings(ArrayGallery):
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
-            return cls._of_table(feature_table(arrays, source), space or file_space, **origin)
+            return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.
         labels = as_names(labels, "labels", len(vectors), source)
         names = {
@@ -190,7 +190,7 @@ class Embeddings(ArrayGallery):
         loaded = cls(vectors, ids, labels, file_space, **names, **origin)
         if space is None or describe_space(space) == describe_space(file_space):
             return loaded
-        return cls._of_table(FeatureTable(loaded.features(), ids, labels, **names), space)
+        return cls._from_table(FeatureTable(loaded.features(), ids, labels, **names), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if the space has none."""
@@ -213,7 +213,7 @@ def read_features(
     path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels=labels)
     if "features" not in arrays and "space" in arrays:
-        arrays |= {"features": Embeddings._of_arrays(arrays, str(path), None).features()}
+        arrays |= {"features": Embeddings._from_file(arrays, str(path), None).features()}
     return feature_table(arrays, str(path))
 
 

@@ -30,7 +30,7 @@ _SPACE = b"hypjax.space"  # Key in the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
 _NUMBER = re.compile(r"[-+.\d]+([eE][-+]\d+)?")  # A number as NumPy writes it.
-_CHECKED = 1 << 16  # Rows that are checked at once.
+_CHECKED_ROWS = 1 << 16  # Rows that are checked at once.
 
 
 class FeatureTable(NamedTuple):
@@ -56,7 +56,7 @@ def has_features(path: pathlib.Path) -> bool:
 
             schema = pyarrow.parquet.read_schema(path)
             names, metadata = files.column_names(schema.names), schema.metadata or {}
-        return "features" in names or bool(_numbered(names)) or _SPACE in metadata
+        return "features" in names or bool(_numbered_columns(names)) or _SPACE in metadata
     except Exception:  # Damaged or missing: reading it reports that.
         return False
 
@@ -69,7 +69,7 @@ def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
     return delimiter, files.column_names(names) if has_header else numbers, has_header
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def _numbered_columns(names: Sequence[str]) -> list[str]:
     """Columns of features: all columns of no known name, if numbered from 0 or 1; else none."""
     others = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
     stem = min(others, default="").rstrip("0123456789")
@@ -91,7 +91,7 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
         raise UserError(f"features of {source} must be numbers, [images, dimension], not {kind}")
     if features.dtype.kind != "f":
         features = features.astype(np.float32)
-    for rows in inputs.blocks(len(features), _CHECKED):
+    for rows in inputs.blocks(len(features), _CHECKED_ROWS):
         infinite = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
         if len(infinite):
             raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
@@ -119,12 +119,10 @@ def as_names(
         raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
     if name == "splits":
         return np.array(split_names(values.tolist()), dtype=str)
-    names = [
-        value  # Paths stay as they are.
-        if name == "ids" and isinstance(value, str)
-        else class_name(value, f"{name} of {source}, row {row}")
-        for row, value in enumerate(values.tolist())
-    ]
+    names = []
+    for row, value in enumerate(values.tolist()):
+        is_path = name == "ids" and isinstance(value, str)  # Paths stay as they are.
+        names.append(value if is_path else class_name(value, f"{name} of {source}, row {row}"))
     texts = collections.Counter(text for text in names if text.lower() in MISSING)
     if name == "labels" and texts:  # `astype(str)` turns missing values into such text.
         shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in texts.items())
@@ -157,23 +155,23 @@ def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any
 def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     content = files.read_torch(path)
     if isinstance(content, tuple) and len(content) in (2, 3):
-        return _of_papers(*content)
+        return _paper_arrays(*content)
     if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     arrays = content if isinstance(content, dict) else {"features": content}
-    return {_COLUMNS.get(name, name): _array(value) for name, value in arrays.items()}
+    return {_COLUMNS.get(name, name): _to_numpy(value) for name, value in arrays.items()}
 
 
-def _of_papers(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
+def _paper_arrays(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
     """Arrays of (x, y), or of (x, y, index), whose index numbers the images of the dataset."""
-    arrays = {"features": _array(x), "labels": _array(y), IN_SPACE: np.array(True)}
+    arrays = {"features": _to_numpy(x), "labels": _to_numpy(y), IN_SPACE: np.array(True)}
     if index is not None:  # Several processes repeat images to fill their last batches.
-        arrays["ids"], rows = np.unique(_array(index), return_index=True)
+        arrays["ids"], rows = np.unique(_to_numpy(index), return_index=True)
         arrays |= {name: arrays[name][rows] for name in ("features", "labels")}
     return arrays
 
 
-def _array(value: Any) -> np.ndarray:
+def _to_numpy(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach()
         value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16.
@@ -185,7 +183,7 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
 
     delimiter, names, has_header = _csv_columns(path)
     types = dict.fromkeys(_COLUMNS, pyarrow.string())
-    types |= dict.fromkeys(_numbered(names), pyarrow.float32())
+    types |= dict.fromkeys(_numbered_columns(names), pyarrow.float32())
     options = (
         pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(has_header)),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
@@ -200,7 +198,7 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
         lists = [re.sub(r"[\[\],]", " ", x or "").split() for x in table["features"].to_pylist()]
         position = names.index("features")
         table = table.set_column(position, "features", [[[*map(float, row)] for row in lists]])
-    return _arrays(table)
+    return _table_arrays(table)
 
 
 def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -215,15 +213,15 @@ def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
             "space": np.array(facts[_SPACE].decode()),
             "fingerprint": np.array(facts[b"hypjax.fingerprint"].decode()),
         }
-    return _arrays(table)
+    return _table_arrays(table)
 
 
-def _arrays(table: Any) -> dict[str, np.ndarray]:
+def _table_arrays(table: Any) -> dict[str, np.ndarray]:
     """Arrays of a table's columns; raises `ValueError` without columns of features."""
     names = table.column_names
     if "features" in names:
         features = _matrix(table, "features")
-    elif numbered := _numbered(names):
+    elif numbered := _numbered_columns(names):
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
         others = [name for name in names if name not in _COLUMNS]
@@ -258,5 +256,5 @@ _READERS = {
 _LABEL_READERS = {
     ".npy": lambda path: files.read_npy(path, "labels"),
     ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
-    ".pt": lambda path: _array(files.read_torch(path)),
+    ".pt": lambda path: _to_numpy(files.read_torch(path)),
 }

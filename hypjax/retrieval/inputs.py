@@ -74,7 +74,7 @@ def check_space(space: object) -> None:
         raise UserError(f"space is {space!r}; it must be a space, such as hypjax.geometry.Sphere()")
 
 
-def check_in(space: Space, points: Points) -> None:
+def check_in_space(space: Space, points: Points) -> None:
     """Raises a `UserError` unless all points belong to the space."""
     for rows in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
         space.check(host_rows(points, rows), first=rows.start)

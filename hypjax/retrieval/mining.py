@@ -36,9 +36,10 @@ def hardest_negatives(
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     negatives = []
     for rows in inputs.blocks(len(anchors), _BLOCK):
-        block = anchors[rows], anchor_labels[rows]
-        negatives.append(_hardest(space, *block, pool, pool_labels, count))
-    return np.concatenate(negatives)
+        block = inputs.pad_rows(anchors[rows], min(_BLOCK, len(anchors)))
+        labels = np.resize(anchor_labels[rows], len(block))
+        negatives.append(_hardest(space, block, labels, pool, pool_labels, count))
+    return np.concatenate(negatives)[: len(anchors)]
 
 
 @functools.partial(jax.jit, static_argnames="count")

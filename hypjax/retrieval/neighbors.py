@@ -101,7 +101,7 @@ def nearest_among(
     `nearest_neighbors`, whose results are the same if they are all among the candidates.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    inputs.check_in(space, queries)
+    inputs.check_in_space(space, queries)
     candidates = np.asarray(candidates)
     are_lists = candidates.ndim == 2 and len(candidates) == len(queries)
     if not are_lists or not inputs.are_indices(candidates, len(gallery)):

@@ -207,11 +207,11 @@ class _Ranker:
 
     def _separations(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
         if len(items) <= _CROWD or not self.is_small:
-            return subtraction.of_items(self.space, query, self.gallery, items)
+            return subtraction.item_separations(self.space, query, self.gallery, items)
         # A collapsed model maps all images to one point.
         points = self._point_numbers[items]
         _, first, inverse = np.unique(points, return_index=True, return_inverse=True)
-        return subtraction.of_items(self.space, query, self.gallery, items[first])[inverse]
+        return subtraction.item_separations(self.space, query, self.gallery, items[first])[inverse]
 
     @functools.cached_property
     def _point_numbers(self) -> Rows:

@@ -127,7 +127,7 @@ def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) ->
     """
     points, _ = inputs.check_points(points, points)
     require_prefix(dim, points.shape[1], space)
-    inputs.check_in(space, points)
+    inputs.check_in_space(space, points)
     with jax.enable_x64(True):
         return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)
 

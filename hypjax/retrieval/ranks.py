@@ -60,16 +60,17 @@ def first_ranks(
 
     def by_subtraction(rows: Rows) -> None:
         points = inputs.host_rows(query_set.points, rows)
-        for copies, separations in subtraction.of_gallery(space, points, gallery_set.points):
+        of_queries = subtraction.gallery_separations(space, points, gallery_set.points)
+        for copies, separations in of_queries:
             for row in rows[copies]:
                 matches = np.flatnonzero(gallery_set.labels == query_set.labels[row])
                 own_id = -1 if query_set.ids is None else query_set.ids[row]
                 first[row] = _rank(separations, matches[matches != own_id], own_id)
 
     score = Score.around(space, StreamedGallery(gallery_set.points).sample)
-    inputs.check_in(space, query_set.points)
+    inputs.check_in_space(space, query_set.points)
     if gallery_set is not query_set:
-        inputs.check_in(space, gallery_set.points)
+        inputs.check_in_space(space, gallery_set.points)
     subtraction.certify("ranks", query_set.points, score, by_products, by_subtraction)
     return first
 

@@ -77,7 +77,7 @@ def rerank(
     query_ids[outside] = len(gallery) + np.arange(len(outside))
     items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
     compared = np.union1d(query_ids, ids)
-    encodings = _Items(items, space, numbers).encodings(compared)
+    encodings = _Neighbourhoods(items, space, numbers).encodings(compared)
     distances = numbers.weight * distances
     sums = encodings.sum(axis=1)
     entries_per_query = depth * (encodings.nnz // len(compared))
@@ -90,7 +90,7 @@ def rerank(
     return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
 
 
-class _Items:
+class _Neighbourhoods:
     """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items]."""
 
     def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:

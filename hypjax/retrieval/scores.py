@@ -84,12 +84,12 @@ class Score:
         roundoffs = {SINGLE: 2.0 ** -(21 if tpu else 24), DOUBLE: 2.0 ** -(44 if tpu else 53)}
         errors = roundoffs[self.dtype], roundoffs[DOUBLE]
         with jax.enable_x64(True):
-            return _factors_of(self.space, x, valid, self.centre, self.dtype, errors)
+            return _blockwise_factors(self.space, x, valid, self.centre, self.dtype, errors)
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
     """Scores of all pairs: upper bounds on −separation."""
-    return _in_space(space, list(map(inner_products, queries, items)), 1)
+    return _combined(space, list(map(inner_products, queries, items)), 1)
 
 
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
@@ -98,10 +98,10 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
     for product, query, item in zip(products, queries.slack, items.slack, strict=True):
         slack = query[:, :1] * item[:, 1] + query[:, 1:] * item[:, 0]
         bounds.append(product - 2 * slack)
-    return _in_space(space, bounds, -1)
+    return _combined(space, bounds, -1)
 
 
-def _in_space(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
+def _combined(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Combines upper (1) or lower (−1) bounds on −separation in the parts of a space."""
     if not space.parts:
         return bounds[0]
@@ -130,7 +130,7 @@ def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "roundoffs"))
-def _factors_of(
+def _blockwise_factors(
     space: Space,
     x: Float[ArrayLike, "n d"],
     valid: Bool[ArrayLike, " n"] | None,
@@ -145,7 +145,7 @@ def _factors_of(
         if space.parts:
             spaces = [part for part, _ in space.parts]
             parts = zip(spaces, space.split(x), space.split(centre), strict=True)
-        fields_of_parts = [_factors(*part, valid, roundoffs) for part in parts]
+        fields_of_parts = [_part_factors(*part, valid, roundoffs) for part in parts]
         factors = Factors(*zip(*fields_of_parts, strict=True))
         return jax.tree.map(lambda x: x.astype(dtype), factors)
 
@@ -157,7 +157,7 @@ def _factors_of(
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
 
 
-def _factors(
+def _part_factors(
     space: InnerProductSpace,
     x: Float[Array, "n d"],
     centre: Float[Array, " d"],

@@ -79,7 +79,7 @@ def _crowds(queries: Points, rows: Rows) -> list[Rows]:
     return np.split(rows[order], np.sort(widest) + 1)
 
 
-def of_candidates(
+def candidate_separations(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
 ) -> Float[np.ndarray, "n k"]:
     """Separations of queries from their candidates `ids`, which are read in blocks."""
@@ -90,22 +90,22 @@ def of_candidates(
         points, rows = gallery.points(ids[block])
         padded_rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
         with jax.enable_x64(True):
-            padded = _of_rows(space, queries[block[0]], points, padded_rows)
+            padded = _row_separations(space, queries[block[0]], points, padded_rows)
         separations[block] = np.asarray(padded)[:, : rows.shape[1]]
     return separations
 
 
-def of_items(
+def item_separations(
     space: Space, query: Float[np.ndarray, " d"], gallery: StreamedGallery, items: Rows
 ) -> Float[np.ndarray, " r"]:
     """Separations of one query from some items."""
     # Padded by repetition to a power of two, so that few programs are compiled.
     padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
-    return of_candidates(space, query[None], gallery, padded)[0, : len(items)]
+    return candidate_separations(space, query[None], gallery, padded)[0, : len(items)]
 
 
 @jax.jit
-def _of_rows(
+def _row_separations(
     space: Space, queries: Float[Array, "b d"], points: Float[Array, "m d"], rows: Int[Array, "b c"]
 ) -> Float[Array, "b c"]:
     """Separations of each query from the points at its rows."""
@@ -118,7 +118,7 @@ def _of_rows(
     return lax.map(separations, (queries, rows), batch_size=batch)
 
 
-def of_gallery(
+def gallery_separations(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
     """Yields each distinct query's rows, and its separations from all items."""
@@ -136,13 +136,13 @@ def of_gallery(
         for columns in inputs.blocks(size, width):
             items = inputs.host_rows(gallery, columns)
             with jax.enable_x64(True):
-                matrix = _of_all(space, block, inputs.pad_rows(items, width))
+                matrix = _all_separations(space, block, inputs.pad_rows(items, width))
             separations[:, columns] = np.asarray(matrix)[:, : len(items)]
         yield from zip(copies[rows], separations, strict=False)
 
 
 @jax.jit
-def _of_all(
+def _all_separations(
     space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
 ) -> Float[Array, "b r"]:
     """Separations of all queries from all items."""
@@ -161,7 +161,7 @@ def nearest_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
 ) -> Nearest:
     """Separations and ids of each query's k nearest candidates, ties by id."""
-    separations = of_candidates(space, queries, gallery, ids)
+    separations = candidate_separations(space, queries, gallery, ids)
     # Sorting by two keys is slow, and ties are rare.
     order = np.argsort(separations, axis=1)
     tied = np.diff(np.take_along_axis(separations, order, axis=1), axis=1) == 0
@@ -173,7 +173,7 @@ def nearest_candidates(
 def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
     """Distances and ids of each query's k nearest items in the whole gallery, ties by id."""
     ids, separations = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
-    for rows, from_items in of_gallery(space, queries, gallery):
+    for rows, from_items in gallery_separations(space, queries, gallery):
         nearest = np.flatnonzero(from_items <= np.partition(from_items, k - 1)[k - 1])
         nearest = nearest[np.argsort(from_items[nearest], kind="stable")][:k]
         ids[rows], separations[rows] = nearest, from_items[nearest]

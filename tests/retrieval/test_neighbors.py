@@ -167,7 +167,7 @@ def test_negatives_are_the_hardest_under_the_rule(seed, space, count):
     )
     anchor_labels = rng.integers(0, 8, 9)
     labels = np.concatenate([np.arange(8), rng.integers(0, 8, 32)])
-    with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is smaller.
+    with unittest.mock.patch.object(mining, "_BLOCK", 4):  # The last block is padded.
         actual = hardest_negatives(anchors, anchor_labels, pool, labels, count=count, space=space)
     distances = np.asarray(_distances(space, anchors, pool))
     for row, of_anchor, label in zip(actual, distances, anchor_labels, strict=True):
