@@ -33,6 +33,4 @@ from hypjax.retrieval.positives import LEVELS as LEVELS
 from hypjax.retrieval.positives import Relevance as Relevance
 from hypjax.retrieval.positives import relevance_at as relevance_at
 from hypjax.retrieval.projection import prefix_points as prefix_points
-from hypjax.retrieval.ranks import NO_MATCH as NO_MATCH
-from hypjax.retrieval.ranks import match_ranks as match_ranks
 from hypjax.types import GroundTruth as GroundTruth

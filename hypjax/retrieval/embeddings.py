@@ -100,8 +100,9 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Selects rows; returns embeddings with these rows only."""
-        columns = ((name, getattr(self, name)) for name in COLUMNS)
-        return dataclasses.replace(self, **{k: x[rows] for k, x in columns if x is not None})
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        selected = {name: column[rows] for name, column in columns.items() if column is not None}
+        return dataclasses.replace(self, **selected)
 
     def prefix(self, dim: int) -> "Embeddings":
         """A gallery of the first `dim` features, raw ones if known; see `prefix_points`."""

@@ -34,8 +34,8 @@ def h_ap(ranking: Ranking) -> float:
     relevance = np.arange(len(ranking.counts)) / np.maximum(ranking.counts, 1)
     smaller = np.minimum.outer(relevance[1:], relevance)
     # For each positive, the number of positives of each level up to its rank.
-    numbers = np.cumsum(ranking.levels == np.arange(1, len(ranking.counts))[:, None], axis=1)
-    h_ranks = np.sum(numbers * smaller[:, ranking.levels], axis=0)
+    counts = np.cumsum(ranking.levels == np.arange(1, len(ranking.counts))[:, None], axis=1)
+    h_ranks = np.sum(counts * smaller[:, ranking.levels], axis=0)
     return np.sum(h_ranks / (ranking.ranks + 1)) / np.sum(relevance[ranking.levels])
 
 
@@ -60,8 +60,8 @@ def asi(ranking: Ranking) -> float:
     is_top = ranking.ranks < len(top_levels)
     top_levels[ranking.ranks[is_top]] = ranking.levels[is_top]
     ideal_levels = np.sort(ranking.levels)[::-1]
-    numbers, ideal = (np.cumsum(x == levels, axis=1) for x in (top_levels, ideal_levels))
-    shared = np.minimum(numbers, ideal)
+    counts, ideal_counts = (np.cumsum(x == levels, axis=1) for x in (top_levels, ideal_levels))
+    shared = np.minimum(counts, ideal_counts)
     return np.mean(np.sum(shared, axis=0) / np.arange(1, len(top_levels) + 1))
 
 

@@ -134,11 +134,11 @@ def labelled(
         labels.append(_checked_labels("gallery", items, gallery_labels))
     if len({array.dtype.kind for array in labels}) > 1:  # Else no number would equal a name.
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
-    numbers = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
+    classes = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
     if gallery is None:
-        query_set = Labelled(points, numbers, np.arange(len(points)))
+        query_set = Labelled(points, classes, np.arange(len(points)))
         return query_set, query_set
-    return Labelled(points, numbers[: len(points)]), Labelled(items, numbers[len(points) :])
+    return Labelled(points, classes[: len(points)]), Labelled(items, classes[len(points) :])
 
 
 def _checked_labels(

@@ -214,7 +214,7 @@ def postprocessed(
     queries = postprocessing.expanded(queries, own_ids, gallery, space)
     if postprocessing.reranking is None:
         return queries, None
-    options = {"space": space, "own_ids": own_ids, "numbers": postprocessing.reranking}
+    options = {"space": space, "own_ids": own_ids, "parameters": postprocessing.reranking}
     return queries, rerank(queries, gallery, **options)[1]
 
 

@@ -42,7 +42,8 @@ class OwnImages:
         """Rows of each query's own image; `one_table` if queries and gallery are parts of it."""
         queries, gallery = _Table(ids, contents), self._gallery
         by_points_only = not one_table and (queries.numbered or gallery.numbered)
-        kind = not by_points_only, by_points_only or queries.ambiguous or gallery.ambiguous
+        by_content = by_points_only or queries.ambiguous or gallery.ambiguous
+        kind = not by_points_only, by_content
         if kind not in self._indexes:
             gallery_keys = gallery.keys(*kind)
             self._indexes[kind] = gallery_keys, _rows_by_key(gallery_keys)

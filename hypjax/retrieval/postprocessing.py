@@ -62,7 +62,8 @@ class Postprocessing:
         inputs.check_search(k, own_ids, len(queries), len(gallery))
         if self.reranking is not None:
             reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            nearest = rerank(queries, gallery, space=space, own_ids=own_ids, numbers=reranking)
+            options = {"space": space, "own_ids": own_ids, "parameters": reranking}
+            nearest = rerank(queries, gallery, **options)
             return tuple(array[:, :k] for array in nearest)
         count = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
         short_queries = prefix_points(queries, self.prefix, space=space)

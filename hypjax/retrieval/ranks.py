@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
@@ -23,31 +22,15 @@ NO_MATCH = np.iinfo(np.int32).max
 _Scores = Float[Array, "h w"]  # Scores, or bounds, of a tile's queries and items.
 
 
-def match_ranks(
-    queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
-    gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
-    *,
-    space: Space,
+def first_ranks(
+    query_set: Labelled, gallery_set: Labelled, space: Space, ks: Sequence[int] | None
 ) -> Int[np.ndarray, " n"]:
     """Rank of each query's nearest match: the nearest gallery item of its class.
 
     The rank is the number of items that an exact search lists before the match: those strictly
-    nearer, and those equally far with a smaller index. Ranks are exact in the sense of
-    `nearest_neighbors`. All local devices share the work. For arguments and errors see
-    `recall_at_k`. Returns ranks from 0, [n], int32; `NO_MATCH` for queries without a match.
-    """
-    points = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    return first_ranks(*points, space, None)
-
-
-def first_ranks(
-    query_set: Labelled, gallery_set: Labelled, space: Space, ks: Sequence[int] | None
-) -> Int[np.ndarray, " n"]:
-    """Ranks of nearest matches, as `match_ranks` returns them, for points from `inputs.labelled`.
-
-    With `ks`, ranks only lie on the right side of each K, which takes less time.
+    nearer, and those equally far with a smaller index. With `ks`, ranks only lie on the right side
+    of each K, which takes less time. All local devices share the work. Takes the results of
+    `inputs.labelled`; returns ranks from 0, [n], int32, `NO_MATCH` for queries without a match.
     """
     first = np.empty(len(query_set.labels), np.int32)
 

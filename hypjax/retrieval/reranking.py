@@ -47,7 +47,7 @@ def rerank(
     *,
     space: Space,
     own_ids: OwnIds = None,
-    numbers: Reranking | None = None,
+    parameters: Reranking = Reranking(),
 ) -> Nearest:
     """Re-ranks the first results of each query by their k-reciprocal distances.
 
@@ -63,29 +63,28 @@ def rerank(
     - Eq. 12: (1 − λ) times the Jaccard distance, plus λ times the original distance.
 
     `own_ids` holds the gallery index of each query, [n], −1 or None for none. A query's own item is
-    not one of its results, but takes part in the neighbourhoods. `numbers` are the parameters, by
-    default the paper's. Returns the distances of Eq. 12, ascending, [n, depth], float32, and
-    gallery indices, [n, depth], int32; fewer than `depth` if there are fewer items. Ties keep their
-    order. Raises the errors of `nearest_neighbors`.
+    not one of its results, but takes part in the neighbourhoods. The default `parameters` are the
+    paper's. Returns the distances of Eq. 12, ascending, [n, depth], float32, and gallery indices,
+    [n, depth], int32; fewer than `depth` if there are fewer items. Ties keep their order. Raises
+    the errors of `nearest_neighbors`.
     """
-    numbers = numbers or Reranking()
     queries, gallery = inputs.check_points(queries, gallery)
-    depth = min(numbers.depth, len(gallery) - (own_ids is not None))
+    depth = min(parameters.depth, len(gallery) - (own_ids is not None))
     distances, ids = search(queries, own_ids, gallery, k=depth, space=space)
     query_ids = np.full(len(queries), -1) if own_ids is None else np.array(own_ids)
     outside = np.flatnonzero(query_ids < 0)  # These queries follow the gallery's items.
     query_ids[outside] = len(gallery) + np.arange(len(outside))
     items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
     compared = np.union1d(query_ids, ids)
-    encodings = _Neighbourhoods(items, space, numbers).encodings(compared)
-    distances = numbers.weight * distances
+    encodings = _Neighbourhoods(items, space, parameters).encodings(compared)
+    distances = parameters.weight * distances
     sums = encodings.sum(axis=1)
     entries_per_query = depth * (encodings.nnz // len(compared))
     for rows in inputs.blocks(len(queries), _ENTRIES // entries_per_query):
         x, y = np.repeat(query_ids[rows], depth), ids[rows].reshape(-1)
         common = encodings[x].minimum(encodings[y]).sum(axis=1)
         jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
-        distances[rows] += (1 - numbers.weight) * jaccard.reshape(-1, depth)
+        distances[rows] += (1 - parameters.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
     return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
 
@@ -93,10 +92,10 @@ def rerank(
 class _Neighbourhoods:
     """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items]."""
 
-    def __init__(self, points: Points, space: Space, numbers: Reranking) -> None:
+    def __init__(self, points: Points, space: Space, parameters: Reranking) -> None:
         self._points, self._space = points, space
-        self._k1 = min(numbers.k1, len(points) - 1)
-        self._k2 = min(numbers.k2, len(points))
+        self._k1 = min(parameters.k1, len(points) - 1)
+        self._k2 = min(parameters.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
     def encodings(self, items: Rows) -> _Matrix:

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 
 from hypjax.geometry import Composite, Fused, Lorentz, PoincareBall, Product, Sphere
-from hypjax.retrieval import NO_MATCH
+from hypjax.retrieval import inputs
+from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 
 FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
 PRODUCTS = [Product(FUSED.parts), Product(FUSED.parts, summed=True)]
@@ -45,6 +46,12 @@ def _keys_on_hyperboloid(x, y, c):
 def true_order(space, queries, gallery):
     """All items by distance, ties by index."""
     return np.stack([np.argsort(keys(space, x, gallery), kind="stable") for x in queries])
+
+
+def match_ranks(queries, query_labels, gallery=None, gallery_labels=None, *, space):
+    """Ranks of nearest matches, by the search."""
+    points = inputs.labelled(queries, query_labels, gallery, gallery_labels)
+    return first_ranks(*points, space, None)
 
 
 def true_ranks(order, labels, item_labels, exclude_self):

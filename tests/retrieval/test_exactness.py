@@ -15,7 +15,6 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere, lorentz
 from hypjax.retrieval import (
     inputs,
-    match_ranks,
     nearest_neighbors,
     positives,
     ranks,
@@ -25,7 +24,7 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
-from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, true_order, true_ranks
+from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, match_ranks, true_order, true_ranks
 from tests.helpers.galleries import points
 from tests.helpers.steps import float32_products
 

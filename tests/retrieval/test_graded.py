@@ -113,7 +113,7 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
 def test_re_ranked_results_are_scored():
     x, labels = points(Sphere(), 0, 60, 4), np.arange(60) % 6
     reranking = Reranking(k1=5, k2=3, depth=10)
-    top = rerank(x, x, own_ids=np.arange(60), space=Sphere(), numbers=reranking)[1]
+    top = rerank(x, x, own_ids=np.arange(60), space=Sphere(), parameters=reranking)[1]
     actual = graded_scores(
         *(x, [labels, labels // 3]),
         space=Sphere(),

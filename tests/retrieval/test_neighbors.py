@@ -99,8 +99,8 @@ def test_padding_of_fused_galleries_hides_no_item():
 DEVICES = """
 import sys, jax, numpy as np
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval import match_ranks, nearest_neighbors, neighbors, tiles
-from tests.helpers.exact_order import FUSED, crowds, true_order, true_ranks
+from hypjax.retrieval import nearest_neighbors, neighbors, tiles
+from tests.helpers.exact_order import FUSED, crowds, match_ranks, true_order, true_ranks
 assert jax.device_count() == 4
 tiles.SIDE = 256
 labels = np.random.default_rng(0).integers(0, 100, 1200)

@@ -108,21 +108,21 @@ def test_equals_the_equations_where_each_item_is_a_query(space, numbers):
     x, _ = labelled(space, 120, 8, noise=0.6)
     _, first = nearest_neighbors(x, x, k=numbers[3], space=space, exclude_self=True)
     final = transcription(distances_of(space, x), *numbers[:3])
-    actual, ids = rerank(x, x, own_ids=np.arange(120), space=space, numbers=Reranking(*numbers))
+    actual, ids = rerank(x, x, own_ids=np.arange(120), space=space, parameters=Reranking(*numbers))
     np.testing.assert_array_equal(ids, sorted_within(first, final))
     np.testing.assert_allclose(actual, np.take_along_axis(final, ids, 1), rtol=1e-5, atol=1e-6)
     assert not (ids == np.arange(120)[:, None]).any()
 
 
-NUMBERS = Reranking(k1=8, k2=3, depth=10)
+PARAMETERS = Reranking(k1=8, k2=3, depth=10)
 
 
 def test_a_search_re_ranks_at_least_as_many_as_it_returns():
     x, _ = labelled(SPHERE, 60, 12, noise=0.8, seed=3)
     own_ids = np.arange(60)
-    distances, ids = Postprocessing(reranking=NUMBERS).search(x, own_ids, x, k=20, space=SPHERE)
-    numbers = Reranking(k1=8, k2=3, depth=20)
-    expected = rerank(x, x, own_ids=own_ids, space=SPHERE, numbers=numbers)
+    distances, ids = Postprocessing(reranking=PARAMETERS).search(x, own_ids, x, k=20, space=SPHERE)
+    parameters = Reranking(k1=8, k2=3, depth=20)
+    expected = rerank(x, x, own_ids=own_ids, space=SPHERE, parameters=parameters)
     np.testing.assert_array_equal(ids, expected[1])
     np.testing.assert_array_equal(distances, expected[0])
 
@@ -143,7 +143,7 @@ def test_queries_outside_the_gallery_are_compared_with_its_items(monkeypatch):
     gallery, outside = (labelled(BALL, n, 4, noise=0.6, seed=n)[0] for n in (24, 6))
     final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 5, 2, 0.3)
     _, first = nearest_neighbors(outside, gallery, k=10, space=BALL)
-    actual, ids = rerank(outside, gallery, space=BALL, numbers=Reranking(5, 2, 0.3, 10))
+    actual, ids = rerank(outside, gallery, space=BALL, parameters=Reranking(5, 2, 0.3, 10))
     np.testing.assert_array_equal(ids, sorted_within(first, final[24:, :24]))
     np.testing.assert_allclose(actual, np.take_along_axis(final[24:], ids, 1), rtol=1e-5, atol=1e-6)
 
@@ -151,9 +151,9 @@ def test_queries_outside_the_gallery_are_compared_with_its_items(monkeypatch):
 def test_the_first_match_counts_where_it_is_after_re_ranking():
     x, labels = labelled(BALL, 60, 6, noise=0.8)
     _, ids = neighbors.search(x, np.arange(60), x, k=59, space=BALL)
-    ids[:, :10] = rerank(x, x, own_ids=np.arange(60), space=BALL, numbers=NUMBERS)[1]
+    ids[:, :10] = rerank(x, x, own_ids=np.arange(60), space=BALL, parameters=PARAMETERS)[1]
     hits = labels[ids] == labels[:, None]
     actual = query_scores(
-        x, labels, metrics=("mrr",), space=BALL, postprocessing=Postprocessing(reranking=NUMBERS)
+        x, labels, metrics=("mrr",), space=BALL, postprocessing=Postprocessing(reranking=PARAMETERS)
     )
     np.testing.assert_allclose(actual["mrr"], 1 / (1 + hits.argmax(axis=1)), rtol=1e-12)

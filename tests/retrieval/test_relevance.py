@@ -98,7 +98,7 @@ def test_postprocessed_results_are_scored_without_what_is_ignored(level):
         postprocessing=postprocessing,
     )
     expanded = np.asarray(postprocessing.expanded(queries, None, gallery, space))
-    _, first = rerank(expanded, gallery, space=space, numbers=postprocessing.reranking)
+    _, first = rerank(expanded, gallery, space=space, parameters=postprocessing.reranking)
     for i, order in enumerate(true_order(space, expanded, gallery)):
         rest = [item for item in order if item not in first[i]]
         assert len(rest) == 40
