@@ -27,7 +27,7 @@ class Processes:
     process_id: command.Natural | None = None
 
     def join(self) -> None:
-        """Waits for the other processes, if there are any."""
+        """Connects to the other processes, if there are any."""
         from hypjax.parallel import processes
 
         if self.coordinator is not None:
@@ -50,17 +50,17 @@ def main(
     """Trains or evaluates a model.
 
     Args:
-        overrides: Fields of the configuration that are set.
+        overrides: Fields of the configuration to set, as FIELD=VALUE.
         config: Configuration, such as configs/glyphs.py:sph; --config.FIELD=VALUE sets a field.
         workdir: Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>,
             followed by the fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
-        mode: Train and then evaluate, or only evaluate the run in --workdir. Without that flag it
-            is the run in the default folder or, if model.weights is set, the pretrained model.
+        mode: Train and then evaluate, or only evaluate the run in --workdir. Without --workdir,
+            evaluate the run in the default folder or, if model.weights is set, those weights.
         print_: Print all fields, their values and where these come from; then stop.
         dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
         output: With --mode=evaluate: file to write the scores to, such as scores.json.
-        processes: The processes of the run.
+        processes: Flags of a run in several processes.
         profile: With --mode=train: steps to trace for TensorBoard or Perfetto, such as 10:15.
 
     Example:
@@ -68,27 +68,27 @@ def main(
     """
     if "" in (workdir, name) or (workdir and name):
         raise UserError("give either --workdir or --name, and not empty; or omit both")
-    named = workdir or (name and f"runs/{name}")
-    source = config or (named if mode == "evaluate" else None)
+    named_folder = workdir or (name and f"runs/{name}")
+    source = config or (named_folder if mode == "evaluate" else None)
     if not source:
         raise UserError("--config is missing; try --config=configs/glyphs.py")
-    steps = _parse_steps(profile)
+    traced_steps = _parse_steps(profile)
     from hypjax.config import default_workdir, override, read_config, show_origins, validate
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
     from hypjax.system import caches
 
     if config:
-        unchanged = read_config(config)
+        original = read_config(config)
     else:
-        with reading(named) as copy:
-            unchanged = read_saved_config(copy)
-    fields = override(unchanged.copy_and_resolve_references(), overrides)
+        with reading(named_folder) as folder:
+            original = read_saved_config(folder)
+    fields = override(original.copy_and_resolve_references(), overrides)
     if print_:
         validate(fields)
-        print(show_origins(fields, source, unchanged, overrides))
+        print(show_origins(fields, source, original, overrides))
         return
-    folder = os.path.expanduser(named or default_workdir(fields, unchanged))  # Or a URL.
+    folder_or_url = os.path.expanduser(named_folder or default_workdir(fields, original))
     processes.join()
     caches.keep_compiled_programs()
     if dry_run:
@@ -96,16 +96,18 @@ def main(
 
         run_dry(fields)
     elif mode == "evaluate":
-        _evaluate(fields, folder, output, pretrained=bool(fields.model.weights and not named))
+        pretrained = bool(fields.model.weights) and not named_folder
+        _evaluate(fields, folder_or_url, output, pretrained=pretrained)
     else:
         from hypjax.train import train_and_evaluate
 
         report = _write_report if fields.run.report else None
-        launched = stopwatch.launch()
-        train_and_evaluate(fields, folder, profile=steps, launched=launched, report=report)
+        options = {"launched": stopwatch.launch(), "report": report}
+        train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
 
 
 def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrained: bool) -> None:
+    """Evaluates the run in the folder, or the weights in `config.model.weights`."""
     from hypjax.evaluate import evaluate, evaluate_pretrained
     from hypjax.parallel.processes import is_first
     from hypjax.system import console
@@ -118,6 +120,7 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
 
 
 def _write_report(run: Any) -> bool:
+    """Writes the run's report page; returns whether it was written."""
     from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
     from hypjax.system import console
 
@@ -126,7 +129,7 @@ def _write_report(run: Any) -> bool:
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:
-    """Parses the first and last step of '10:15'."""
+    """Parses '10:15' into the first and the last step."""
     if text is None:
         return None
     if not re.fullmatch("[0-9]+:[0-9]+", text):

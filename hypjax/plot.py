@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from hypjax import command
 from hypjax.errors import UserError, require_package
 
-PAGE = ".html"
-_DEFAULT_IMAGES = {"disk": 5000, "grid": 400, PAGE: 2000}
+_PAGE = ".html"  # Suffix of interactive pages.
+_DEFAULT_IMAGES = {"disk": 5000, "grid": 400, _PAGE: 2000}
 
 
 def main(
@@ -16,7 +16,7 @@ def main(
     *,
     workdir: str | None = None,
     embeddings: str | None = None,
-    output: Annotated[pathlib.Path, command.OutputFile(*command.FIGURES, PAGE)],
+    output: Annotated[pathlib.Path, command.OutputFile(*command.FIGURES, _PAGE)],
     parts: tuple[str, ...] = ("test",),
     layout: Literal["mds", "umap"] = "mds",
     colour: str | None = None,
@@ -38,14 +38,14 @@ def main(
         parts: With --workdir: the images to draw, train, test, or both, train,test.
         layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
         neighbours: disk, grid: number of neighbours of a point in umap's graph.
-        colour: disk, grid: class, or what classes are grouped by. Default: groups.
+        colour: disk, grid: class, or another grouping to colour by. Default: the coarsest.
         thumbnails: disk: draw images, as many as do not overlap.
-        images: disk, grid: largest number of images of each part; of more, random ones are drawn.
-            Default: 5000 in a disk, 2000 on a page, 400 on a grid.
-        first: disk, grid: draw the first images instead of random ones.
-        queries: hits: number of queries; half find a wrong image first, if so many do.
+        images: disk, grid: largest number of images of each part; of more, a random sample is
+            drawn. Default: 5000 in a disk, 2000 on a page, 400 on a grid.
+        first: disk, grid: draw the first images instead of a random sample.
+        queries: hits: number of queries; half of them, if possible, find a wrong image first.
         k: hits: number of nearest images of each query.
-        seed: Seed of the choice of images and of the layout.
+        seed: Seed of the random sample and of the layout.
 
     Example:
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
@@ -61,21 +61,22 @@ def main(
         print(draw_hits(workdir, queries, k, seed, output))
         console.say(f"wrote {output}")
         return
-    most = images or _DEFAULT_IMAGES[PAGE if output.suffix == PAGE else kind]
-    order = None if first else seed
+    max_images = images or _DEFAULT_IMAGES[_PAGE if output.suffix == _PAGE else kind]
+    sampling_seed = None if first else seed
+    options = max_images, sampling_seed, colour
     if embeddings:
-        shown = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), most, order, colour)
+        drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *options)
     else:
-        shown = disk.drawing_of_run(workdir, parts, most, order, colour)
-    drawing, ranks = disk.place_in_disk(*shown, layout, seed, neighbours)
+        drawing, space = disk.drawing_of_run(workdir, parts, *options)
+    drawing, ranks = disk.place_in_disk(drawing, space, layout, seed, neighbours)
     if ranks:
         print(
-            f"rank correlation of distances in the picture and in {shown[1]}: {ranks[0]:.3f} "
+            f"rank correlation of distances in the picture and in {space}: {ranks[0]:.3f} "
             f"({layout}); of two principal components: {ranks[1]:.3f}"
         )
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
-    elif output.suffix == PAGE:
+    elif output.suffix == _PAGE:
         disk.write_disk_page(drawing, output)
     else:
         disk.draw_disks(drawing, output, thumbnails)
@@ -83,14 +84,14 @@ def main(
 
 
 def _check(kind: str, output: pathlib.Path, parts: tuple[str, ...], layout: str) -> None:
-    """Refuses flags that do not fit each other, and a figure whose packages are missing."""
-    if kind != "disk" and output.suffix == PAGE:
+    """Refuses flags that contradict each other, and figures that need a missing package."""
+    if kind != "disk" and output.suffix == _PAGE:
         raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:
         raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if output.suffix == PAGE:
+    if output.suffix == _PAGE:
         require_package("bokeh", "an interactive page", "hypjax[viz]")
     if layout == "umap":
         require_package("umap", "a layout by UMAP", "hypjax[viz]")

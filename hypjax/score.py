@@ -8,7 +8,7 @@ from hypjax import command
 from hypjax.catalogue import PREPARED
 from hypjax.errors import UserError, counted
 
-_USUAL_KS = (1, 2, 4, 8, 10, 100, 1000)
+_DEFAULT_KS = (1, 2, 4, 8, 10, 100, 1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,19 +16,19 @@ class Files:
     """The flags of embeddings in files.
 
     Args:
-        embeddings: File of features or of embeddings: .npz, with the arrays features and labels;
-            .npy, with --labels; .parquet, .csv or .pt; or one that python -m hypjax.embed wrote.
+        embeddings: File of features or embeddings: .npz, with the arrays features and labels;
+            .npy, with --labels; .parquet, .csv or .pt; or a file that python -m hypjax.embed wrote.
             With --encoder, the file to write, or to resume.
-        labels: Without --encoder: file with their classes: .npy, .pt, or .txt with one on each
+        labels: Without --encoder: file with the classes: .npy, .pt, or .txt with one class per
             line.
-        coarse_labels: Without --encoder: file with their coarse classes, such as Food, or
+        coarse_labels: Without --encoder: file with the coarse classes, such as Food, or
             Food/Fruit for several levels.
-        queries: Without --encoder: file of queries, which search --embeddings. Default: these
-            search each other.
-        query_labels: With --queries: file with their classes.
-        query_coarse_labels: With --queries: file with their coarse classes.
-        ground_truth: Without --encoder: what each query should find, instead of its class: a file
-            of Revisited Oxford or Paris, such as gnd_roxford5k.pkl.
+        queries: Without --encoder: file of queries that search --embeddings. Default: the
+            embeddings search each other.
+        query_labels: With --queries: file with the queries' classes.
+        query_coarse_labels: With --queries: file with the queries' coarse classes.
+        ground_truth: Without --encoder: file of Revisited Oxford or Paris with what each query
+            should find, such as gnd_roxford5k.pkl. Default: images of the query's class.
     """
 
     embeddings: str | None = None
@@ -45,9 +45,9 @@ class Images:
     """The flags of images that an encoder embeds.
 
     Args:
-        images: With --encoder: images to score it on, as for python -m hypjax.embed.
+        images: With --encoder: images to score the encoder on, as for python -m hypjax.embed.
         dataset: Prepared dataset to score --encoder on; or the dataset of the images in
-            --embeddings, which is needed if its queries are judged.
+            --embeddings, which is needed if the dataset has a ground truth.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         batch_size: With --encoder: number of images at once. Default: 64.
     """
@@ -63,10 +63,10 @@ class FeatureSpace:
     """The flags of the space in which features are compared.
 
     Args:
-        space: Space to compare features in: sphere is by cosine. Default: the space of the file, or
-            sphere.
-        c: With --space=ball: the curvature is -c.
-        clip_radius: With --space=ball: norm to which features are clipped; 0 for none.
+        space: Space to compare features in; sphere compares by cosine. Default: the file's space,
+            or sphere.
+        c: With --space=ball: the ball has curvature -c.
+        clip_radius: With --space=ball: norm to which features are clipped; 0 for no clipping.
     """
 
     space: Literal["sphere", "ball", "euclidean"] | None = None
@@ -74,12 +74,15 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the space; None means the file's."""
+        """Creates the space; None stands for the space of the file."""
         from hypjax.geometry import PoincareBall, Sphere
 
-        spaces = {"sphere": Sphere(), "ball": PoincareBall(self.c, self.clip_radius or None)}
-        # The flat ball: distances are twice the Euclidean ones.
-        return (spaces | {"euclidean": PoincareBall(0.0, None)}).get(self.space)
+        spaces = {
+            "sphere": Sphere(),
+            "ball": PoincareBall(self.c, self.clip_radius or None),
+            "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
+        }
+        return spaces.get(self.space)
 
 
 def main(
@@ -94,20 +97,20 @@ def main(
     keep_self: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
 ) -> None:
-    """Prints the scores and their intervals, and writes them.
+    """Prints the scores with confidence intervals, and can write them to a file.
 
     Args:
-        files: What is scored, or written.
+        files: Embeddings to score, with labels and queries.
         external: An encoder to score.
-        images: What it embeds.
-        features: The space of features.
+        images: Images that the encoder embeds.
+        features: Space of the features.
         prefix: Score only the first N dimensions of the features.
-        ks: The K of Recall@K. Default: those of 1, 2, 4, 8, 10, 100 and 1000 below the number of
-            items.
+        ks: Values of K in Recall@K. Default: 1, 2, 4, 8, 10, 100 and 1000, as far as they are below
+            the number of items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
             asi. Default: recall, map@r and r_precision, and with coarse labels h_ap, ndcg and asi;
             with a ground truth map.
-        keep_self: Queries that are in the gallery find themselves.
+        keep_self: Let queries that are in the gallery find themselves.
         output: File to write the scores to, such as scores.json.
 
     Example:
@@ -127,15 +130,18 @@ def main(
     caches.keep_compiled_programs()
     task = _task(files, external, images, features, keep_self)
     if prefix:
-        queries, gallery = (part and part.prefix(prefix) for part in task[:2])
-        task = task._replace(queries=queries, gallery=gallery)
-    usual = ["map"]
-    if task.ground_truth is None:
-        usual = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
-    usual_ks = [k for k in _USUAL_KS if k < task.num_items] or [1]
-    ks = scoring.findable(ks, task.num_items, "--ks") if ks else usual_ks
-    names = metric_names(metrics or usual, ks)
-    scores = scoring.score(task, names)
+        task = task._replace(queries=task.queries.prefix(prefix))
+        if task.gallery is not None:
+            task = task._replace(gallery=task.gallery.prefix(prefix))
+    if not metrics:
+        metrics = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
+        if task.ground_truth is not None:
+            metrics = ["map"]
+    if ks:
+        ks = scoring.findable(ks, task.num_items, "--ks")
+    else:
+        ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
+    scores = scoring.score(task, metric_names(metrics, ks))
     _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
     if output:
         numbers = {
@@ -149,24 +155,27 @@ def main(
 
 
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
-    """Prints a table of the scores."""
+    """Prints a table of the scores, with notes on what limits them."""
     from hypjax.retrieval.inputs import by_blocks
     from hypjax.runs.tables import aligned
     from hypjax.system import console
 
-    if missing := max(len(part.unreadable) for part in task[:2] if part):
+    tables = [task.queries] if task.gallery is None else [task.queries, task.gallery]
+    if missing := max(len(table.unreadable) for table in tables):
         console.say(f"left out: {counted(missing, 'image')} that could not be read")
-    parts = [part for part in task[:2] if part]
-    raw, clipped = [part.raw_features for part in parts], task.queries.space.clipped
-    if all(x is not None and by_blocks(clipped, x).all() for x in raw):
+    raw, clipped = [table.raw_features for table in tables], task.queries.space.clipped
+    if all(features is not None and by_blocks(clipped, features).all() for features in raw):
         console.say("all features are longer than the clip radius: they rank as on the sphere")
-    classes, *others = [{*part.labels.tolist()} for part in parts]
-    if not task.ground_truth and len(classes.union(*others)) == 1:
+    if (
+        not task.ground_truth
+        and len(set().union(*(table.labels.tolist() for table in tables))) == 1
+    ):
         console.warn("all images are of one class, so that every score is 1")
-    of = "" if task.ground_truth else f" of {counted(len(classes), 'class')}"
+    num_classes = len(set(task.queries.labels.tolist()))
+    of_classes = "" if task.ground_truth else f" of {counted(num_classes, 'class')}"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
-    among += ", on" if task.queries.space.normalized else ", in"
-    print(f"{len(task.queries):,} queries{of} {among} {space}:")
+    preposition = "on" if task.queries.space.normalized else "in"
+    print(f"{len(task.queries):,} queries{of_classes} {among}, {preposition} {space}:")
     rows = [
         (name, "", f"{score['mean']:.4f}", "{:.4f} to {:.4f}".format(*score["interval"]))
         for name, score in scores.items()
@@ -191,11 +200,11 @@ def _task(
     splits = images.dataset and open_prepared(images.dataset, images.data_dir)
     for note in splits.notes if splits else ():
         console.say(note)
-    file_truth = files.ground_truth and read_ground_truth(files.ground_truth)
-    truths = file_truth, splits.ground_truth if splits else None
+    benchmark = files.ground_truth and read_ground_truth(files.ground_truth)
+    ground_truth = splits.ground_truth if splits else None
     queries, space = None, features.create()
     if external.encoder:
-        embeddings = _embedded(files.embeddings, external, images, splits, space)
+        embeddings = _embed(files.embeddings, external, images, splits, space)
     else:
         names = {"labels": files.labels, "coarse_labels": files.coarse_labels}
         embeddings = Embeddings.load(files.embeddings, space, **names)
@@ -204,24 +213,24 @@ def _task(
     if files.queries:
         names = {"labels": files.query_labels, "coarse_labels": files.query_coarse_labels}
         queries = Embeddings.load(files.queries, space, **names)
-    return task_of(embeddings, queries, *truths, keep_self=keep_self)
+    return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
 
 
-def _embedded(
+def _embed(
     file: str | None, external: command.ExternalEncoder, images: Images, splits: Any, space: Any
 ) -> Any:
-    """Embeds images with --encoder: all images into a file, or only the scored ones."""
+    """Embeds all images into a file, or without a file only the scored images."""
     from hypjax.data.photos import find_images
     from hypjax.retrieval.embeddings import Embeddings
 
     path = file and pathlib.Path(file).expanduser()
     if path:
         command.require_output_file("embeddings", path, ".npz")
-    listed = splits.images(scored=not path) if splits else find_images(images.images)
+    dataset = splits.images(scored=not path) if splits else find_images(images.images)
     embedder = external.open(space=None if path else space, batch_size=images.batch_size)
     if not path:
-        return embedder.embed_images(listed)
-    embedder.embed_to(path, listed)
+        return embedder.embed_images(dataset)
+    embedder.embed_to(path, dataset)
     return Embeddings.load(path, space)
 
 

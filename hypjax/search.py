@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from hypjax import command
 from hypjax.errors import UserError
 
-if TYPE_CHECKING:  # They import JAX.
+if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
     from hypjax.data.dataset import Dataset
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.galleries import Gallery
@@ -22,10 +22,11 @@ class PostprocessedSearch:
 
     Args:
         expand: Query expansion: search for the mean of the query and its N nearest images.
-        alpha: With --expand: exponent of their similarities as weights; 0 weights all alike.
+        alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
+            images alike.
         rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
-        prefix: Search with the first N dimensions, and rank --candidates by all of them.
-        candidates: With --prefix: number of images that are ranked.
+        prefix: Search with the first N dimensions, and rank --candidates by all dimensions.
+        candidates: With --prefix: number of images to rank by all dimensions.
     """
 
     expand: command.Natural = 0
@@ -35,13 +36,13 @@ class PostprocessedSearch:
     candidates: command.Positive = 100
 
     def postprocessing(self) -> Postprocessing:
-        """The steps of the search."""
+        """The post-processing that these flags describe."""
         from hypjax.retrieval.postprocessing import Postprocessing
         from hypjax.retrieval.reranking import Reranking
 
-        prefix = (self.prefix, self.candidates) if self.prefix else ()
         reranking = Reranking() if self.rerank else None
-        return Postprocessing(self.expand, self.alpha, reranking, *prefix)
+        prefix = self.prefix or 0
+        return Postprocessing(self.expand, self.alpha, reranking, prefix, self.candidates)
 
 
 def main(
@@ -59,15 +60,16 @@ def main(
     """Searches the gallery and prints one table per query.
 
     Args:
-        workdir: Folder or URL of the run that embedded the gallery; not for queries of features.
+        workdir: Folder or URL of the run that embedded the gallery; not needed if the queries are
+            features.
         external: An encoder instead of a run.
-        gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search the
-            export of a program, such as gallery.usearch or qdrant://host:6333/name.
-        query: An image, also at https://..., or several, as --images of python -m hypjax.embed.
+        gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search an
+            export to another program, such as gallery.usearch or qdrant://host:6333/name.
+        query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
         k: Number of neighbours.
         steps: Post-processing of the search.
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
-        keep_self: Queries that are in the gallery find themselves.
+        keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
 
     Example:
@@ -80,22 +82,24 @@ def main(
     from hypjax.retrieval.galleries import require_model
     from hypjax.system import caches, console
 
-    postprocessing, items = steps.postprocessing(), open_gallery(gallery)
-    require_searchable(items, k, postprocessing)
+    postprocessing = steps.postprocessing()
+    opened_gallery = open_gallery(gallery)
+    require_searchable(opened_gallery, k, postprocessing)
     images, match = find_images(query), None
     caches.keep_compiled_programs()
     if images.vectors is None or workdir or external.encoder:
-        embedder = external.open(workdir, embedding, space=items.space)
-        require_model(items, embedder.fingerprint, embedder.name)
+        embedder = external.open(workdir, embedding, space=opened_gallery.space)
+        require_model(opened_gallery, embedder.fingerprint, embedder.name)
         queries, match = embedder.embed_images(images, few=True), embedder.match
-    else:  # Features: nothing tells which model made them.
-        queries = _features(images, items, f"{query} has {{}} coordinates, but {gallery} has {{}}")
+    else:
+        queries = _feature_queries(images, opened_gallery, names=(query, gallery))
     if len(queries):  # Otherwise the search raises an error.
         for path, reason in queries.unreadable.items():
             console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
         readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
         queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
-    results = find_hits(queries, images, items, k, postprocessing, match, keep_self=keep_self)
+    options = {"match": match, "keep_self": keep_self}
+    results = find_hits(queries, images, opened_gallery, k, postprocessing, **options)
     paths = [path for hits in results for path in hits.paths]
     if output and not any("://" in path or os.path.exists(path) for path in paths):
         console.warn(f"{output} is not drawn: no hit is an image file, such as {paths[0]}")
@@ -107,14 +111,17 @@ def main(
         print(hits)
 
 
-def _features(images: Dataset, gallery: Gallery, problem: str) -> Embeddings:
-    """Query features as points of the gallery's space; refuses another dimension."""
+def _feature_queries(images: Dataset, gallery: Gallery, names: tuple[str, str]) -> Embeddings:
+    """Maps query features into the gallery's space; refuses features of another dimension."""
     from hypjax.retrieval.embeddings import Embeddings
 
     queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
     dim = queries.vectors.shape[1]
-    if wrong := [len(item.point) for item in gallery.sample(1) if len(item.point) != dim]:
-        raise UserError(f"{problem.format(dim, wrong[0])}; compute both with one model")
+    for item in gallery.sample(1):
+        if len(item.point) != dim:
+            problem = f"{names[0]} has {dim} coordinates, but {names[1]} has {len(item.point)}"
+            raise UserError(f"{problem}; compute both with one model")
+    # A file of features does not say which model computed them: assume the gallery's.
     return dataclasses.replace(queries, fingerprint=gallery.fingerprint)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from hypjax import command
 from hypjax.errors import UserError, counted, require_package
 
-if TYPE_CHECKING:  # They import JAX.
+if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
     from hypjax.inference.model import Model
     from hypjax.retrieval.galleries import Gallery
 
@@ -29,9 +29,9 @@ def main(
         workdir: Folder or URL of the run that embedded the gallery.
         gallery: What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search.
         embedding: Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).
-        host: Address to listen at. By default only this machine reaches it.
-        port: Port; 0 for any that is free.
-        name: Further name of the server, such as a reverse proxy's; may be repeated.
+        host: Address to listen on. By default only this machine can reach it.
+        port: Port; 0 for any free port.
+        name: Another name of the server, such as a reverse proxy's; repeat the flag for several.
 
     Example:
         python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz
@@ -51,10 +51,13 @@ def serve(
     port: int = 8000,
     names: Sequence[str] = (),
 ) -> None:
-    """Serves a model, from `hypjax.load`, and a gallery, until it is interrupted.
+    """Serves searches of a gallery by a model from `hypjax.load`, until interrupted.
 
-    The model embedded the gallery, such as `model.gallery("photos")`. Raises a `UserError` if a
-    package is missing, the port is taken, or the gallery belongs to another model.
+    The same model must have embedded the gallery, such as `model.gallery("photos")`.
+
+    Raises:
+        UserError: A package is missing, the port is taken, the model takes no images, or another
+            model embedded the gallery.
     """
     if not model.takes_pixels:
         raise UserError("hypjax.serve needs a run that embeds images; this one embeds features")
@@ -67,7 +70,8 @@ def serve(
     from hypjax.integrations.serve.searcher import Searcher
     from hypjax.system import console
 
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # They are refused.
+    # Images that are too large are refused, so Pillow need not warn.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with server.listen(host, port) as listener:
         console.say("placing some of the gallery's images in the disk")
         searcher = Searcher(model, gallery)
