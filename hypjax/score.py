@@ -166,13 +166,10 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     raw, clipped = [table.raw_features for table in tables], task.queries.space.clipped
     if all(features is not None and by_blocks(clipped, features).all() for features in raw):
         console.say("all features are longer than the clip radius: they rank as on the sphere")
-    if (
-        not task.ground_truth
-        and len(set().union(*(table.labels.tolist() for table in tables))) == 1
-    ):
+    classes = [set(table.labels.tolist()) for table in tables]
+    if not task.ground_truth and len(set.union(*classes)) == 1:
         console.warn("all images are of one class, so that every score is 1")
-    num_classes = len(set(task.queries.labels.tolist()))
-    of_classes = "" if task.ground_truth else f" of {counted(num_classes, 'class')}"
+    of_classes = "" if task.ground_truth else f" of {counted(len(classes[0]), 'class')}"
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
     preposition = "on" if task.queries.space.normalized else "in"
     print(f"{len(task.queries):,} queries{of_classes} {among}, {preposition} {space}:")
