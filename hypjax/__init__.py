@@ -28,20 +28,20 @@ __all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:
-    """Lists the functions, too, which are not imported yet."""
+    """Lists the public names, including those that are not imported yet."""
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what the functions need, JAX among it, when they are first used."""
+    """Imports a public name on first use, since most of them need JAX."""
     import importlib
 
     if name == "__version__":
         from importlib import metadata
 
         try:
-            return metadata.version("hypjax")  # Which its tag gave the installed package.
-        except metadata.PackageNotFoundError:  # The folder is on the path, but not installed.
+            return metadata.version("hypjax")
+        except metadata.PackageNotFoundError:  # A clone on the path that is not installed.
             return "0+unknown"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

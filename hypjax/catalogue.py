@@ -1,16 +1,16 @@
-"""The datasets that hypjax prepares: one row each, from which names, builders and facts follow."""
+"""The datasets that hypjax prepares: one row for each, with all that other packages need."""
 
 from typing import NamedTuple
 
 
 class Prepared(NamedTuple):
-    """Facts of a dataset that other packages than its preparation need."""
+    """A dataset's declaration, and facts about it that packages other than `data` need."""
 
-    declaration: str  # Module in `hypjax/data/preparation/`, and the name there.
+    declaration: str  # 'MODULE.NAME' in `hypjax/data/preparation/`.
     role: str = "training"  # Or 'judged': only searched, with ground truth; or 'distractors'.
-    # What its coarse classes are. Of several levels, the name of a coarse class is a path.
+    # Levels of coarse classes, coarsest first. With several, a coarse class is named by a path.
     levels: tuple[str, ...] = ("super-class",)
-    mteb: str = ""  # Task of mteb with classes of its training split.
+    mteb: str = ""  # mteb's task that has classes of the training split, if any.
 
 
 PREPARED = {

@@ -1,6 +1,6 @@
-"""The program `hypjax`, of which `hypjax train` runs hypjax.main, `embed` hypjax.embed, and so on.
+"""The program `hypjax`: `hypjax train` runs hypjax.main, `hypjax embed` hypjax.embed, and so on.
 
-Nothing heavy is imported before a command's flags are parsed, so that --help answers at once.
+It imports nothing heavy before a command's flags are parsed, so that --help answers at once.
 """
 
 import importlib
@@ -14,13 +14,13 @@ _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [
 _EMBEDDING = ("embed", "search", "serve", "score")
 _RUNS = ("compare", "tune", "papers", "plot", "report", "hyperbolicity", "hierarchy", "spectrum")
 _NAMES = (*_EMBEDDING, *_RUNS, "negatives", "prepare", "export", "convert")
-# The modules of the commands, whose docstrings `hypjax --help` shows. A new command adds its name
-# above, or its module here.
+# Modules by command, in the order of `hypjax --help`, which shows the first lines of their
+# docstrings. A new command adds its name above.
 COMMANDS = {"train": "hypjax.main", **{name: f"hypjax.{name}" for name in _NAMES}}
 
 
 def main() -> None:
-    """Runs the command that the first argument names, with the arguments that follow."""
+    """Runs the command that the first argument names, with the remaining arguments."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     with reported():
         if name in ("--help", "-h", "help"):
@@ -35,7 +35,7 @@ def main() -> None:
             print(f"hypjax {__version__}")
             return
         if name not in COMMANDS:
-            raise UserError(f"{name!r} is no command of hypjax{nearest(name, COMMANDS)}")
+            raise UserError(f"hypjax has no command {name!r}{nearest(name, COMMANDS)}")
     del sys.argv[1]
     runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
 

@@ -1,10 +1,10 @@
 """Prints tables of finished runs.
 
-python -m hypjax.compare runs/a runs/b: these runs.
+python -m hypjax.compare runs/a runs/b: the runs in these folders.
 python -m hypjax.compare --config=configs/cub.py --field=objective.c --value=0.1 --value=0.3: runs
 in default folders that differ in one field.
 
---output=sweep.png draws them, too; runs in named folders against the field of --x.
+--output=sweep.png also draws the runs; --x names the field on the horizontal axis.
 """
 
 import pathlib
@@ -24,16 +24,16 @@ def main(
     check: bool = False,
     x: str | None = None,
 ) -> None:
-    """Prints the tables of the named runs, or of those with different values of a field.
+    """Prints tables of the named runs, or of runs with different values of a field.
 
     Args:
         *names: Folders of runs.
-        overrides: Fields that are set in all runs.
+        overrides: Fields to set in all runs, as FIELD=VALUE.
         config: Configuration of the runs; --config.FIELD=VALUE sets a field in all of them.
         field: With --config: field in which the runs differ, such as objective.c.
         value: With --config: value of the field in one run; repeat the flag.
-        output: Figure to draw, such as sweep.png: the recall against the field, one line for each
-            combination of other fields in which the runs differ.
+        output: Figure to draw, such as sweep.png: the recall against the field, with a line for
+            each combination of other fields in which the runs differ.
         check: With --config: only check --config, --field, --value and --output.
         x: With --output: field on the horizontal axis of the figure. Default: --field.
 

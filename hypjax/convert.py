@@ -26,9 +26,10 @@ def main(
         format: Weights under timm's names, an ONNX model, or a sentence-transformers folder.
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
         precision: With --format=onnx: dtype of the encoder. Default: float32.
-        images: With --format=sentence-transformers: images that show whether cosine ranks as the
-            run's distance does; by default the run's test images.
-        features: With --format=sentence-transformers: write features, and their distance function.
+        images: With --format=sentence-transformers: images for checking that cosine ranks as the
+            run's distance does. Default: the run's test images.
+        features: With --format=sentence-transformers: output features instead of unit vectors, and
+            write the distance function for them.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -36,9 +37,9 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    suited = {".onnx": "onnx", ".safetensors": "timm"}.get(path.suffix, format)
-    if suited != format:
-        raise UserError(f"--output is {path}; set --format={suited}, or name another file")
+    usual_format = {".onnx": "onnx", ".safetensors": "timm"}.get(path.suffix, format)
+    if usual_format != format:
+        raise UserError(f"--output is {path}; set --format={usual_format}, or name another file")
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":
@@ -53,6 +54,7 @@ def main(
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
+    """Writes weights under timm's names, and prints how to load them in PyTorch."""
     command.require_output_file("output", output, ".safetensors")
     from hypjax.inference.run import Run
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
@@ -64,10 +66,11 @@ def _write_timm(workdir: str, output: pathlib.Path) -> None:
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")
     print(f"  model = {timm_constructor(params, model)}")
-    loose = ", strict=False" if model.encoder.learn_gem else ""  # timm has no exponent of GeM.
-    print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"){loose})')
+    # timm's model has no parameter for the learned exponent of GeM pooling.
+    strict = ", strict=False" if model.encoder.learn_gem else ""
+    print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"){strict})')
     if not pools_as_timm(model.encoder):
-        print(f"this run uses {model.encoder.pooling} pooling, which timm's model lacks:")
+        print(f"timm's model lacks this run's pooling of tokens, {model.encoder.pooling}:")
         print("  pool the tokens of model.forward_features(images), then apply the classifier")
 
 

@@ -1,4 +1,4 @@
-"""Embeds images with a trained run, or with an encoder of another library."""
+"""Embeds images with a trained run or another library's encoder."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ def main(
         output: File to write, such as gallery.npz.
         embedding: With --workdir: head, encoder, or a scored prefix (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
-        export: Additional format of other programs, such as usearch or parquet, or a URL, such as
-            hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
+        export: Another program's format to write as well, such as usearch or parquet, or a URL,
+            such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
         shard: Without --merge: part of the images to embed, such as 3/16; --merge joins the parts.
-        merge: Join the parts of --shard, which needs no model.
+        merge: Join the parts that --shard wrote, which needs no model.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
@@ -55,44 +55,48 @@ def main(
     from hypjax.system.caches import keep_compiled_programs
 
     part = Shard.parse(shard) if shard else None
-    exports = _exports([name for value in export or () for name in value.split(",")])
+    exports = _find_exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
-    listed = splits.images() if splits else find_images(images)
-    complete = False  # Whether the file already existed.
+    table = splits.images() if splits else find_images(images)
+    existed = False
     if merge:
-        embeddings = join_shards(output, listed)
+        embeddings = join_shards(output, table)
     else:
         keep_compiled_programs()
         model = external.open(workdir, embedding, batch_size)
         if part:
-            listed, output = part.of(listed, model.batch_size), part.path(output)
-        complete = output.exists()
-        embeddings = model.embed_to(output, listed)
-    _report(output, embeddings, exports, complete)
+            table, output = part.of(table, model.batch_size), part.path(output)
+        existed = output.exists()
+        embeddings = model.embed_to(output, table)
+    _export_and_report(output, embeddings, exports, existed)
 
 
-def _exports(names: Sequence[str]) -> dict[str, Callable]:
-    """Functions that write embeddings, by --export; refuses two of one file."""
+def _find_exports(names: Sequence[str]) -> dict[str, Callable]:
+    """Finds the functions that write exports, by name; refuses two names for one file."""
     from hypjax.retrieval.embeddings import find_export
 
     programs = [name.partition(":")[0] for name in names if "://" not in name]
     if len(programs) > len(set(programs)):
-        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
+        message = f"--export={','.join(names)} writes one file twice; embed once for each format"
+        raise UserError(message)
     return {name: find_export(name) for name in names}
 
 
-def _report(output: pathlib.Path, embeddings: Any, exports: dict[str, Any], complete: bool) -> None:
+def _export_and_report(
+    output: pathlib.Path, embeddings: Any, exports: dict[str, Any], existed: bool
+) -> None:
+    """Writes the exports; prints the files and the images that could not be read."""
     from hypjax.monitoring.health import warn_if_collapsed
 
     consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
     warn_if_collapsed(embeddings.vectors, consequence)
     images = f"the embeddings of {counted(len(embeddings), 'image')}"
-    print(f"{output} holds {images} already" if complete else f"wrote {images} to {output}")
+    print(f"{output} already holds {images}" if existed else f"wrote {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")
-    if missing := len(embeddings.unreadable):
-        print(f"could not read {counted(missing, 'image')}, also listed in the file:")
+    if num_unreadable := len(embeddings.unreadable):
+        print(f"could not read {counted(num_unreadable, 'image')}, also listed in the file:")
     for path, reason in embeddings.unreadable.items():
         print(f"  {on_one_line(path)} ({on_one_line(reason)})")
 

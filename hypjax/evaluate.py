@@ -32,56 +32,70 @@ from hypjax.runs.workdir import (
 from hypjax.system import console
 from hypjax.types import Recalls
 
-_SHAPING = ("data.", "model.", "objective.")  # Fields that must equal the run's.
-_ASKED = (*_SHAPING, "eval.", "run.")  # Fields taken from the configuration, not from the run.
+_IDENTITY = ("data.", "model.", "objective.")  # Groups of fields that must equal the run's.
+# Groups of fields that come from the configuration; the others come from the run.
+_CONFIGURED = (*_IDENTITY, "eval.", "run.")
 
 
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
-    """Evaluates a run's last checkpoint and its best one on the test classes; prints the table.
+    """Evaluates a run's last and best checkpoints on the test classes, and prints the table.
 
-    The folder may be a URL in cloud storage. Fields that shape neither the images nor the model,
-    such as `eval.ks`, may differ from the run's; a run of other images is refused.
+    Args:
+        config: The run's configuration. Fields that shape neither the images nor the model, such as
+            `eval.ks`, may differ from the run's.
+        workdir: Folder of the run, or its URL in cloud storage.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
         1000" instead of "final" if training was interrupted there; validation chooses "best".
+
+    Raises:
+        UserError: The folder holds no such run, or the images have changed.
     """
     config = config.copy_and_resolve_references()
     models: dict[str, TrainedModel] = {}
+
+    def restore_models() -> list[str]:
+        models.update(run.restore(folder))
+        return list(models)
+
     with contextlib.ExitStack() as stack:
         # Only the first process has the folder.
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
         folder = pathlib.Path(opened)
-        saved = processes.from_first(lambda: _saved_fields(folder, config)).items()
-        # The run's training fields: only models with a frozen encoder share its embeddings.
-        set_fields(config, {name: x for name, x in saved if not name.startswith(_ASKED)})
+        saved = processes.from_first(lambda: _saved_fields(folder, config))
+        # Training fields must be the run's: only models with a frozen encoder share embeddings.
+        training_fields = {k: v for k, v in saved.items() if not k.startswith(_CONFIGURED)}
+        set_fields(config, training_fields)
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         run = Run(config, saved_space=space_of(space))
-        names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
+        names = processes.from_first(restore_models)
     processes.require_same(run.splits.fingerprints)
     processes.from_first(lambda: require_provenance(folder, {"images": run.splits.fingerprint}))
-    states = {
-        name: processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
-        for name in names
-    }
     console.say("evaluating on the test images")
-    results = {name: run.test_scores(params) for name, params in states.items()}
-    learned = {name: named_scalars(x["scalars"]) for name, x in states.items() if "scalars" in x}
+    results, learned = {}, {}
+    for name in names:
+        params = processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
+        results[name] = run.test_scores(params)
+        if "scalars" in params:
+            learned[name] = named_scalars(params["scalars"])
     return _report(f"the models in {workdir}", results, run, learned)
 
 
 def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
-    """A run's fields; refuses a configuration of other images, model or objective."""
+    """The fields of a saved run; rejects another configuration of images, model or objective."""
     if not is_published(folder):
-        require_identity(folder, fit_to_features(config), _SHAPING)
+        require_identity(folder, fit_to_features(config), _IDENTITY)
     return flatten(read_saved_config(folder))
 
 
 def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Scores each test query by the head of a run's best model, or else its last one.
+    """Scores each test query by the head of a run's best model or, without validation, its last.
 
-    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
+    Returns:
+        Scores [queries] by metric, NaN for queries without a match, and the queries' classes
+        [queries].
     """
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
@@ -90,9 +104,9 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
 
 
 def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
-    """Evaluates the weights named in `model.weights` on the test classes; prints the table.
+    """Evaluates the weights in `config.model.weights` on the test classes; prints the table.
 
-    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, and "head" if the weights have one.
+    Returns {"pretrained": {"encoder": {"recall@1": ...}}}, with "head" if the weights have a head.
     """
     validate(config)
     run = Run(config, parts=["encoder"])
@@ -102,10 +116,13 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
 
 def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Features [images, dim] of the training images, by the encoder `model.weights`; and notes.
+    """Embeds the training images with the encoder in `config.model.weights`, as Hyp-ViT's Table 1.
 
-    As in Hyp-ViT's Table 1, features are not normalised, and a centre crop keeps the shorter side,
-    whatever `data.resize` says. They use one scale, since features have no mean as points do.
+    Features are not normalised and use one scale, and the centre crop keeps the shorter side,
+    whatever `data.resize` says.
+
+    Returns:
+        Features [images, dim], and notes on the images.
     """
     config = config.copy_and_resolve_references()
     validate(config)
@@ -121,12 +138,14 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
 def _report(
     models: str, results: Mapping[str, Recalls], run: Run, learned: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Prints the table, and returns the results with their notes and learned scalars."""
+    """Prints the table; returns the results with the notes and the learned scalars."""
     print(f"Scores on the test images, by {redacted(models)}:")
     print(format_results(results))
     notes = noted(run.splits.notes, run.splits.repeats)
-    noted_results = {**results, **notes, **({"learned": learned} if learned else {})}
-    print_notes(noted_results)
-    if lines := published.compare(noted_results, run.config):
-        print(lines)
-    return noted_results
+    report = {**results, **notes}
+    if learned:
+        report["learned"] = learned
+    print_notes(report)
+    if comparison := published.compare(report, run.config):
+        print(comparison)
+    return report

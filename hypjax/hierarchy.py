@@ -1,4 +1,4 @@
-"""Shows the hierarchy that trained runs find among test images, as trees, scores and figures."""
+"""Shows the hierarchy of test images in trained runs: trees, scores and figures."""
 
 import json
 import pathlib
@@ -17,13 +17,14 @@ def main(
     images: Annotated[int, flags.IntegerParser(3)] = 5000,
     seed: command.Natural = 0,
 ) -> None:
-    """Prints scores of the trees of runs, and writes trees and figures.
+    """Prints scores of the runs' trees, and can write the trees and figures.
 
     Args:
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
-        output: Folder to write: hierarchy.json with all numbers, and each run's trees and figures.
-        images: Most test images, of random classes; memory and time grow with its square.
-        seed: Seed of the choice of images.
+        output: Folder for hierarchy.json with all numbers, and each run's trees and figures.
+        images: Largest number of test images, from random classes; memory and time grow with its
+            square.
+        seed: Seed of the random choice of images.
 
     Example:
         python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy
@@ -42,7 +43,8 @@ def main(
     hierarchies = [hierarchy.hierarchy_of_run(run, chosen) for run in runs]
     scores = [tree.scores for tree in hierarchies]
     print(f"trees of {chosen.summary}:\n{hierarchy.tables(scores)}")
-    print_notes(notes := noted(runs[0].splits.notes))
+    notes = noted(runs[0].splits.notes)
+    print_notes(notes)
     if folder:
         files = [file for tree in hierarchies for file in hierarchy.write(tree, chosen, folder)]
         numbers = {"images": chosen.indices.tolist(), "runs": scores, **notes}

@@ -22,7 +22,7 @@ def main(
     """Prints the relative δ over random draws, and the curvature that it suggests.
 
     Args:
-        overrides: Fields of the configuration that are set.
+        overrides: Fields of the configuration to set, as FIELD=VALUE.
         config: Configuration with a pretrained encoder; --config.FIELD=VALUE sets a field.
         embeddings: File written by python -m hypjax.embed, instead of --config.
         samples: Number of points in each random draw.
@@ -51,8 +51,8 @@ def main(
         published = None if notes else published_delta(loaded)
     else:
         command.refuse_overrides(overrides)
-        points, notes, published = _saved_features(embeddings), (), None
-    warn_if_collapsed(points, "delta says nothing of the images")
+        points, notes, published = _read_features(embeddings), (), None
+    warn_if_collapsed(points, "delta says nothing about the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
     mean, std = float(deltas.mean()), float(deltas.std())
@@ -66,13 +66,14 @@ def main(
         command.write_numbers(output, {"relative_delta": mean, "std": std, **noted(notes)})
 
 
-def _saved_features(path: str) -> Any:
+def _read_features(path: str) -> Any:
+    """Reads features [n, d] from a file of embeddings."""
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
     saved = Embeddings.load(path)
     if saved.space.normalized and saved.raw_features is None:
-        console.warn("these embeddings have unit length; --config measures them before, as Hyp-ViT")
+        console.warn("these features are normalised; Hyp-ViT measures raw ones, as --config does")
     return saved.features()
 
 

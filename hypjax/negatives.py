@@ -13,16 +13,16 @@ def main(
     batch: command.Positive | None = None,
     output: command.Figure | None = None,
 ) -> None:
-    """Prints how weights are distributed over negatives, and the hardest negatives of anchors.
+    """Prints the distribution of weights over negatives, and the hardest negatives of anchors.
 
     Args:
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
-        anchors: Without --index: number of anchors, at equal distances among the images.
+        anchors: Without --index: number of anchors, evenly spaced among the images.
         show: Without --index: number of anchors whose negatives are shown.
         index: Index of an anchor, from 0, instead of --anchors and --show; repeat the flag.
         k: Number of negatives to show for each anchor.
-        batch: Weigh negatives among the first N images of the first run's first training batch, in
-            each pair of subsets, as the pairwise cross-entropy does, instead of the test images.
+        batch: Weigh negatives among the first N images of the first run's first training batch
+            instead of the test images, in each pair of subsets, as the pairwise cross-entropy does.
         output: Figure of the weights to draw, such as negatives.png. Beside it,
             negatives-hardest.png shows the hardest negatives, and negatives.json holds all numbers.
 
@@ -35,21 +35,21 @@ def main(
     from hypjax.runs.tables import noted, print_notes
 
     runs = open_runs(workdir)
-    for run in runs:  # Before any image is embedded.
+    for run in runs:  # Refuses losses without a temperature before it embeds images.
         softmax_temperature(run.config)
-    splits = runs[0].splits
-    asked = index or [], anchors, show, k
+    splits, options = runs[0].splits, (index or [], anchors, show, k)
     if batch:
-        images, samples = negatives.first_batch(runs[0], batch)
-        choice = negatives.choose_in_batch(images, samples, *asked)
+        images, samples_per_class = negatives.first_batch(runs[0], batch)
+        choice = negatives.choose_in_batch(images, samples_per_class, *options)
     else:
-        choice = negatives.choose(splits, *asked)
+        choice = negatives.choose(splits, *options)
     weighed = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(weighed))
-    for place in range(choice.shown):
-        print(f"\n{negatives.anchor_table(weighed, place)}")
-    print_notes(notes := noted(splits.notes))
+    for anchor in range(choice.shown):
+        print(f"\n{negatives.anchor_table(weighed, anchor)}")
+    notes = noted(splits.notes)
+    print_notes(notes)
     if output:
         negatives.draw_curves(weighed, output)
         hardest = output.with_stem(f"{output.stem}-hardest")

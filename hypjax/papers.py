@@ -1,6 +1,6 @@
-"""Prints a table of the papers with our values beside the published ones.
+"""Prints a table from the papers, with our results beside the published ones.
 
-launch/papers.sh, with the same arguments, runs what the table lacks first.
+launch/papers.sh, with the same arguments, first runs what the table lacks.
 """
 
 import pathlib
@@ -22,9 +22,9 @@ def main(
     Args:
         *names: The table, such as hyp-vit-3, hypmix-1, hier-main or irt-2; then optionally rows,
             each by words of its name: "Hyp-DINO cub200" or 384-d.
-        overrides: Fields that are set in all runs.
-        pending: Print the command lines that run what the table lacks, instead of the table.
-        output: File to write the table to, in Markdown; it is also written as .csv beside it.
+        overrides: Fields to set in all runs, as FIELD=VALUE.
+        pending: Instead of the table, print the command lines that run what the table lacks.
+        output: Markdown file for the table; a .csv file is written beside it.
 
     Example:
         python -m hypjax.papers hyp-vit-3 cub200

@@ -1,4 +1,4 @@
-"""Writes a report of trained runs: one HTML page that opens from the disk."""
+"""Writes a report of trained runs: one HTML page that needs no server."""
 
 import pathlib
 from typing import Annotated
@@ -18,8 +18,8 @@ def main(
     Args:
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: File to write.
-        queries: Queries to show with their nearest images in each run; up to half are successes.
-        k: Nearest images to show of each query.
+        queries: Number of queries to show with their nearest images; up to half are successes.
+        k: Number of nearest images to show for each query.
 
     Example:
         python -m hypjax.report --workdir=runs/glyphs-hyp --output=report.html

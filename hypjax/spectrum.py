@@ -1,4 +1,4 @@
-"""Shows how the embeddings of trained runs spread, before and after training (IRT, Analysis)."""
+"""Shows the spectrum of trained runs' embeddings, before and after training (IRT, Analysis)."""
 
 from typing import Annotated
 
@@ -14,13 +14,14 @@ def main(
     images: Annotated[int, flags.IntegerParser(3)] = 5000,
     seed: command.Natural = 0,
 ) -> None:
-    """Prints how embeddings spread over principal components, and how similar images are.
+    """Prints how variance spreads over principal components, and how similar images are.
 
     Args:
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
-        output: Figure to draw, such as spectrum.png; beside it, spectrum.json holds all numbers.
-        images: Most test images, of random classes; memory and time grow with its square.
-        seed: Seed of the choice of images.
+        output: Figure to draw, such as spectrum.png; spectrum.json beside it holds all numbers.
+        images: Largest number of test images, from random classes; memory and time grow with its
+            square.
+        seed: Seed of the random choice of images.
 
     Example:
         python -m hypjax.spectrum --workdir=runs/glyphs-hyp --output=spectrum.png
@@ -33,7 +34,8 @@ def main(
     chosen = ChosenImages.of(runs[0], images, seed)
     spectra = [spectrum.spectrum_of_run(run, chosen.dataset) for run in runs]
     print(f"embeddings of {chosen.summary}:\n{spectrum.table(spectra)}")
-    print_notes(notes := noted(runs[0].splits.notes))
+    notes = noted(runs[0].splits.notes)
+    print_notes(notes)
     if output:
         spectrum.draw(spectra, output)
         numbers = {"images": chosen.indices.tolist(), "runs": spectra, **notes}

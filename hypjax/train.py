@@ -1,4 +1,4 @@
-"""Training, from top to bottom: open the run, build, begin or restore, loop, finish."""
+"""Training from top to bottom: opens the run, builds it, begins or restores, loops, finishes."""
 
 import contextlib
 import pathlib
@@ -44,27 +44,28 @@ def train_and_evaluate(
     launched: float | None = None,
     report: Callable[[Run], bool] | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates a model; resumes an interrupted run, prints results of a finished one.
+    """Trains and evaluates a model.
 
-    A dataset, an encoder or a loss that you pass replaces what the configuration names. To embed
-    and search, the run needs only your own encoder, see `hypjax.load`.
+    Resumes an interrupted run, and only prints the results of a finished one. A `dataset`,
+    `encoder` or `objective` replaces the one that the configuration names. To embed and search
+    later, pass a custom encoder to `hypjax.load`, too.
 
     Args:
-        config: A configuration, or the name of one, such as "configs/folder.py:hyp-scratch".
+        config: A configuration, or its name, such as "configs/folder.py:hyp-scratch".
         workdir: Folder of the run, or its URL.
-        dataset: (images, labels), arrays or images of Pillow's; pairs of a path or an image and
-            its label; a `datasets.Dataset` of Hugging Face; or {"train": ..., "test": ...} of
-            these. Without splits, classes are held out as for a folder.
+        dataset: (images, labels), where images are arrays or Pillow images; pairs of a path or an
+            image and its label; a Hugging Face `datasets.Dataset`; or {"train": ..., "test": ...}
+            of these. Without splits, classes are held out as for a folder.
         encoder: An `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
-            channels] to [images, dim]. The head of the configuration follows it.
+            channels] to [images, dim]. The configuration's head follows the encoder.
         objective: An `Objective`, or a function as for `hypjax.register_objective`.
         profile: First and last step to trace.
-        launched: Time from which times.json counts; by default now.
-        report: Writes a page on the finished run, and returns whether it did.
+        launched: Start of the times in times.json, in seconds as `time.monotonic`; by default now.
+        report: Function that writes a page about the finished run; returns whether it did.
 
     Returns:
-        What results.json holds: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}, of
-        the test classes. With validation classes, also "best", "best_step", "tied_steps"
+        The contents of results.json: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}
+        on the test classes. With validation classes, also "best", "best_step", "tied_steps"
         (if several steps have the best validation score) and "validation".
 
     Raises:
@@ -75,7 +76,7 @@ def train_and_evaluate(
     keep_compiled_programs()
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
-    _choose(config, dataset, encoder, objective)
+    _set_custom_parts(config, dataset, encoder, objective)
     validate(config)
     if config.train.total_steps == 0:
         refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
@@ -93,7 +94,8 @@ def train_and_evaluate(
     return _train(run, folder, profile, report, warnings, stopwatch)
 
 
-def _choose(config: ConfigDict, dataset: Any, encoder: Any, objective: Any) -> None:
+def _set_custom_parts(config: ConfigDict, dataset: Any, encoder: Any, objective: Any) -> None:
+    """Makes the configuration name the caller's dataset, encoder and objective, where passed."""
     if dataset is not None:
         with config.ignore_type():
             config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
@@ -112,33 +114,39 @@ def _train(
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
-    # Weights are read before the folder is locked: a wrong name leaves nothing behind.
-    resumed = folder.has_checkpoint
-    run, pretrained = (build(run), None) if resumed else build_with_weights(run)
-    total = run.config.train.total_steps
-    trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total)
+    # Reads weights before the folder exists: a wrong name leaves nothing behind.
+    pretrained = None
+    if folder.has_checkpoint:
+        run = build(run)
+    else:
+        run, pretrained = build_with_weights(run)
+    total_steps = run.config.train.total_steps
+    traced_steps = profile if processes.is_first() else None
+    trace = Trace(folder.path / "profile", traced_steps, total_steps)
     facts = shared_provenance(run)
     with folder.locked(facts, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = begin(run, checkpoints, pretrained)
-        del pretrained
-        steps = range(int(state.step), total)
-        results = _trained(run, checkpoints, state, measured, steps, folder.path, trace, stopwatch)
+        del pretrained  # Frees the memory of the weights.
+        steps = range(int(state.step), total_steps)
+        results = _run_steps(
+            run, checkpoints, state, measured, steps, folder.path, trace, stopwatch
+        )
         try:
             print_results(results, run.config)
         finally:  # Printing fails if the pipe's reader has ended.
             with stopwatch.part("saving"):
-                folder.require_last_state(checkpoints, total)
+                folder.require_last_state(checkpoints, total_steps)
             write_times(folder.path, stopwatch, steps=len(steps))
             folder.write_results(results, warnings)
-        reported = report is not None and report(run)
+        has_report = report is not None and report(run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
-    if reported:
+    if has_report:
         print(f"the report is {folder.location}/{REPORT}")
     return results
 
 
-def _trained(
+def _run_steps(
     run: TrainingRun,
     checkpoints: Checkpoints,
     state: TrainState,
@@ -153,8 +161,8 @@ def _trained(
     measured = measured or score_untrained(run, state, stopwatch)
     source = open_input(run, steps, state.params["model"])
     monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
-    jitted = jit_train_steps(run.learner, state, source.store)
-    loop = Loop(run, *jitted, source, checkpoints, monitor)
+    jitted_steps = jit_train_steps(run.learner, state, source.store)
+    loop = Loop(run, *jitted_steps, source, checkpoints, monitor)
     with contextlib.closing(source), monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)

@@ -1,4 +1,4 @@
-"""Compares variants of a configuration, each with the settings that suit it best.
+"""Compares variants of a configuration, each with its best settings.
 
 python -m hypjax.tune --config=configs/glyphs.py --variant="hyp objective.temperature=0.1,0.2"
 --variant="sph objective.temperature=0.1,0.2" --seeds=0,1,2: the table, once all runs are finished.
@@ -21,14 +21,14 @@ def main(
     seeds: tuple[str, ...] = ("0", "1", "2"),
     pending: bool = False,
 ) -> None:
-    """Prints the table, or what must be trained before.
+    """Prints the table, or the runs to train first.
 
     Args:
-        overrides: Fields that are set in all runs.
+        overrides: Fields to set in all runs, as FIELD=VALUE.
         config: Configuration file without a variant; --config.FIELD=VALUE sets a field of all runs.
         variant: A variant, followed by fields with the values to choose from on the validation
             images, in all combinations, as in "hyp objective.temperature=0.1,0.2"; repeat the flag.
-        seeds: Seeds of the runs. Settings are chosen with the first, and trained with all.
+        seeds: Seeds of the runs. The first seed's runs choose the settings, which all seeds use.
         pending: Print the arguments of python -m hypjax.main for the runs to train next.
 
     Example:
@@ -40,29 +40,33 @@ def main(
         raise UserError(f"--config is {config}; name the file, and its variants by --variant")
     from hypjax.analysis import tuning
 
-    first = seeds[0]
     grids = [tuning.candidates(config, overrides, text) for text in variant]
     if len({len(grid) for grid in grids}) > 1:
-        listed = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
-        raise UserError(f"each variant needs as many settings to choose from: {listed}")
+        counts = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
+        raise UserError(f"all variants need equally many settings to choose from: {counts}")
     candidates, choosing = list(itertools.chain(*grids)), len(grids[0]) > 1
-    tuning.require_comparable(candidates, first, choosing=choosing)
-    results = {candidate: candidate.run(first).results for candidate in candidates if choosing}
-    untrained = [run.arguments(first) for run, scores in results.items() if scores is None]
-    if not untrained:
-        scores = {run: tuning.validation_score(results[run]) for run in results}
-        winners = [tuning.tied(grid, scores) for grid in grids] if choosing else grids
-        chosen = [best for best, *_ in winners]
+    tuning.require_comparable(candidates, seeds[0], choosing=choosing)
+    unfinished, winners = [], grids
+    if choosing:
+        results = {candidate: candidate.run(seeds[0]).results for candidate in candidates}
+        unfinished = [run.arguments(seeds[0]) for run in candidates if results[run] is None]
+        if not unfinished:
+            scores = {run: tuning.validation_score(results[run]) for run in candidates}
+            winners = [tuning.tied(grid, scores) for grid in grids]
+    chosen = [tied[0] for tied in winners]
+    if not unfinished:
         runs = itertools.product(chosen, seeds)
-        untrained = [run.arguments(seed) for run, seed in runs if run.run(seed).results is None]
+        unfinished = [run.arguments(seed) for run, seed in runs if run.run(seed).results is None]
     if pending:
-        print("\n".join(untrained), end="\n" if untrained else "")
-    elif untrained:
-        example = f"python -m hypjax.main {untrained[0]}"
-        raise UserError(f"unfinished runs: {len(untrained)}, such as {example} (launch/compare.sh)")
+        for arguments in unfinished:
+            print(arguments)
+    elif unfinished:
+        example = f"python -m hypjax.main {unfinished[0]}"
+        count = len(unfinished)
+        raise UserError(f"unfinished runs: {count}, such as {example} (launch/compare.sh)")
     else:
         if choosing:
-            tuning.print_choice(scores, winners, first)
+            tuning.print_choice(scores, winners, seeds[0])
         tuning.print_comparison(chosen, seeds)
 
 

@@ -127,7 +127,7 @@ def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):
     ]
     with pytest.raises(UserError, match="unfinished runs: 2"):
         tune(*GRIDS)
-    with pytest.raises(UserError, match="as many settings"):
+    with pytest.raises(UserError, match="equally many settings"):
         tune(GRIDS[0], "--variant=sph", "--pending")
     finish_default(f"{FILE}:hyp", "objective.c=0.3", head=0.8, validation=0.6)
     finish_default(f"{FILE}:sph", head=0.9, validation=0.6)
