@@ -1,6 +1,5 @@
 """Trains and evaluates."""
 
-import dataclasses
 import os
 import pathlib
 import re
@@ -10,28 +9,6 @@ from typing import Annotated, Any, Literal
 from hypjax import command
 from hypjax.errors import UserError
 from hypjax.monitoring import stopwatch
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """The flags of a run in several processes.
-
-    Args:
-        coordinator: HOST:PORT of the first of several processes, or auto (Slurm, Open MPI, TPU).
-        num_processes: With --coordinator: number of processes, unless that is auto.
-        process_id: With --coordinator: index of this process, from 0.
-    """
-
-    coordinator: str | None = None
-    num_processes: command.Positive | None = None
-    process_id: command.Natural | None = None
-
-    def join(self) -> None:
-        """Connects to the other processes, if there are any."""
-        from hypjax.parallel import processes
-
-        if self.coordinator is not None:
-            processes.join(self.coordinator, self.num_processes, self.process_id)
 
 
 def main(
@@ -44,7 +21,9 @@ def main(
     print_: bool = False,
     dry_run: bool = False,
     output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
-    processes: Processes,
+    coordinator: str | None = None,
+    num_processes: command.Positive | None = None,
+    process_id: command.Natural | None = None,
     profile: str | None = None,
 ) -> None:
     """Trains or evaluates a model.
@@ -60,7 +39,9 @@ def main(
         print_: Print all fields, their values and where these come from; then stop.
         dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
         output: With --mode=evaluate: file to write the scores to, such as scores.json.
-        processes: Flags of a run in several processes.
+        coordinator: HOST:PORT of the first of several processes, or auto (Slurm, Open MPI, TPU).
+        num_processes: With --coordinator: number of processes; auto finds it.
+        process_id: With --coordinator: index of this process, from 0; auto finds it.
         profile: With --mode=train: steps to trace for TensorBoard or Perfetto, such as 10:15.
 
     Example:
@@ -89,7 +70,10 @@ def main(
         print(show_origins(fields, source, original, overrides))
         return
     folder_or_url = os.path.expanduser(named_folder or default_workdir(fields, original))
-    processes.join()
+    if coordinator is not None:
+        from hypjax.parallel import processes
+
+        processes.join(coordinator, num_processes, process_id)
     caches.keep_compiled_programs()
     if dry_run:
         from hypjax.training.dry_run import dry_run as run_dry

@@ -13,36 +13,6 @@ if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
     from hypjax.data.dataset import Dataset
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.retrieval.galleries import Gallery
-    from hypjax.retrieval.postprocessing import Postprocessing
-
-
-@dataclasses.dataclass(frozen=True)
-class PostprocessedSearch:
-    """The flags of query expansion, re-ranking and prefix search.
-
-    Args:
-        expand: Query expansion: search for the mean of the query and its N nearest images.
-        alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
-            images alike.
-        rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
-        prefix: Search with the first N dimensions, and rank --candidates by all dimensions.
-        candidates: With --prefix: number of images to rank by all dimensions.
-    """
-
-    expand: command.Natural = 0
-    alpha: command.NonNegative = 0.0
-    rerank: bool = False
-    prefix: command.Positive | None = None
-    candidates: command.Positive = 100
-
-    def postprocessing(self) -> Postprocessing:
-        """The post-processing that these flags describe."""
-        from hypjax.retrieval.postprocessing import Postprocessing
-        from hypjax.retrieval.reranking import Reranking
-
-        reranking = Reranking() if self.rerank else None
-        prefix = self.prefix or 0
-        return Postprocessing(self.expand, self.alpha, reranking, prefix, self.candidates)
 
 
 def main(
@@ -52,7 +22,11 @@ def main(
     gallery: Annotated[str, command.Engine("open")],
     query: str,
     k: command.Positive = 10,
-    steps: PostprocessedSearch,
+    expand: command.Natural = 0,
+    alpha: command.NonNegative = 0.0,
+    rerank: bool = False,
+    prefix: command.Positive | None = None,
+    candidates: command.Positive = 100,
     embedding: str = "head",
     keep_self: bool = False,
     output: command.Figure | None = None,
@@ -67,7 +41,12 @@ def main(
             export to another program, such as gallery.usearch or qdrant://host:6333/name.
         query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
         k: Number of neighbours.
-        steps: Post-processing of the search.
+        expand: Query expansion: search for the mean of the query and its N nearest images.
+        alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
+            images alike.
+        rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
+        prefix: Search with the first N dimensions, and rank --candidates by all dimensions.
+        candidates: With --prefix: number of images to rank by all dimensions.
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
@@ -80,9 +59,12 @@ def main(
     from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.embeddings import open_gallery
     from hypjax.retrieval.galleries import require_model
+    from hypjax.retrieval.postprocessing import Postprocessing
+    from hypjax.retrieval.reranking import Reranking
     from hypjax.system import caches, console
 
-    postprocessing = steps.postprocessing()
+    reranking = Reranking() if rerank else None
+    postprocessing = Postprocessing(expand, alpha, reranking, prefix or 0, candidates)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
     images, match = find_images(query), None

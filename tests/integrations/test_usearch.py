@@ -5,10 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import ann
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.integrations.usearch import GraphGallery, export_usearch
 from hypjax.retrieval.embeddings import open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers import galleries
@@ -17,6 +15,9 @@ from tests.helpers.manual import program_with
 
 pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
+from benchmarks import ann  # noqa: E402
+from hypjax.integrations.usearch import GraphGallery, export_usearch  # noqa: E402
+
 SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(0.1, 2.3)]
 BALL = PoincareBall(0.1, 2.3)
 
