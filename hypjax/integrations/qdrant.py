@@ -1,8 +1,8 @@
-"""Galleries in Qdrant, which shards and replicates them.
+"""Galleries in Qdrant, which can shard and replicate them.
 
 A gallery is a collection on a server, or a folder for the local mode of Qdrant's client, which
 scans all points in Python. Qdrant finds candidates by Euclidean distances in a ball, as
-`hypjax.retrieval.euclidean` describes; this module ranks them by their exact distances.
+`hypjax.retrieval.euclidean` describes; this module ranks the candidates by their exact distances.
 """
 
 import contextlib
@@ -32,32 +32,33 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import ArrayGallery, GalleryItem, Neighbours
 from hypjax.system.files import replacing
 
-_BATCH = 500  # Items of one request that adds them.
-_SEARCHES = 50  # Searches of one request.
-_SAMPLE = 1000  # Images whose classes are listed.
-_SCANNED = 10_000  # Kilobytes of vectors up to which no graph is built: a scan is exact.
-_LEAST_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
+_UPLOAD_BATCH = 500  # Images to add in one request.
+_SEARCH_BATCH = 50  # Searches in one request.
+_CLASSES_SAMPLE = 1000  # Images whose classes `classes` lists.
+_SCAN_KILOBYTES = 10_000  # Up to this size of vectors, Qdrant builds no graph: a scan is exact.
+_MIN_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FULL = {"with_payload": True, "with_vectors": True}
 
-# Images, and each query's k nearest among them: distances and indices, ∞ and −1 where missing.
-_Found = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
+# Images, and each query's k nearest among them: distances and indices, ∞ and −1 for no image.
+_Results = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class QdrantGallery:
-    """A gallery in a collection of Qdrant, see `hypjax.retrieval.galleries.Gallery`."""
+    """A gallery in a collection of Qdrant; see `hypjax.retrieval.galleries.Gallery`."""
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     model: str
-    candidates: int = _LEAST_CANDIDATES  # More of a search find more neighbours, and take longer.
+    candidates: int = _MIN_CANDIDATES  # In a search: more find more neighbours, and take longer.
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
         self.name = os.fspath(location)
         self._folder = None if "://" in self.name else pathlib.Path(self.name)
         if self._folder:
             self._client, self._collection = _load(self._folder), "gallery"
-            weakref.finalize(self, _close, vars(self))
+            # The client's own destructor fails while Python ends.
+            weakref.finalize(self, lambda attributes: attributes["_client"].close(), vars(self))
         else:
             self._client, self._collection = _connect(self.name)
 
@@ -74,22 +75,23 @@ class QdrantGallery:
         return self._ask("count").count
 
     def has_class(self, name: str) -> bool:
-        """See `Gallery`."""
+        """Whether an image is of this class."""
         return self._ask("count", count_filter=_filter(label=name)).count > 0
 
     def classes(self) -> list[str]:
-        """See `Gallery`; the classes of a thousand images."""
-        return sorted({item.label for item in self.sample(_SAMPLE)} - {""})
+        """Names of the classes of a thousand images, in order."""
+        return sorted({item.label for item in self.sample(_CLASSES_SAMPLE)} - {""})
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
-        """See `Gallery`; `point_id` gives the keys."""
+        """The images with these keys, in order, without unknown keys; see `point_id`."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
         items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_FULL))}
         return [items[key] for key in keys if key in items]
 
     def sample(self, most: int) -> list[GalleryItem]:
-        """See `Gallery`; the images with the lowest keys, which are hashes."""
-        return self._items(self._ask("scroll", limit=most, **_FULL)[0])
+        """Up to `most` images, those with the lowest keys; since keys are hashes, at random."""
+        records, _ = self._ask("scroll", limit=most, **_FULL)
+        return self._items(records)
 
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)
@@ -99,6 +101,7 @@ class QdrantGallery:
         ]
 
     def _points(self, records: Sequence[Any]) -> Float[np.ndarray, "n d"]:
+        """Points of the gallery's space, from the ball's points that Qdrant stores."""
         if not records:
             return np.empty((0, 1))
         return euclidean.from_ball(np.float32([record.vector for record in records]), self.space)
@@ -110,25 +113,28 @@ class QdrantGallery:
         paths: Sequence[str] | None = None,
         label: str | None = None,
     ) -> list[Neighbours]:
-        """See `Gallery`; links to a query's file may leave fewer than k."""
-        images, distances, items = self._search(points, k + (paths is not None), label=label)
+        """Finds the k nearest images of each query; see `Gallery.nearest`.
+
+        If several images link to a query's file, fewer than k may be left.
+        """
+        images, distances, rows = self._search(points, k + (paths is not None), label=label)
         results = ArrayGallery()
-        for name, key in (("ids", "id"), ("labels", "label")):
-            setattr(results, name, np.array([image.payload[key] for image in images], str))
+        results.ids = np.array([image.payload["id"] for image in images], str)
+        results.labels = np.array([image.payload["label"] for image in images], str)
         own_rows = results.own_rows(paths or [""] * len(points))
         return [
-            hits._replace(keys=[str(images[int(key)].id) for key in hits.keys])
-            for hits in results.neighbours(distances, items, own_rows, k)
+            hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
+            for hits in results.neighbours(distances, rows, own_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes the images with these paths, if they are there."""
+        """Removes the images with these paths; ignores paths that the gallery does not hold."""
         with self._changing():
-            self._ask("delete", points_selector=list(map(point_id, ids)), wait=True)
+            self._ask("delete", points_selector=[point_id(path) for path in ids], wait=True)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Replaces a folder when the body succeeds; on a server, each change counts at once."""
+        """Replaces a folder once all changes succeed; a server applies each change at once."""
         if self._folder is None:
             yield
             return
@@ -142,15 +148,16 @@ class QdrantGallery:
             self._client = _load(self._folder)
 
     def _prepare(self, embeddings: Embeddings) -> None:
+        """Creates the collection if it does not exist, and writes or reads its facts."""
         euclidean.curvature(embeddings.space)  # Checks the space.
-        # An empty one may have been created with other settings, such as shards and replicas.
+        # A user may have created an empty collection, with other shards and replicas.
         if not self._ask("collection_exists"):
             size, distance = embeddings.vectors.shape[1], models.Distance.EUCLID
             graph = {"m": euclidean.LINKS, "ef_construct": euclidean.ADDED}
             self._ask(
                 "create_collection",
                 vectors_config=models.VectorParams(size=size, distance=distance),
-                hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCANNED),
+                hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCAN_KILOBYTES),
             )
         if len(self):
             self._read_facts()
@@ -163,59 +170,64 @@ class QdrantGallery:
         self._write_facts()
 
     def _upsert(self, embeddings: Embeddings) -> None:
+        """Adds images, or replaces those with equal paths."""
         if embeddings.fingerprint != self.fingerprint:
             raise UserError(f"{self.name} holds images of another model; name another collection")
         vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
         columns = embeddings.ids, embeddings.labels, vectors
-        blocks = inputs.blocks(len(embeddings), _BATCH)
-        for block in tqdm(blocks, unit=f" {_BATCH} images", disable=None):
+        blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
+        for block in tqdm(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None):
             rows = zip(*(column[block].tolist() for column in columns), strict=True)
             points = [
-                models.PointStruct(id=point_id(x), vector=y, payload={"id": x, "label": label})
-                for x, label, y in rows
+                models.PointStruct(
+                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
+                )
+                for path, label, vector in rows
             ]
             self._ask("upsert", points=points, wait=True)
 
     def _tune(self, embeddings: Embeddings) -> float:
         """Raises the candidates until searches for a sample find 98% of their 10 nearest.
 
-        Each search leaves out only its own image: without the whole sample, images reached only
-        through it, such as leaves of a tree, would be lost at any number of candidates. Returns
-        the share found; the local mode scans, and finds all.
+        Each search leaves out only its query's image. If all the sample were left out, images that
+        only the sample leads to, such as leaves of a tree, would be lost at any number of
+        candidates. Returns the share found; the local mode scans, and finds all.
         """
-        chosen, _ = euclidean.held_out(len(embeddings), len(self))
-        if self._folder or not len(chosen):
+        sample_rows, _ = euclidean.held_out(len(embeddings), len(self))
+        if self._folder or not len(sample_rows):
             return 1.0
-        sample, paths = embeddings.vectors[chosen], embeddings.ids[chosen].tolist()
+        sample, paths = embeddings.vectors[sample_rows], embeddings.ids[sample_rows].tolist()
         k = min(euclidean.NEAREST, len(self) - 1)
 
-        def find(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        def search_sample(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
             self.candidates = candidates
-            images, distances, items = self._search(sample, k, exact=exact, without=paths)
-            return distances, np.array([*(image.id for image in images), ""])[items]
+            images, distances, rows = self._search(sample, k, exact=exact, excluded_paths=paths)
+            keys = np.array([image.id for image in images] + [""])  # Row −1 is no image.
+            return distances, keys[rows]
 
-        recall = euclidean.tune(find, find(_EXACT_CANDIDATES, exact=True))
+        recall = euclidean.tune(search_sample, search_sample(_EXACT_CANDIDATES, exact=True))
         self._write_facts()
         return recall
 
-    def _search(self, points: Float32[np.ndarray, "n d"], k: int, **options: Any) -> _Found:
+    def _search(self, points: Float32[np.ndarray, "n d"], k: int, **options: Any) -> _Results:
         """Finds the k nearest images of each query, with the options of `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
         centres = in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
         for _ in range(1 if self.space.ball() is None else 2):
             candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
-            rows = np.repeat(np.arange(len(points)), list(map(len, candidates)))
-            by_id = {image.id: image for hits in candidates for image in hits}
-            images, index = list(by_id.values()), {key: i for i, key in enumerate(by_id)}
-            items = np.array([index[image.id] for hits in candidates for image in hits], int)
-            separations, items = euclidean.rank(
-                points, self._points(images), rows, items, k=k, space=self.space
+            queries = np.repeat(np.arange(len(points)), [len(hits) for hits in candidates])
+            keys = [image.id for hits in candidates for image in hits]
+            images = list({image.id: image for hits in candidates for image in hits}.values())
+            row_of = {image.id: row for row, image in enumerate(images)}
+            rows = np.array([row_of[key] for key in keys], int)
+            separations, rows = euclidean.rank(
+                points, self._points(images), queries, rows, k=k, space=self.space
             )
             farthest = np.where(np.isfinite(separations), separations, 0).max(axis=1, initial=0)
             centres = euclidean.centres(in_ball, farthest, self.space)
         with jax.enable_x64(True):
-            return images, np.asarray(self.space.distance_at(separations)), items
+            return images, np.asarray(self.space.distance_at(separations)), rows
 
     def _candidates(
         self,
@@ -224,19 +236,22 @@ class QdrantGallery:
         *,
         label: str | None = None,
         exact: bool = False,
-        without: Sequence[str] | None = None,
+        excluded_paths: Sequence[str] | None = None,
     ) -> list[list[models.ScoredPoint]]:
-        """The Euclidean neighbours of each centre, other than its image of `without`."""
-        # The local mode warns of parameters that it does not need.
+        """The Euclidean neighbours of each centre in a class, without the centre's excluded path.
+
+        `exact` scans all points instead of searching the graph.
+        """
+        # The local mode warns about parameters that it does not need.
         params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
         options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
-            models.QueryRequest(
-                query=centre, filter=_filter(label, without[i] if without else None), **options
+            models.QueryRequest(query=centre, filter=_filter(label, excluded), **options)
+            for centre, excluded in zip(
+                centres.tolist(), excluded_paths or [None] * len(centres), strict=True
             )
-            for i, centre in enumerate(centres.tolist())
         ]
-        batches = inputs.split(requests, _SEARCHES)
+        batches = inputs.split(requests, _SEARCH_BATCH)
         answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
         return [answer.points for batch in answers for answer in batch]
 
@@ -254,7 +269,7 @@ class QdrantGallery:
         self._ask("update_collection", metadata={"hypjax": facts})
 
     def _ask(self, method: str, **kwargs: Any) -> Any:
-        """Calls the client; reports a server that refuses, or is away."""
+        """Calls a method of the client; raises a `UserError` if the server refuses or is away."""
         try:
             return getattr(self._client, method)(self._collection, **kwargs)
         except UnexpectedResponse as error:
@@ -265,9 +280,9 @@ class QdrantGallery:
 
 
 def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
-    """Adds images to a gallery, new or not, in a folder or at a URL; equal paths are replaced.
+    """Adds images to a gallery in a folder or at a URL, and creates the gallery if needed.
 
-    Returns where the gallery is, and the share of neighbours that searches find.
+    Replaces images with equal paths. Returns a sentence with the gallery's name and its recall.
     """
     gallery = QdrantGallery(url or path)
     with gallery._changing():
@@ -275,15 +290,16 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = 
         gallery._upsert(embeddings)
         recall = gallery._tune(embeddings)
     recalled = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
-    return f"{gallery.name}, which holds {len(gallery)} images now; it {recalled}"
+    return f"{gallery.name}, which now holds {len(gallery)} images; it {recalled}"
 
 
 def point_id(path: str) -> str:
-    """A UUID made of the path, so that an image that is added again replaces itself."""
+    """A UUID made from the path, so that adding an image again replaces the image."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:
+    """A client of the server, and the name of the collection."""
     scheme, _, rest = url.partition("://")
     server, _, collection = rest.rstrip("/").rpartition("/")
     if not server or not collection:
@@ -293,20 +309,13 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
             f"{'https' if scheme == 'qdrant+https' else 'http'}://{server}",
             api_key=os.environ.get("QDRANT_API_KEY"),
             timeout=60,
-            check_compatibility=False,  # It would warn of a server that is away.
+            check_compatibility=False,  # The check would warn if the server is away.
         )
     return client, collection
 
 
-def _close(attributes: dict[str, Any]) -> None:
-    """Closes a gallery's latest client; its own destructor fails while Python ends."""
-    client = attributes["_client"]
-    client.close()
-    client.close = lambda: None
-
-
 def _load(folder: pathlib.Path) -> QdrantClient:
-    """A client that holds the points of a folder in memory."""
+    """A client of the local mode that holds a folder's points in memory."""
     if not folder.exists():
         return QdrantClient(":memory:")
     problem, advice = f"{folder} is damaged", "; remove it, and export again"
@@ -316,8 +325,10 @@ def _load(folder: pathlib.Path) -> QdrantClient:
         return QdrantClient(path=copy)
 
 
-def _filter(label: str | None = None, without: str | None = None) -> models.Filter:
-    return models.Filter(
-        must=[] if label is None else [models.FieldCondition(key="label", match={"value": label})],
-        must_not=[] if without is None else [models.HasIdCondition(has_id=[point_id(without)])],
-    )
+def _filter(label: str | None = None, excluded_path: str | None = None) -> models.Filter:
+    required, forbidden = [], []
+    if label is not None:
+        required.append(models.FieldCondition(key="label", match={"value": label}))
+    if excluded_path is not None:
+        forbidden.append(models.HasIdCondition(has_id=[point_id(excluded_path)]))
+    return models.Filter(must=required, must_not=forbidden)
