@@ -1,9 +1,9 @@
-"""A trained model as a folder that sentence-transformers loads: images in, vectors out.
+"""Exports a trained model to a folder that sentence-transformers loads: images in, vectors out.
 
-The encoder is timm's model of this architecture, which Transformers wraps as `TimmWrapperModel`;
-modules of sentence-transformers follow for the head. Libraries compare such vectors by their
-cosine. It ranks as a distance does where all points are equally far from the origin of the space,
-as features are that the clip radius shortens: then the distance grows as the cosine falls.
+The encoder is timm's model of the same architecture, which Transformers wraps as
+`TimmWrapperModel`; modules of sentence-transformers form the head. Libraries compare the vectors by
+cosine. Cosine ranks as the space's distance does if all points are equally far from the origin, as
+points of clipped features are: then the distance grows as the cosine falls.
 """
 
 import pathlib
@@ -27,11 +27,11 @@ from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
 from hypjax.system.files import replacing, write_json, write_text
 
-_MOST_IMAGES = 2000  # Whose norms are compared.
-_ELSEWHERE = "--format=onnx writes the whole model, with its space"
-# Pillow's weights of red, green and blue in grey, which add up to 1.
+_MAX_IMAGES = 2000  # Images for checking that all features are clipped.
+_ONNX_HINT = "--format=onnx writes the whole model, with its space"
+# Pillow's weights of red, green and blue in grey; they add up to 1.
 _GREY = np.array([19595, 38470, 7471]) / 65536
-_FEATURES = (
+_FEATURES_NOTE = (
     "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
     "Cosine may rank differently."
 )
@@ -79,7 +79,7 @@ _DISTANCE = '''\
 import numpy as np
 
 SPACE = {described}
-MAX_NORM = 1 - 1e-5  # Of √c times a point of the ball, as in training.
+MAX_NORM = 1 - 1e-5  # Largest √c·‖x‖ of a point x of the ball, as in training.
 
 
 def points(features, space):
@@ -100,7 +100,7 @@ def points(features, space):
 def distance(x, y, space=SPACE):
     """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
     x, y = np.asarray(x, float), np.asarray(y, float)
-    if space["name"] == "fused":  # Several spaces: a weighted sum of distances.
+    if space["name"] == "fused":  # A weighted sum of distances in several spaces.
         if space["normalized"]:
             x, y = (points(features, {{"name": "sphere"}}) for features in (x, y))
         return sum(weight * distance(x, y, part) for part, weight in space["parts"])
@@ -112,44 +112,59 @@ def distance(x, y, space=SPACE):
     gaps = np.outer(*(1 - c * np.sum(p * p, axis=1) for p in (x, y)))
     return 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
 '''
-_WRITTEN = {"sphere", "poincare", "lorentz"}  # Spaces whose distances that computes.
+_SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance `distance.py` computes.
 
 
 def write_folder(
     workdir: str, folder: pathlib.Path, *, images: str | None = None, features: bool = False
 ) -> str:
-    """Writes a run's best model, or else its last, for sentence-transformers.
+    """Writes a run's best model or, without validation, its last, for sentence-transformers.
 
-    `images` are those to search among, by default the run's test images. With `features`, vectors
-    are the head's outputs, compared by `distance.py`, instead of unit vectors. Returns where the
-    folder is, and why its comparison is exact. Raises a `UserError` if sentence-transformers has
-    no such model, or cosine would rank differently.
+    Args:
+        workdir: Folder of the run, or its URL.
+        folder: Folder to write.
+        images: Images for checking that cosine ranks as the space's distance does; by default the
+            run's test images.
+        features: Output the head's features, to compare by `distance.py` in the folder, instead of
+            unit vectors.
+
+    Returns:
+        A sentence that names the folder, and says why the comparison is exact.
+
+    Raises:
+        UserError: sentence-transformers has no such model, or cosine ranks differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
-    _require_counterpart(config, model, space)
-    exact = _FEATURES.format(space=space) if features else _by_cosine(embedder, images)
+    _require_supported(config, model, space)
+    exact = _FEATURES_NOTE.format(space=space) if features else _require_cosine(embedder, images)
     compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
     if features:
         compare = "distances = distance(vectors, vectors)  # From distance.py in the folder."
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
-        write_model(staged, config, model, embedder.params, normalize=not features)
+        write_modules(staged, config, model, embedder.params, normalize=not features)
         if features:
             source = _DISTANCE.format(space=space, described=describe_space(space))
             write_text(staged / "distance.py", source)
-        values = {"description": describe(config), "version": __version__, "name": folder.name}
-        values |= {"space": space, "exact": exact, "compare": compare}
-        write_text(staged / "README.md", _CARD.format(**values))
-    return f"wrote {folder}, whose README.md says how to load it. {exact}"
+        card = _CARD.format(
+            description=describe(config),
+            version=__version__,
+            space=space,
+            name=folder.name,
+            compare=compare,
+            exact=exact,
+        )
+        write_text(staged / "README.md", card)
+    return f"wrote {folder}; its README.md says how to load it. {exact}"
 
 
-def write_model(
+def write_modules(
     folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any, *, normalize: bool
 ) -> None:
-    """Writes what sentence-transformers reads into an empty folder; `normalize` ends the model."""
+    """Writes the model's modules into an empty folder; `normalize` adds one for unit vectors."""
     _write_encoder(folder, config, model, params["encoder"])
-    modules, dim = [("Transformer", {}, None)], model.encoder.dim
+    modules, dim = [("Transformer", {}, None)], model.encoder.dim  # Type, settings and weights.
     if model.head_kind == "norm_dense":
         weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
         modules.append(("LayerNorm", {"dimension": dim}, weights))
@@ -161,93 +176,98 @@ def write_model(
         modules.append(("Dense", settings, weights))
     if normalize:
         modules.append(("Normalize", {}, None))
-    listed = []
+    rows = []
     for i, (name, settings, weights) in enumerate(modules):
-        path = f"{i}_{name}" if i else ""
-        listed.append({"idx": i, "name": str(i), "path": path, "type": _MODULES[name]})
+        path = f"{i}_{name}" if i else ""  # The encoder's files lie in the folder itself.
+        rows.append({"idx": i, "name": str(i), "path": path, "type": _MODULES[name]})
         if i:
             (folder / path).mkdir()
             write_json(folder / path / "config.json", settings)
         if weights:
             save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
-    write_json(folder / "modules.json", listed)
+    write_json(folder / "modules.json", rows)
     settings = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
     write_json(folder / "config_sentence_transformers.json", settings)
 
 
-def _require_counterpart(config: ConfigDict, model: Embedder, space: Space) -> None:
+def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> None:
+    """Rejects a run that modules of sentence-transformers cannot reproduce."""
     encoder, reason = model.encoder, None
     parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
     if isinstance(encoder, CustomEncoder):
-        reason = "has an encoder of your own"
+        reason = "has a custom encoder"
     elif not encoder.takes_pixels:
         reason = "was trained on features of another model, and takes no images"
     elif not pools_as_timm(encoder):
-        reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ELSEWHERE}"
+        reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ONNX_HINT}"
     elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
-        reason = f"sets eval.scales or eval.pca.head, for which there is no module; {_ELSEWHERE}"
-    elif not {space_name(part) for part, _ in parts} <= _WRITTEN:
-        reason = f"compares images in {space}, whose distance hypjax does not write"
+        reason = f"sets eval.scales or eval.pca.head, which no module computes; {_ONNX_HINT}"
+    elif not {space_name(part) for part, _ in parts} <= _SPACES:
+        reason = f"compares images in {space}, whose distance this format cannot hold"
     if reason:
-        raise UserError(f"sentence-transformers has no such model: this run {reason}")
+        raise UserError(f"sentence-transformers has no model for this run, which {reason}")
 
 
-def _by_cosine(embedder: Model, images: str | None) -> str:
-    """Explains why cosine ranks as the space does; raises a `UserError` where it does not."""
+def _require_cosine(embedder: Model, images: str | None) -> str:
+    """Explains why cosine ranks as the space does; raises a `UserError` if it ranks differently."""
     space = embedder.space
     if space.normalized:
-        return f"Cosine ranks as the distance in {space} does, whatever the images."
-    features, what = _sample(embedder, images)
-    if count := int(np.sum(~_one_length(space, features))):
-        why = f"features of {count} of {what} are not clipped, so lengths matter"
+        return f"Cosine ranks as the distance in {space} does, for any images."
+    features, source = _sample_features(embedder, images)
+    if count := int(np.sum(~_clipped(space, features))):
+        why = f"features of {count} of {source} are not clipped, so lengths matter"
         raise UserError(f"cosine does not rank as the distance in {space}: {why}; add --features")
-    why = f"the features of {what} are all clipped to one length"
-    return f"Cosine ranks as the distance in {space} does: {why}."
+    return f"Cosine ranks as the distance in {space} does: all features of {source} are clipped."
 
 
-def _one_length(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
-    """Marks features that the space brings to one length; in a ball of large c, points hide it."""
+def _clipped(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
+    """Marks features that each part of the space maps to points of one norm."""
+    # Norms of points cannot show this: in a ball of large c, all are near the boundary.
     if space.parts:
-        return np.all([_one_length(part, features) for part, _ in space.parts], axis=0)
+        return np.all([_clipped(part, features) for part, _ in space.parts], axis=0)
     return np.asarray(space.squared | space.clipped(features))
 
 
-def _sample(embedder: Model, where: str | None) -> tuple[Float[np.ndarray, "images dim"], str]:
+def _sample_features(
+    embedder: Model, where: str | None
+) -> tuple[Float[np.ndarray, "images dim"], str]:
+    """Features of some images, from `where` or the test split, and a description of the images."""
     if where is not None:
-        images, what = find_images(where), f"images in {where}"
+        images, source = find_images(where), f"images in {where}"
     else:
         try:
-            images, what = embedder.run.splits.images(scored=True), "test images"
+            images, source = embedder.run.splits.images(scored=True), "test images"
         except UserError as error:
-            problem = f"the run's images, on which cosine is tested, cannot be read ({error})"
+            problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
             raise UserError(f"{problem}; name a folder as --images") from error
-    chosen = images[:: -(-len(images) // _MOST_IMAGES)]
-    embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Its points are the features.
-    embedded = embedder.embed_images(chosen)
+    sample = images[:: -(-len(images) // _MAX_IMAGES)]
+    embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Points of this space are features.
+    embedded = embedder.embed_images(sample)
     if not len(embedded):
-        raise UserError(f"none of {len(chosen)} {what} can be read; name others as --images")
+        raise UserError(f"none of {len(sample)} {source} can be read; name others as --images")
     if len(embedded) < len(images):
-        what += f", a sample of {len(images)}"
-    return embedded.vectors, f"{len(embedded)} {what}"
+        source += f", a sample of {len(images)}"
+    return embedded.vectors, f"{len(embedded)} {source}"
 
 
 def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
-    """Writes the encoder for Transformers, and that its pooled output is the embedding."""
+    """Writes the encoder for Transformers, with its pooled output as the embedding."""
     state = timm_state_dict(params, model.encoder)
     settings = timm_config({"encoder": params}, model, config.data)
     pixels = settings["pretrained_cfg"]
     if config.data.channels == 1:
-        # The model takes images in colour: its first convolution weighs colours as Pillow does,
-        # which then rounds grey to integers.
-        first = next(name for name, value in state.items() if value.ndim == 4)
-        state[first] = np.float32(state[first] * _GREY[:, None, None])
+        # sentence-transformers passes colour images: the first convolution weights the channels as
+        # Pillow does, up to Pillow's rounding of grey to integers.
+        kernel = next(name for name, value in state.items() if value.ndim == 4)
+        state[kernel] = np.float32(state[kernel] * _GREY[:, None, None])
         for field in ("mean", "std"):
             pixels[field] *= 3
         pixels["input_size"][0] = 3
         settings["model_args"].pop("in_chans")
-    # Counts of updates, which do nothing here; Transformers would report them as missing.
-    for name in [name for name in state if name.endswith("running_mean")]:
-        state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
+    # Transformers reports missing counts of updates, though they have no effect here.
+    for name in list(state):
+        if name.endswith("running_mean"):
+            state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     settings["num_classes"] = pixels["num_classes"] = 0
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_json(folder / "config.json", settings)
