@@ -1,4 +1,4 @@
-"""A trained model in one ONNX file, from pixels to points; checked before it is saved."""
+"""Exports a trained model to one ONNX file, from pixels to points, and checks its points."""
 
 import contextlib
 import json
@@ -31,18 +31,19 @@ from hypjax.system.files import replacing
 from hypjax.types import View
 
 _OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
-_LARGEST_FILE = 2**31 - 1  # Bytes of a protocol buffer.
-_TOLERANCE = 1e-4  # Of coordinates, relative to the longest point or to 1, in float32.
-_LARGEST_CHANGE = 1e-3  # Of distances, relative to their median, in float32.
-_LEAST_AGREEMENT = 0.9  # Share of the nearest neighbours that lower precision must leave.
-_SAMPLE = 256  # Test images on which lower precision is measured,
-_PATTERNS = 64  # and random pictures where there are fewer than these.
+_MAX_FILE_BYTES = 2**31 - 1  # Of a protocol buffer.
+# Largest errors in float32: of coordinates, relative to the longest point or to 1, and of
+# distances, relative to their median.
+_MAX_COORDINATE_ERROR, _MAX_DISTANCE_ERROR = 1e-4, 1e-3
+_MIN_AGREEMENT = 0.9  # Share of the nearest neighbours that lower precision must keep.
+_NUM_IMAGES = 256  # Test images for comparing lower precision with float32,
+_NUM_PATTERNS = 64  # or random patterns, if there are fewer test images than these.
 _BATCH = 8
 _NEIGHBOURS = 10
 Batch = Shaped[np.ndarray, "batch ..."]
 
-# `hypjax.data.views` for images of any size. Each channel is resized as an image: otherwise ONNX
-# Runtime 1.32 moves the transposition behind the resizing, which it then refuses.
+# The test view of `hypjax.data.views`, for images of any size. Each channel is resized as an image:
+# otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and then refuses it.
 _VIEW = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 view (uint8[batch, height, width, {channels}] images)
@@ -86,41 +87,56 @@ _CENTRE = {
 def _require_agreement(
     space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
 ) -> str:
-    """Reports how far points of the same images agree; raises a `UserError` if they do not."""
+    """Reports how far points of the same images agree; raises a `UserError` if too little."""
     with jax.enable_x64(True):
-        doubled = expected.astype(np.float64), exported.astype(np.float64)
-        matrices = [np.array(space.distance_matrix(points, points)) for points in doubled]
-    change = np.abs(np.subtract(*matrices)).max() / max(np.median(matrices[0]), 1e-30)
-    for matrix in matrices:
-        np.fill_diagonal(matrix, np.inf)  # No image is its own neighbour.
-    nearest = [np.argsort(matrix, axis=1)[:, :_NEIGHBOURS] for matrix in matrices]
-    same = sum(len(np.intersect1d(a, b)) for a, b in zip(*nearest, strict=True)) / nearest[0].size
+        expected_distances, exported_distances = (
+            np.array(space.distance_matrix(np.float64(points), np.float64(points)))
+            for points in (expected, exported)
+        )
+    largest_change = np.abs(expected_distances - exported_distances).max()
+    change = largest_change / max(np.median(expected_distances), 1e-30)
+    neighbours = []
+    for distances in (expected_distances, exported_distances):
+        np.fill_diagonal(distances, np.inf)  # No image is its own neighbour.
+        neighbours.append(np.argsort(distances, axis=1)[:, :_NEIGHBOURS])
+    shared = [len(np.intersect1d(*rows)) for rows in zip(*neighbours, strict=True)]
+    agreement = sum(shared) / neighbours[0].size
     error = np.abs(expected - exported).max()
-    differ = f"coordinates differ from hypjax's by at most {error:.1g} and distances by at most"
-    neighbours = f"{same:.1%} of the {_NEIGHBOURS} nearest neighbours are the same"
-    summary = f"for {images}, {differ} {change:.2%} of the median; {neighbours}"
+    summary = (
+        f"for {images}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
+        f"at most {change:.2%} of the median; {agreement:.1%} of the {_NEIGHBOURS} nearest "
+        "neighbours are the same"
+    )
     if precision == "float32":
-        # Near a ball's boundary, small differences of coordinates change distances.
-        agree = error <= _TOLERANCE * max(1, np.abs(expected).max()) and change <= _LARGEST_CHANGE
+        # Near a ball's boundary, small errors of coordinates change distances, so both count.
+        max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
+        agrees = error <= max_error and change <= _MAX_DISTANCE_ERROR
         advice = "please report it"
     else:
-        agree = same >= _LEAST_AGREEMENT and np.isfinite(error)
-        advice = f"at least {_LEAST_AGREEMENT:.0%} should be; use --precision=float32"
-    if not agree:
+        agrees = agreement >= _MIN_AGREEMENT and np.isfinite(error)
+        advice = f"at least {_MIN_AGREEMENT:.0%} should be; use --precision=float32"
+    if not agrees:
         raise UserError(f"nothing was written: {summary} in {precision}; {advice}")
     return summary
 
 
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
-    """Writes a model into an ONNX file; returns how far its points agree with hypjax's.
+    """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
-    The precision is 'float32', 'float16' for weights and products of the encoder, or 'int8' for its
-    weights and products except convolutions wider than a pixel. Raises a `UserError` if timm has no
-    such encoder, it has too many weights, or its points disagree with hypjax's.
+    Args:
+        embedder: The model.
+        path: The file to write.
+        precision: "float32"; or, in the encoder, "float16" for weights and products, or "int8" for
+            weights and products other than convolutions wider than a pixel.
+
+    Raises:
+        UserError: timm has no such encoder, the weights exceed 2 GB, or points disagree with
+            hypjax's.
     """
     if precision != "float32" and not embedder.takes_pixels:
         raise UserError(f"{precision} is for encoders; a run on features needs --precision=float32")
-    model, view = exported(embedder, flat=precision == "int8"), View.of(embedder.config.data)
+    model = exported(embedder, flatten_convolutions=precision == "int8")
+    view = View.of(embedder.config.data)
     facts = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
@@ -130,38 +146,40 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
     }
     if embedder.takes_pixels:
         data = embedder.config.data
-        shape = {name: data[name] for name in ("test_view", "image_size", "resize", "channels")}
-        facts |= {"view": shape, "mean": list(data.mean), "std": list(data.std)}
+        names = ("test_view", "image_size", "resize", "channels")
+        facts["view"] = {name: data[name] for name in names}
+        facts |= {"mean": list(data.mean), "std": list(data.std)}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
-    images, batch = _sample(embedder, view, measured=precision != "float32")
-    expected = _points(embedder, batch)
+    description, images = _sample_images(embedder, view, of_run=precision != "float32")
+    expected = _expected_points(embedder, images)
     with writing(path), replacing(path) as temporary:
         if precision == "int8":
             _quantize(model, temporary)
         else:
-            if precision == "float16":  # Of what follows the encoder, the products are Gemm.
+            if precision == "float16":  # The head's products are Gemm, and stay in float32.
                 others = {node.op_type for node in model.graph.node} - {"MatMul", "Conv"}
                 model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
             onnx.save(model, temporary)
-        points = _run(temporary, _uncropped(batch, view) if embedder.takes_pixels else batch)
-        return _require_agreement(embedder.space, images, expected, points, precision)
+        inputs = _add_margin(images, view) if embedder.takes_pixels else images
+        points = _run(temporary, inputs)
+        return _require_agreement(embedder.space, description, expected, points, precision)
 
 
-def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
-    """Converts a model: `images` of any size, or `features`, to `points`, for any batch.
+def exported(embedder: Model, *, flatten_convolutions: bool = False) -> onnx.ModelProto:
+    """Converts a model, from `images` of any size, or `features`, to `points`, for any batch size.
 
-    `flat` makes matrix products of 1 × 1 convolutions.
+    `flatten_convolutions` turns 1 × 1 convolutions into matrix products.
     """
     torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
-    if flat:
+    if flatten_convolutions:
         flatten(torch_model)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
-    if size > _LARGEST_FILE:
+    if size > _MAX_FILE_BYTES:
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
     shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
     if embedder.takes_pixels:
         shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # It logs what it does not optimise.
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # Hides missed optimisations.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -176,55 +194,57 @@ def exported(embedder: Model, *, flat: bool = False) -> onnx.ModelProto:
         )
     model = program.model_proto
     model.ir_version = _IR_VERSION
-    for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
-        part.ClearField("metadata_props")  # Paths of this machine, among others.
+    for message in (model, model.graph, *model.graph.node, *model.graph.value_info):
+        message.ClearField("metadata_props")  # They hold paths of this machine.
     if not embedder.takes_pixels:
         return model
     model = compose.merge_models(view_model(view), model, io_map=[("seen", "seen")])
-    del model.opset_import[1:]  # It names the standard operators twice.
+    del model.opset_import[1:]  # The merged model imports the standard operators twice.
     return model
 
 
 def view_model(view: View) -> onnx.ModelProto:
-    """The model that resizes and crops `images` to a view's images, `seen`."""
+    """The model that resizes and crops `images` as a test view does; its output is `seen`."""
     steps = _SQUASH if view.test == "squash" else _CENTRE
     sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
 def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
-    """Writes a model with the encoder's products in int8, scaled by each column of weights."""
-    # What follows the encoder, by the names that ONNX Runtime gives it when it splits off the bias.
+    """Writes a model with the encoder's products in int8, with a scale per column of weights."""
+    # The head's products, by the names that ONNX Runtime gives them when it splits off the bias.
     head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
     options = {"weight_type": QuantType.QInt8, "per_channel": True, "nodes_to_exclude": head}
-    logging.disable()  # It recommends a preparation that changes nothing here.
+    logging.disable()  # It recommends preprocessing, which changes nothing here.
     quantize_dynamic(model, path, op_types_to_quantize=["MatMul"], **options)
     logging.disable(logging.NOTSET)
 
 
-def _sample(embedder: Model, view: View, *, measured: bool) -> tuple[str, Batch]:
-    """Test images of the run, or random images or features, and a description of them."""
-    if measured:
+def _sample_images(embedder: Model, view: View, *, of_run: bool) -> tuple[str, Batch]:
+    """A description, and test images of the run, or else random images or features."""
+    if of_run:
         with contextlib.suppress(OSError, UserError):
             test = embedder.run.splits.test
-            chosen = np.unique(np.linspace(0, len(test) - 1, min(_SAMPLE, len(test))).astype(int))
-            ((images, broken),) = readable_batches(test.take(chosen), view, len(chosen))
-            images = np.delete(images, list(broken), axis=0)
+            count = min(_NUM_IMAGES, len(test))
+            rows = np.unique(np.linspace(0, len(test) - 1, count).astype(int))
+            ((images, unreadable),) = readable_batches(test.take(rows), view, len(rows))
+            images = np.delete(images, list(unreadable), axis=0)
             images = images[: len(images) // _BATCH * _BATCH]
-            if len(images) >= _PATTERNS:
+            if len(images) >= _NUM_PATTERNS:
                 return f"{len(images)} test images of the run", images
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
-        shape = (_PATTERNS, embedder.module.encoder.dim)
-        return f"{_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
+        shape = (_NUM_PATTERNS, embedder.module.encoder.dim)
+        return f"{_NUM_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth patterns: to a model, all images of independent pixels look alike.
-    coarse = rng.integers(0, 256, (_PATTERNS, 4, 4, view.channels), np.uint8)
-    smooth = [from_array(x).resize((view.side,) * 2, Image.Resampling.BICUBIC) for x in coarse]
-    return f"{_PATTERNS} random patterns", np.stack(list(map(array, smooth)))
+    shape, size = (_NUM_PATTERNS, 4, 4, view.channels), (view.side, view.side)
+    coarse = [from_array(pixels) for pixels in rng.integers(0, 256, shape, np.uint8)]
+    smooth = [array(image.resize(size, Image.Resampling.BICUBIC)) for image in coarse]
+    return f"{_NUM_PATTERNS} random patterns", np.stack(smooth)
 
 
-def _uncropped(images: Batch, view: View) -> Batch:
-    """Adds the margin that the model crops, so that it sees the view's images unchanged."""
+def _add_margin(images: Batch, view: View) -> Batch:
+    """Adds the margin that the exported model crops, so that it embeds the images unchanged."""
     if view.test == "squash":
         return images
     before = round((view.resize - view.side) / 2)
@@ -232,7 +252,8 @@ def _uncropped(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
+def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
+    """Points by hypjax's model, in float32 on the CPU."""
     config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
     model = Run(config, mesh=parallel.create_mesh(devices=[device])).model
@@ -246,6 +267,7 @@ def _points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
 
 
 def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
+    """Points by ONNX Runtime, in batches of several sizes."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # Errors are raised, too.
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])

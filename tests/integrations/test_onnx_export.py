@@ -215,7 +215,7 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_lower_precision_is_measured_on_test_images(precision, exported, monkeypatch):
-    monkeypatch.setattr(onnx_file, "_LEAST_AGREEMENT", 0.5)  # The model is not trained.
+    monkeypatch.setattr(onnx_file, "_MIN_AGREEMENT", 0.5)  # The model is not trained.
     output = exported / f"{precision}.onnx"
     said = hypjax.load(exported / "run").to_onnx(output, precision)
     assert "for 256 test images of the run" in said

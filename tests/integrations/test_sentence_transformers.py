@@ -93,7 +93,7 @@ def test_features_are_of_one_length_where_all_are_clipped():
     features = np.array([[0.99], [1.01], [40.0]]) * 2.3 * np.float32([[0.6, -0.8]])
     ball = PoincareBall(10.0, 2.3)
     for space in (ball, Lorentz(0.1, 2.3), Fused(((Sphere(), 1.0), (ball, 1.0)), normalized=False)):
-        marked = sentence_transformers_folder._one_length(space, features)
+        marked = sentence_transformers_folder._clipped(space, features)
         assert marked.tolist() == [False, True, True]
 
 
