@@ -1,4 +1,4 @@
-"""Models to publish: a folder that hypjax and timm load, and that the Hugging Face hub holds."""
+"""Publishes trained models on the Hugging Face hub, in folders that hypjax and timm load."""
 
 import os
 import pathlib
@@ -70,7 +70,7 @@ Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json
 {results}
 """
 _IN_TIMM = """\
-In timm, whose output is what hypjax maps into that space:
+In timm, whose output hypjax maps into that space:
 
 ```python
 import timm
@@ -79,7 +79,7 @@ model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
 ```
 
 """
-_OWN = "The encoder is no part of hypjax: pass its Flax module to `load` as `encoder=`.\n\n"
+_CUSTOM = "The encoder is not part of hypjax: pass its Flax module to `load` as `encoder=`.\n\n"
 
 
 @at_the_call
@@ -92,20 +92,23 @@ def push(
 ) -> pathlib.Path:
     """Publishes a run's best model or, without validation, its last, on the Hugging Face hub.
 
-    Weights are written under timm's names, with the head as classifier, beside the configuration
-    for hypjax and one for timm, results and a model card. Paths in the configuration lose all but
-    their last name, and `config.run` is left out. One commit uploads all files and removes an
-    earlier model's. Without a token or a connection, the folder remains, and a message says why.
+    Writes a folder with the weights under timm's names, the head as classifier, configurations for
+    hypjax and for timm, results and a model card. Of paths in the configuration, only the last
+    names are published; `config.run` is left out. One commit uploads all files, and removes those
+    of an earlier model. Without a token or a connection, the folder remains and a message says why.
 
     Args:
         workdir: Folder of a run, or its URL.
         name: Name of the repository, 'OWNER/NAME'.
-        folder: Folder to write, by default hub/NAME, and to return. An earlier model in it is
-            replaced; a folder that holds anything else is refused.
-        private: Whether a repository that is created is private.
+        folder: Folder to write, by default hub/NAME. Replaces an earlier model in the folder, but
+            refuses a folder that holds anything else.
+        private: Whether to make a new repository private.
+
+    Returns:
+        The folder.
     """
     if not hub.is_name(name):
-        raise UserError(f"{name!r} is no name of a repository; write OWNER/NAME")
+        raise UserError(f"{name!r} does not name a repository; write OWNER/NAME")
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     with replacing_model(folder) as staged, reading(workdir) as run:
         trained = Run.saved(run).restore_best(run)
@@ -119,9 +122,12 @@ def push(
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
-    owned = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
+
+    def is_of_model(file: str) -> bool:
+        return files.is_hashed(file) or file == files.CONFIG
+
     try:
-        address = hub.upload(folder, paths, name, private=private, owned=owned)
+        address = hub.upload(folder, paths, name, private=private, owned=is_of_model)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
@@ -129,7 +135,7 @@ def push(
 
 
 def _remove_paths(config: ConfigDict) -> None:
-    """Leaves the last name of each path and URL in a configuration, but names on the hub."""
+    """Reduces paths and URLs in a configuration to their last names, except names on the hub."""
     for field, value in flatten(config).items():
         if field in ("model.architecture", "objective.name"):
             continue  # Names of code may hold a colon.
@@ -138,7 +144,7 @@ def _remove_paths(config: ConfigDict) -> None:
 
 
 def _last_name(location: str) -> str:
-    """Last name of any system's path, or of a URL below its host or bucket; 'unnamed' if none."""
+    """Last name of a path of any system, or of a URL after its host or bucket, or 'unnamed'."""
     scheme, _, rest = location.rpartition("://")
     rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
     names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
@@ -148,24 +154,27 @@ def _last_name(location: str) -> str:
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
+    """The README.md of a published model."""
     config, model = trained.config, trained.model
     data, custom = config.data, isinstance(model.encoder, CustomEncoder)
     square = f"{data.image_size} × {data.image_size}"
-    view = f"resized to {square} pixels, whatever their shape"
+    view = f"resized to {square} pixels, without keeping their shape"
     if data.test_view == "centre_crop":
         view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
-    changed = {f: value for f, value in identity(config).items() if value != defaults.get(f)}
+    fields = identity(config).items()
+    changed = {name: value for name, value in fields if value != defaults.get(name)}
     tags = ["image-retrieval", "metric-learning", *["timm"] * (not custom)]
-    elsewhere = _OWN if custom else _IN_TIMM.format(name=name)
+    elsewhere = _CUSTOM if custom else _IN_TIMM.format(name=name)
     if model.head_kind == "norm_dense" and not custom:
         elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
     if not (custom or pools_as_timm(model.encoder)):
         elsewhere += f"timm's model lacks the pooling of tokens, `{model.encoder.pooling}`.\n\n"
     scores = "The run is not finished."
     if results:
-        states = {x: results[x] for x in ("untrained", "final", "best") if x in results}
+        names = ("untrained", "final", "best")
+        states = {name: results[name] for name in names if name in results}
         tables = [format_results(states), compare(results, config)]
         scores = "\n".join(["```", *filter(None, tables), "```"])
     return _CARD.format(
@@ -185,15 +194,17 @@ def _model_card(
 
 
 def _base_model(config: ConfigDict) -> str | None:
+    """The repository of the pretrained weights, if the hub holds them."""
     weights = config.model.weights or ""
     prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
-    known = timm_weights(weights).split(".")[0] in ARCHITECTURES  # Or it is a folder's name.
-    return repository(weights) if prefixed or known else None
+    is_timm = timm_weights(weights).split(".")[0] in ARCHITECTURES
+    # Other names may be folders.
+    return repository(weights) if prefixed or is_timm else None
 
 
 def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
-    """The card's metadata, in YAML, which the hub reads: tags, base model and scores."""
-    # Scores with notes are not comparable, so only the card's text has them.
+    """The card's metadata in YAML, for the hub: tags, base model and scores."""
+    # Scores with notes are not comparable, so only the card's text shows them.
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
     kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
     scores = [

@@ -23,23 +23,23 @@ _SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
 def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes images, classes, points and their layout in the disk as a dataset of HyperView.
 
-    The path's stem names the dataset; HyperView selects the folder. Returns a program to open it.
+    The path's stem names the dataset, in HyperView's folder. Returns a program that opens it.
     """
     name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
-    # HyperView writes ids into URLs.
+    # Hashes, since HyperView writes ids into URLs.
     ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
     if not (space.squared and space.normalized):
         ball = space.ball()
         if ball is None or ball.c <= 0:
-            raise UserError(f"HyperView has no space for {space}; it knows balls and the sphere")
+            raise UserError(f"HyperView shows balls and the sphere, but not {space}")
         geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
         with jax.enable_x64(True):
             points = lorentz.from_poincare(space.to_ball(np.float64(vectors)), ball.c)
             vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
     dataset = hyperview.Dataset(name)
     if len(dataset):
-        raise UserError(f"HyperView has a dataset {name}; remove it, or name another --output")
+        raise UserError(f"HyperView has a dataset {name} already; remove it, or rename --output")
     positions = layout.lay_out(embeddings.vectors, space)
     coordinates = np.stack([positions.real, positions.imag], axis=1)
     dataset.add_samples(

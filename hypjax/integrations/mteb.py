@@ -1,4 +1,4 @@
-"""A trained model as an encoder of mteb, whose benchmark MIEB has tasks of image retrieval."""
+"""A trained model as an encoder for mteb, whose benchmark MIEB has tasks of image retrieval."""
 
 import functools
 import os
@@ -22,10 +22,10 @@ _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
 
 
 class MtebEncoder:
-    """A trained model, which mteb evaluates by the distance of the model's own space.
+    """A trained model that mteb evaluates by the distance of the model's space.
 
-    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores it on tasks of images. Tasks of classifiers
-    and clusters treat points as coordinates of a flat space.
+    `mteb.evaluate(MtebEncoder("runs/a"), tasks)` scores the model on tasks of images. Tasks that
+    train classifiers or find clusters treat points as coordinates of a flat space.
     """
 
     def __init__(self, model_name: str | os.PathLike[str]) -> None:
@@ -35,45 +35,51 @@ class MtebEncoder:
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
         """The model's record in mteb: its name, and its fingerprint as revision."""
-        # OWNER/NAME, as mteb wants it; runs of this machine have the owner hypjax.
+        # mteb needs OWNER/NAME. Local runs get the owner hypjax.
         hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
-        trained_on = getattr(PREPARED.get(self._model.config.data.name), "mteb", "")
-        name = hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}"
-        facts = {"name": name, "revision": self._model.fingerprint, "framework": ["JAX"]}
-        trained = {"training_datasets": {trained_on} if trained_on else None}
-        return ModelMeta.create_empty({**facts, "modalities": ["image"], **trained})
+        dataset = PREPARED.get(self._model.config.data.name)
+        facts = {
+            "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
+            "revision": self._model.fingerprint,
+            "framework": ["JAX"],
+            "modalities": ["image"],
+            "training_datasets": {dataset.mteb} if dataset and dataset.mteb else None,
+        }
+        return ModelMeta.create_empty(facts)
 
     def encode(
         self, inputs: Iterable[Mapping[str, Any]], **options: Any
     ) -> Float[np.ndarray, "images d"]:
-        """Points of the model's space for the images of mteb's batches, float32."""
+        """Embeds the images of mteb's batches as points of the model's space, float32."""
         del options  # The task, its split and others.
-        rows = []
+        points = []
         for batch in inputs:
             if "image" not in batch:
                 raise UserError(f"this model embeds images, but the task has {', '.join(batch)}")
-            rows.append(self._model.embed(batch["image"]))
-        return np.concatenate(rows)
+            points.append(self._model.embed(batch["image"]))
+        return np.concatenate(points)
 
     def similarity(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
     ) -> Float[np.ndarray, "n m"]:
         """Negative distances of all pairs in the model's space, float32."""
-        rows, columns = _rows(embeddings1), _rows(embeddings2)
-        with jax.enable_x64(True):  # Or one matrix product would lose the digits of close points.
-            slices = blocks(len(rows), _BLOCK)
-            tiles = (distance_matrix(self.space, rows[x], columns) for x in slices)
-            return -np.concatenate(list(map(np.float32, tiles)))
+        rows, columns = _as_float64(embeddings1), _as_float64(embeddings2)
+        with jax.enable_x64(True):  # In float32, a matrix product loses digits of close points.
+            distances = [
+                np.float32(distance_matrix(self.space, rows[block], columns))
+                for block in blocks(len(rows), _BLOCK)
+            ]
+        return -np.concatenate(distances)
 
     def similarity_pairwise(
         self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
     ) -> Float[np.ndarray, " n"]:
-        """Negative distances of rows in the model's space, float32."""
-        rows = _rows(embeddings1), _rows(embeddings2)
+        """Negative distances of corresponding rows in the model's space, float32."""
         with jax.enable_x64(True):
-            return -np.asarray(self.space.distance(*rows), np.float32)
+            distances = self.space.distance(_as_float64(embeddings1), _as_float64(embeddings2))
+            return -np.asarray(distances, np.float32)
 
 
-def _rows(embeddings: Any) -> Float[np.ndarray, "n d"]:
-    """Embeddings in float64; mteb may hand over tensors of PyTorch, and single points."""
+def _as_float64(embeddings: Any) -> Float[np.ndarray, "n d"]:
+    """Embeddings in float64. mteb may pass PyTorch tensors, and single points."""
     return np.atleast_2d(np.asarray(embeddings, np.float64))

@@ -17,19 +17,20 @@ from hypjax.system.files import sha256
 _CONFIG = "preprocessor_config.json"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
-_Channels = Sequence[float] | None  # Mean or deviation of each; None for pixels as they are.
+_Channels = Sequence[float] | None  # Mean or deviation of each channel; None for raw pixels.
 
 
 class OnnxEncoder:
-    """An ONNX file with one input, images, and an output of one vector for each."""
+    """An encoder in an ONNX file, which takes images and returns one vector for each."""
 
     def __init__(
         self, name: str, mean: _Channels = None, std: _Channels = None, resize: int | None = None
     ) -> None:
-        """Opens 'FILE', or 'FILE@OUTPUT' for one of several outputs.
+        """Opens 'FILE', or 'FILE@OUTPUT' to select one of several outputs.
 
-        Without a processor beside the file, images are resized to the shorter side `resize` and
-        cropped, and the mean and the standard deviation normalise pixels in [0, 1].
+        A preprocessor_config.json beside the file describes the preprocessing. Without it, images
+        are resized to the shorter side `resize` and cropped, and `mean` and `std` normalise pixels
+        in [0, 1].
         """
         name, _, selected = name.partition("@")
         self._path = path = pathlib.Path(name).expanduser()
@@ -50,18 +51,21 @@ class OnnxEncoder:
         channels = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
         if others or channels not in ([0], [2]) or self._input.type not in _TYPES:
             kind = f"{self._input.type} of the shape {self._input.shape}"
-            raise UserError(f"{path} takes {kind}, not images of three channels, float or uint8")
+            raise UserError(f"{path} takes {kind}; it must take images of three channels")
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
-        processor = path.with_name(_CONFIG)
-        if processor.is_file() and mean is std is resize is None and self._dtype != np.uint8:
-            steps, self._pixels = _processor(processor)
+        config = path.with_name(_CONFIG)
+        if config.is_file() and mean is std is resize is None and self._dtype != np.uint8:
+            settings, self._preprocess = _open_processor(config)
         else:
             size = shape[1:] if self._channels_first else shape[:2]
-            steps = self._view(size, mean, std, resize)
-            self._pixels = functools.partial(_square, *steps)
-        self.facts = ["onnx", self.output, steps, _hashes(path)]
+            settings = self._check_settings(size, mean, std, resize)
+            self._preprocess = functools.partial(_crop_and_scale, *settings)
+        self.facts = ["onnx", self.output, settings, _hashes(path)]
 
-    def _view(self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None) -> list:
+    def _check_settings(
+        self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None
+    ) -> list:
+        """Returns the arguments of `_crop_and_scale`; refuses flags that do not fit the file."""
         path, side, scaled = self._path, size[0], mean is not None or std is not None
         if (self._dtype == np.uint8) == scaled:
             needed = f"needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
@@ -78,11 +82,11 @@ class OnnxEncoder:
 
     def prepare(self, image: Image.Image) -> Shaped[np.ndarray, "..."]:
         """Resizes, crops and scales an image."""
-        values = self._pixels(image).astype(self._dtype)
+        values = self._preprocess(image).astype(self._dtype)
         return np.moveaxis(values, -1, 0) if self._channels_first else values
 
     def features(self, prepared: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the output for each image, float32; a batch of fixed size is padded."""
+        """Returns the output for each image, float32; pads batches if the file fixes their size."""
         size = self._batch if isinstance(self._batch, int) else len(prepared)
         outputs = []
         with explained(f"{self._path} cannot embed its images"):
@@ -94,9 +98,10 @@ class OnnxEncoder:
         return np.concatenate(outputs).astype(np.float32)
 
 
-def _square(
+def _crop_and_scale(
     resize: int, side: int, mean: _Channels, std: _Channels, image: Image.Image
 ) -> np.ndarray:
+    """Resizes the shorter side, crops the centre, and normalises pixels [side, side, 3]."""
     width, height = (resize * length // min(image.size) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     image = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -106,19 +111,24 @@ def _square(
     return (np.float32(pixels) * np.float32(1 / 255) - np.float32(mean)) / np.float32(std)
 
 
-def _processor(config: pathlib.Path) -> tuple[object, Callable[[Image.Image], np.ndarray]]:
+def _open_processor(config: pathlib.Path) -> tuple[str, Callable[[Image.Image], np.ndarray]]:
+    """Opens a processor of Transformers: its settings, and a function of an image."""
     require_package("transformers", config.name, "hypjax[hf]")
     from transformers import AutoImageProcessor
 
     with explained(f"cannot use {config}", "; give --mean and --std instead"):
         processor = AutoImageProcessor.from_pretrained(config.parent)
-        steps = processor.to_json_string()
-    return steps, lambda image: np.moveaxis(
-        np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]), 0, -1
-    )
+        settings = processor.to_json_string()
+
+    def preprocess(image: Image.Image) -> np.ndarray:
+        pixels = processor(images=image, return_tensors="np")["pixel_values"][0]
+        return np.moveaxis(np.asarray(pixels), 0, -1)
+
+    return settings, preprocess
 
 
 def _hashes(path: pathlib.Path) -> list[str]:
+    """Hashes of an ONNX file and of the files with its external weights."""
     weights = load(path, load_external_data=False).graph.initializer
-    beside = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
-    return [sha256(path.parent / name) for name in [path.name, *sorted(beside)]]
+    external = {ExternalDataInfo(x).location for x in weights if uses_external_data(x)}
+    return [sha256(path.parent / name) for name in [path.name, *sorted(external)]]

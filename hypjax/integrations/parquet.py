@@ -36,7 +36,7 @@ Embeddings of {count} images, by hypjax {version}: points of {space}.
 | column | content |
 |---|---|
 | `id` | path or name of the image |
-| `label` | its class, if it is known |
+| `label` | its class, if known |
 | `vector` | the point, {dim} coordinates |
 | `search_vector` | {searched} coordinates; inner products with a query's rank as distances do |
 
@@ -73,7 +73,7 @@ def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
 
 
 def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "") -> str:
-    """Writes the table for `datasets.load_dataset`, with relative paths, and a card."""
+    """Writes a folder for `datasets.load_dataset`: the table, with relative paths, and a card."""
     ids = embeddings.ids.tolist()
     if all(map(os.path.isabs, ids)):
         shared = os.path.commonpath([os.path.dirname(path) for path in ids])
@@ -82,7 +82,7 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
         folder.mkdir(parents=True, exist_ok=True)
         export_parquet(dataclasses.replace(embeddings, ids=np.array(ids)), folder / _TABLE)
         card = _README.format(
-            # Only by the configuration's name, `datasets` notices that a table has changed.
+            # `datasets` notices that a table has changed only if the configuration's name changes.
             version_of_table=sha256(folder / _TABLE)[:12],
             name=name or folder.name,
             table=_TABLE,
@@ -100,7 +100,7 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
 def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
     """Writes a dataset into a folder, and uploads it in one commit; returns its address.
 
-    A new repository is private, since file names may be.
+    New repositories are private, since file names may hold private information.
     """
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)

@@ -1,4 +1,4 @@
-"""Encoders of timm and Transformers, with the preparation of images that belongs to each."""
+"""Encoders of timm and Transformers, each with its preprocessing of images."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ _CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of 
 
 
 class TimmEncoder:
-    """A model of timm without its classifier; of 'NAME@FILE' with the weights of a checkpoint."""
+    """A timm model without its classifier, by NAME; NAME@FILE loads the weights of a checkpoint."""
 
     output = "pooled output"
 
@@ -36,14 +36,14 @@ class TimmEncoder:
                     raise UserError(f"there is no file {path}")
                 weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
                 loaded = model.load_state_dict(weights, strict=False)
-                names = np.atleast_1d(model.pretrained_cfg.get("classifier") or ())
-                classifiers = tuple(f"{name}." for name in names)
-                foreign = [x for x in loaded.unexpected_keys if not x.startswith(classifiers)]
-                if wrong := loaded.missing_keys + foreign:
-                    raise UserError(f"{path} is no checkpoint of this model: {wrong[0]} differs")
-            steps = timm.data.resolve_model_data_config(model)
-            self.prepare = timm.data.create_transform(**steps, is_training=False)
-        self.facts = ["timm", name, steps, _hash_weights(model.state_dict())]
+                classifiers = np.atleast_1d(model.pretrained_cfg.get("classifier") or ())
+                prefixes = tuple(f"{classifier}." for classifier in classifiers)
+                unexpected = [x for x in loaded.unexpected_keys if not x.startswith(prefixes)]
+                if wrong := loaded.missing_keys + unexpected:
+                    raise UserError(f"{path} is no checkpoint of timm:{name}: {wrong[0]} differs")
+            preprocessing = timm.data.resolve_model_data_config(model)
+            self.prepare = timm.data.create_transform(**preprocessing, is_training=False)
+        self.facts = ["timm", name, preprocessing, _hash_weights(model.state_dict())]
         self._model = model.eval().to(_DEVICE)
 
     def features(self, prepared: Sequence[torch.Tensor]) -> Float[np.ndarray, "images dim"]:
@@ -53,26 +53,26 @@ class TimmEncoder:
 
 
 class TransformersEncoder:
-    """A model of Transformers, from the hub or from a folder.
+    """A Transformers model from the hub or a folder.
 
-    Features are the image features of a model of images and texts, such as CLIP; else the output of
-    the model's pooler, if that was trained; else the class token.
+    Features are the image features of a model of images and texts, such as CLIP; otherwise the
+    output of the pooler, if it has trained weights; otherwise the class token.
     """
 
     def __init__(self, name: str) -> None:
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
-            hub.download(name, ["config.json"])  # Transformers tries for a minute without it.
+            hub.download(name, ["config.json"])  # Offline, Transformers would retry for a minute.
         with explained(f"cannot load hf:{name}"):
             import transformers
 
-            transformers.logging.set_verbosity_error()  # It reports weights that are not used.
+            transformers.logging.set_verbosity_error()  # Hides reports of unused weights.
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
             model, loading = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
-        # Many checkpoints come without the pooler of their class, which is then random.
+        # Many checkpoints lack weights of the pooler, which are then random.
         random = {key for key in loading["missing_keys"] if "pooler." in key}
-        if others := set(loading["missing_keys"]) - random:
-            raise UserError(f"hf:{name} lacks {len(others)} weights, such as {min(others)}")
+        if missing := set(loading["missing_keys"]) - random:
+            raise UserError(f"hf:{name} lacks {len(missing)} weights, such as {min(missing)}")
         model, kind = model.float().eval().to(_DEVICE), type(model).__name__
         self._embed, self._pooled = getattr(model, "get_image_features", model), True
         if self._embed is not model:
@@ -84,16 +84,17 @@ class TransformersEncoder:
         else:
             raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
         weights = _hash_weights(model.state_dict(), without=random)
-        config, local = model.config.to_dict(), ("_name_or_path", "transformers_version")
-        config = repr({key: value for key, value in config.items() if key not in local})
-        self.facts = ["hf", self.output, config, self._processor.to_json_string(), weights]
+        config = model.config.to_dict()
+        for key in ("_name_or_path", "transformers_version"):  # They differ between machines.
+            config.pop(key, None)
+        self.facts = ["hf", self.output, repr(config), self._processor.to_json_string(), weights]
 
     def _has_pooler(self) -> bool:
         blank = [self.prepare(Image.new("RGB", (256, 256)))]
         return getattr(self._outputs(blank), "pooler_output", None) is not None
 
     def prepare(self, image: Image.Image) -> Mapping[str, torch.Tensor]:
-        """Prepares an image as the model's processor does."""
+        """Preprocesses an image with the model's processor."""
         return self._processor(images=image, return_tensors="pt")
 
     def features(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
@@ -101,7 +102,7 @@ class TransformersEncoder:
         outputs = self._outputs(prepared)
         if not self._pooled:
             return _as_array(outputs.last_hidden_state[:, 0])
-        # Before Transformers 5, image features are returned themselves.
+        # Transformers 4 returns image features as a tensor.
         return _as_array(getattr(outputs, "pooler_output", outputs).flatten(1))
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
@@ -118,6 +119,7 @@ def _as_array(features: torch.Tensor) -> np.ndarray:
 
 
 def _hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = ()) -> str:
+    """Hash of a model's weights; `without` names weights that do not matter."""
     digest = hashlib.sha256()
     for name in sorted(set(state) - set(without)):
         values = state[name].detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""A trained model in PyTorch: timm's encoder, the head, and the map to the space."""
+"""A trained model in PyTorch: timm's encoder, the head, and the map into the space."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _SMALLEST_NORM = 1e-30
 
 
 class TorchModel(nn.Module):
-    """Maps images of the model's view to points, with a copy of a trained model's weights.
+    """A copy of a trained model, which maps images of its view to points.
 
     Takes uint8 [batch, side, side, channels] or, if the model was trained on features, float32
     [batch, dim]; returns float32 [batch, dim].
@@ -39,7 +39,7 @@ class TorchModel(nn.Module):
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
-            raise UserError(f"eval.scales needs an iterative mean in {self.space}; unset it")
+            raise UserError(f"the mean over eval.scales is iterative in {self.space}; unset it")
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(config.data[name]))
         self.normed, self.head, self.projection = model.head_kind == "norm_dense", None, None
@@ -71,20 +71,23 @@ class TorchModel(nn.Module):
 
 
 class TimmEncoder(nn.Module):
-    """timm's model of an encoder, for images of a side, with the encoder's weights and pooling."""
+    """The timm model of an encoder, with its weights and pooling, for images of one size."""
 
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
         super().__init__()
         if isinstance(model.encoder, CustomEncoder):
-            raise UserError("timm has no model of your own encoder; try the package jax2onnx")
+            raise UserError("timm has no model of a custom encoder; try the package jax2onnx")
         self.side = None
         if side != model.encoder.image_size:
             self.side, (model, params) = side, at_side(model, params, side)
         encoder, (name, settings) = model.encoder, timm_model(params, model)
-        settings["num_classes"], vit = 0, timm.models.VisionTransformer
-        self.model = timm.create_model(name, **settings) if name else vit(**settings)
+        settings["num_classes"] = 0
+        if name:
+            self.model = timm.create_model(name, **settings)
+        else:
+            self.model = timm.models.VisionTransformer(**settings)
         state = timm_state_dict(params["encoder"], encoder)
-        # Counts of updates are missing, which do nothing here.
+        # Not strict: counts of updates are missing, and have no effect here.
         self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
         self.exponent = float(params["encoder"].get("gem_exponent", encoder.gem_exponent))
         self.pooling = None if pools_as_timm(encoder) else encoder.pooling
@@ -97,7 +100,7 @@ class TimmEncoder(nn.Module):
         if self.pooling is None:
             return self.model(images)
         tokens = self.model.forward_features(images)
-        if tokens.ndim == 4:  # A feature map; timm's own pooling leaves a single position as it is.
+        if tokens.ndim == 4:  # A feature map. timm's pooling of a single position does nothing.
             pooled = self._pooled(tokens.flatten(2).transpose(1, 2))
             return self.model.forward_head(pooled[..., None, None], pre_logits=True)
         if self.pooling == "cls":
@@ -111,9 +114,9 @@ class TimmEncoder(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A 1 × 1 convolution as a matrix product, whose columns ONNX Runtime scales singly in int8.
+    """A 1 × 1 convolution as a matrix product, for which ONNX Runtime in int8 has column scales.
 
-    It scales convolutions as a whole: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
+    Convolutions have a single scale: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -128,7 +131,7 @@ class Pointwise(nn.Module):
 
 
 def flatten(module: nn.Module) -> None:
-    """Replaces the 1 × 1 convolutions in a module."""
+    """Replaces the 1 × 1 convolutions in a module by `Pointwise`."""
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d) and (*child.kernel_size, *child.stride) == (1, 1, 1, 1):
             setattr(module, name, Pointwise(child))
@@ -161,7 +164,7 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 
 def shorten(space: Space, features: Tensor) -> Tensor:
-    """Features as their points preserve them: `space.features(space.embed(features))`."""
+    """Shortens features as the space does: `space.features(space.embed(features))`."""
     directions, length, _ = _radial(space, features)
     return directions * length
 
@@ -173,8 +176,9 @@ def embed(space: Space, features: Tensor) -> Tensor:
 
 
 def _radial(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Directions of features, their shortened norms, and the points' norms in each part."""
     norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
     radii = space.radii(norms, torch)
     if radii is None:
-        raise UserError(f"{space} defines no radii, by which hypjax would write it in PyTorch")
+        raise UserError(f"{space} has no `radii`, which an export to PyTorch needs")
     return features / norms, *radii
