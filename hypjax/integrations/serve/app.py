@@ -1,4 +1,4 @@
-"""The application: the page, and the JSON interface that static/openapi.json describes."""
+"""The web application: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import AT_ONCE, Guard, Uploads, admitted
+from hypjax.integrations.serve.limits import AT_ONCE, Guard, Uploads, search_slot
 from hypjax.integrations.serve.searcher import Searcher
 
 _FOLDER = pathlib.Path(__file__).parent
-_HITS = re.compile("[1-9][0-9]{0,2}|1000")
+_FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 
 
 def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
-    """Returns the application of a searcher; `names` are further names of the server."""
+    """Creates the application for a searcher; `names` are further host names of the server."""
     handlers = _Handlers(searcher)
     app = Starlette(
         routes=[
@@ -42,18 +42,24 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
             Mount("/", StaticFiles(directory=_FOLDER / "static", html=True)),
         ],
         middleware=[Middleware(Guard, names=names)],
-        exception_handlers={HTTPException: _refused, UserError: _away, Exception: _failed},
+        exception_handlers={
+            HTTPException: _describe_refusal,
+            UserError: _describe_unavailability,
+            Exception: _describe_failure,
+        },
     )
-    app.router.redirect_slashes = False  # Redirections would have no body.
+    app.router.redirect_slashes = False  # Redirections have no JSON body.
     return app
 
 
 class _Handlers:
+    """Answers requests with a searcher."""
+
     def __init__(self, searcher: Searcher) -> None:
-        self._searcher, self._free = searcher, asyncio.Semaphore(AT_ONCE)
+        self._searcher, self._slots = searcher, asyncio.Semaphore(AT_ONCE)
         self._uploads = Uploads()
-        self._worker = ThreadPoolExecutor(1)  # Two searches at once would each take twice as long.
-        self._readers = ThreadPoolExecutor(2)  # Of the gallery's files, for thumbnails.
+        self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
+        self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
 
     async def health(self, _: Request) -> Response:
         model, about = self._searcher.model, self._searcher.about
@@ -65,53 +71,55 @@ class _Handlers:
 
     async def thumbnail(self, request: Request) -> Response:
         key = request.path_params["key"]
-        content = await _in(self._readers, self._searcher.thumbnail, key)
+        content = await _run_in(self._file_pool, self._searcher.thumbnail, key)
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        async with self._uploads.read(request) as encoded, admitted(self._free):
-            point = await _in(self._worker, self._searcher.embed, encoded)
+        async with self._uploads.read(request) as encoded, search_slot(self._slots):
+            point = await _run_in(self._search_pool, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         options = _search_options(request)
         key = request.path_params.get("key")
         upload = contextlib.nullcontext(key) if key else self._uploads.read(request)
-        async with upload as query, admitted(self._free):
-            return JSONResponse(await _in(self._worker, self._searcher.search, query, *options))
+        async with upload as query, search_slot(self._slots):
+            answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
+        return JSONResponse(answer)
 
 
 def _search_options(request: Request) -> tuple[int, str | None, bool]:
+    """Parses k, the class to search in, and whether to place the images in the disk."""
     options = {"k": "10", "class": "", "places": "false"}
     if unknown := set(request.query_params) - set(options):
         name = on_one_line(min(unknown))[:40]
-        raise HTTPException(400, f"{name!r} is no parameter; k, class and places are known")
+        raise HTTPException(400, f"unknown parameter {name!r}; use k, class and places")
     options |= request.query_params
-    if not _HITS.fullmatch(options["k"]):
+    if not _FROM_1_TO_1000.fullmatch(options["k"]):
         raise HTTPException(400, "k must be a whole number from 1 to 1000")
     if options["places"] not in ("true", "false"):
         raise HTTPException(400, "places must be true or false")
     return int(options["k"]), options["class"] or None, options["places"] == "true"
 
 
-async def _refused(_: Request, error: HTTPException) -> Response:
+async def _describe_refusal(_: Request, error: HTTPException) -> Response:
     message = error.detail
-    if message == http.HTTPStatus(error.status_code).phrase:  # Starlette's default.
+    if message == http.HTTPStatus(error.status_code).phrase:  # Raised by Starlette.
         message += "; /openapi.json lists what this server answers"
     return JSONResponse({"error": message}, error.status_code, error.headers)
 
 
-async def _away(_: Request, error: Exception) -> Response:
-    print(f"error: {error}", file=sys.stderr)  # Such as that Qdrant does not answer.
+async def _describe_unavailability(_: Request, error: Exception) -> Response:
+    print(f"error: {error}", file=sys.stderr)  # For example, Qdrant does not answer.
     message = "the gallery cannot be searched now; the server's log says why"
     return JSONResponse({"error": message}, 503, {"Retry-After": "5"})
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _describe_failure(_: Request, error: Exception) -> Response:
     for line in "".join(traceback.format_exception(error)).splitlines():
         print(on_one_line(line), file=sys.stderr)
     return JSONResponse({"error": "the server failed; its log says why"}, 500)
 
 
-async def _in(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
+async def _run_in(pool: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)

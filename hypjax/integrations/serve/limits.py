@@ -1,4 +1,4 @@
-"""Bounds on uploads and searches, and the origins whose requests are answered."""
+"""Limits on uploads and searches, and the check of each request's host and origin."""
 
 import asyncio
 import contextlib
@@ -17,40 +17,43 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 32 * 2**20  # Of an upload.
 MOST_PIXELS = 64_000_000
-# Others run programs, such as EPS, or may hold more pixels than their headers say, such as TIFF.
+# Not EPS, whose files are programs, or TIFF, whose files may hold more pixels than headers say.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-BODY_SECONDS = 30.0  # For an upload to arrive.
+BODY_SECONDS = 30.0  # In which an upload must arrive.
 MOST_HELD = 16 * MOST_BYTES  # Of all uploads in memory.
-AT_ONCE = 16  # Searches that are answered or queued.
-WAIT_SECONDS = 10.0  # For one of them to end.
-IDLE_SECONDS = 1.0  # Longest pause in a refused body, before its connection is closed.
-_END = {"connection": "close"}  # What remains of a body is not read.
+AT_ONCE = 16  # Searches that run or wait to run.
+WAIT_SECONDS = 10.0  # In which a new search must get one of these slots.
+IDLE_SECONDS = 1.0  # Longest pause in a refused body before its connection is closed.
+_CLOSE = {"connection": "close"}  # Ends the connection without reading the rest of a body.
 
-MultiPartParser.spool_max_size = MOST_BYTES  # Nothing is written to a disk.
+MultiPartParser.spool_max_size = MOST_BYTES  # Keeps uploads in memory, off the disk.
 
 
 @contextlib.asynccontextmanager
-async def admitted(free: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Waits briefly until another search may begin, or refuses."""
+async def search_slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Holds a slot for a search; refuses the request if none becomes free in time."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            await free.acquire()
+            await slots.acquire()
     except TimeoutError as error:
         raise _busy() from error
     try:
         yield
     finally:
-        free.release()
+        slots.release()
 
 
 class Uploads:
-    """Uploads in memory, bounded by their bytes: slow ones hold few, and keep out no others."""
+    """Reads uploads into memory, up to a number of bytes that all of them share.
+
+    The bound counts bytes and not requests, so slow uploads do not block others.
+    """
 
     _held = 0
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads a small image file that arrives in time: the body, or the file of a form."""
+        """Reads an image file from the body, or from a form in the body, within the limits."""
         received = 0
 
         async def receive() -> Message:
@@ -73,14 +76,15 @@ class Uploads:
 
 def _busy() -> HTTPException:
     message = "too many searches at once; try again in a few seconds"
-    return HTTPException(503, message, {"Retry-After": "5", **_END})
+    return HTTPException(503, message, {"Retry-After": "5", **_CLOSE})
 
 
 def _too_large() -> HTTPException:
-    return HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB", _END)
+    return HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB", _CLOSE)
 
 
 async def _read(request: Request) -> bytes:
+    """Reads the body, or the first file of a form; refuses a slow, broken or empty upload."""
     if int(request.headers.get("content-length", "0")) > MOST_BYTES:
         raise _too_large()
     try:
@@ -94,38 +98,38 @@ async def _read(request: Request) -> bytes:
                     content = await files[0].read() if files else b""
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
-        raise HTTPException(408, message, _END) from error
+        raise HTTPException(408, message, _CLOSE) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the connection ended before the image did") from error
     if not content:
-        raise HTTPException(400, "there is no image; send the bytes of a file, or a form with one")
+        raise HTTPException(400, "there is no image; send a file, or a form with a file")
     return content
 
 
 def check_image(encoded: bytes) -> None:
-    """Refuses files that do not begin like an image of a bounded size; decodes nothing."""
+    """Refuses files whose headers are not those of an image of a limited size; decodes nothing."""
     too_many = HTTPException(413, f"the image has more than {MOST_PIXELS:,} pixels; scale it down")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise too_many from error
     except Exception as error:  # Decoders raise almost anything on damaged files.
-        message = f"the file is not an image that can be read; send {', '.join(FORMATS)}"
+        message = f"the file is not an image of a known format; send {', '.join(FORMATS)}"
         raise HTTPException(415, message) from error
     if image.width * image.height > MOST_PIXELS:
         raise too_many
 
 
 class Guard:
-    """Answers only requests that name this server, and no uploads of other sites' pages.
+    """Middleware that refuses requests for other hosts, and uploads from other sites' pages.
 
-    Another site's page could otherwise post to this address, or have its own name resolve to it.
-    Unlike with Starlette's TrustedHostMiddleware, localhost and addresses always name this server.
+    Otherwise a page of another site could post to this server, or have the site's name resolve to
+    this address. Unlike Starlette's TrustedHostMiddleware, this accepts localhost and IP addresses.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
-        self._names = {name.lower() for name in names if not _is_own(name)}
+        self._names = {name.lower() for name in names if not _is_local(name)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
@@ -133,50 +137,57 @@ class Guard:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             if message := self._refusal(scope["method"], headers):
-                app = JSONResponse({"error": message}, 403, _END)
-            # A client that expects to be asked for the body has not sent it yet.
-            receive, send = _reading_all(receive, send, unread="expect" not in headers)
+                app = JSONResponse({"error": message}, 403, _CLOSE)
+            # With "expect", the client sends the body only when asked.
+            receive, send = _drain_body_first(receive, send, unread="expect" not in headers)
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:
-        host, origin = (headers.get(name, "").lower() for name in ("host", "origin"))
-        name = _name(f"//{host}")
-        if not (_is_own(name) or name in self._names):
-            return "this server has another name; start it with --name to add one"
-        # Another port of this machine is another site, unless a name was added for a proxy.
-        known = origin in ("", f"http://{host}", f"https://{host}") or _name(origin) in self._names
-        return "" if known or method in ("GET", "HEAD") else "pages of other sites may not search"
+        """Says why a request is refused; '' if it is not."""
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        name = _host_name(f"//{host}")
+        if not (_is_local(name) or name in self._names):
+            return f"this server is not known as {name}; add the name with --name"
+        # Pages of another port of this machine are another site's, unless --name adds a proxy.
+        same_site = origin in ("", f"http://{host}", f"https://{host}")
+        if same_site or _host_name(origin) in self._names or method in ("GET", "HEAD"):
+            return ""
+        return "pages of other sites may not search"
 
 
-def _reading_all(receive: Receive, send: Send, unread: bool) -> tuple[Receive, Send]:
-    # A socket that is closed with unread bytes is reset, and most clients then lose the answer.
+def _drain_body_first(receive: Receive, send: Send, unread: bool) -> tuple[Receive, Send]:
+    """Wraps a connection: reads the rest of the body before it sends the answer.
 
-    async def next_part() -> Message:
+    A socket closed with unread bytes is reset, and most clients then lose the answer.
+    """
+
+    async def receive_part() -> Message:
         nonlocal unread
         message = await receive()
         unread = message.get("more_body", False)
         return message
 
-    async def send_after(message: Message) -> None:
+    async def send_after_body(message: Message) -> None:
         nonlocal unread
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
                 while unread:
-                    await asyncio.wait_for(next_part(), IDLE_SECONDS)
+                    await asyncio.wait_for(receive_part(), IDLE_SECONDS)
         unread = False
         await send(message)
 
-    return next_part, send_after
+    return receive_part, send_after_body
 
 
-def _is_own(name: str) -> bool:
+def _is_local(name: str) -> bool:
+    """Whether a host name is localhost or an IP address."""
     try:
         return name.lower() == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
 
 
-def _name(url: str) -> str:
+def _host_name(url: str) -> str:
     try:
         return urllib.parse.urlsplit(url).hostname or ""
     except ValueError:

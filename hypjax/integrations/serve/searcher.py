@@ -1,4 +1,4 @@
-"""A model and a gallery that answer searches."""
+"""Answers searches with a model and a gallery, for the web application."""
 
 import functools
 import io
@@ -18,43 +18,50 @@ from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
 from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
 
-_SAMPLE = 300  # Images in the disk, whose layout takes seconds.
-_SIDE = 256  # Pixels of a thumbnail's longer side.
-_THUMBNAILS = 2000  # In memory, about 10 kB each.
+_DISK_IMAGES = 300  # Images in the disk; to lay these out takes seconds.
+_THUMBNAIL_SIDE = 256  # Pixels of the longer side.
+_CACHED_THUMBNAILS = 2000  # In memory, about 10 kB each.
 _Answer = dict[str, Any]
 
 
 class Searcher:
     """Embeds images, finds their neighbours, and places them in the Poincaré disk.
 
-    Only `thumbnail` may be called by several threads at a time. `about` describes the gallery.
+    Only `thumbnail` may be called by several threads at a time.
+
+    Attributes:
+        model: The model that embedded the gallery.
+        about: JSON that describes the gallery, with a sample of its images.
+        thumbnail: Function that returns a JPEG file of the image with a key.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
         require_model(gallery, model.fingerprint)
         self.model, self._gallery = model, gallery
-        sample = gallery.sample(_SAMPLE)
+        sample = gallery.sample(_DISK_IMAGES)
         if not sample:
             raise UserError("there are no images in the gallery")
         self._root = _shared_folder([item.path for item in sample])
         points = np.stack([item.point for item in sample])
         positions = layout.lay_out(points, model.space)
         self._place = layout.placing_among(points, positions, model.space)
-        placed = zip(sample, _pairs(positions), strict=True)
         self.about: _Answer = {
             "images": len(gallery),
             "space": str(model.space),
             "classes": gallery.classes(),
-            "sample": [self._shown(item) | {"place": place} for item, place in placed],
+            "sample": [
+                self._describe(item) | {"place": pair}
+                for item, pair in zip(sample, _coordinates(positions), strict=True)
+            ],
         }
-        # A first search, of a blank image, compiles what every search runs.
-        image = io.BytesIO()
-        Image.new("L", (1, 1)).save(image, "png")
-        self.search(image.getvalue(), 12, None, placed=True)
-        self.thumbnail = functools.lru_cache(_THUMBNAILS)(self._thumbnail)
+        # A first search, for a blank image, compiles the programs that all searches run.
+        blank = io.BytesIO()
+        Image.new("L", (1, 1)).save(blank, "png")
+        self.search(blank.getvalue(), 12, None, placed=True)
+        self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
-        """Embeds an image file, or refuses another file."""
+        """Embeds an image file; refuses any other file."""
         check_image(encoded)
         embedded = self.model.gallery([encoded])
         for reason in embedded.unreadable.values():
@@ -62,59 +69,66 @@ class Searcher:
         return embedded.vectors[0]
 
     def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
-        """Searches for an image file, or for an image of the gallery by its key, without itself.
+        """Finds the k nearest images.
 
-        With a `label`, hits are of this class; if `placed`, they have positions in the disk.
+        Args:
+            query: An image file, or the key of an image of the gallery, which does not find itself.
+            k: Number of hits.
+            label: Class of the hits; None for any class.
+            placed: Whether to place the query and its hits in the disk.
         """
-        row = self._find(query) if isinstance(query, str) else None
-        point = row.point if row else self.embed(query)
-        paths = [row.path] if row else None
+        own = self._find(query) if isinstance(query, str) else None
+        point = own.point if own else self.embed(query)
+        paths = [own.path] if own else None
         (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
-        items = self._gallery.read(neighbours.keys)  # One of a server may be gone meanwhile.
-        query = self._shown(row) if row else {}
-        hits = [self._shown(item) | {"distance": distances[item.key]} for item in items]
+        # On a server, another client may have removed an image meanwhile.
+        items = self._gallery.read(neighbours.keys)
+        described_query = self._describe(own) if own else {}
+        hits = [self._describe(item) | {"distance": distances[item.key]} for item in items]
         if placed:
-            pairs = _pairs(self._place(np.stack([point, *(item.point for item in items)])))
-            for image, place in zip((query, *hits), pairs, strict=True):
-                image["place"] = place
-        match = self.model.match if neighbours.distances else None
-        right = match and row and row.label and row.label == neighbours.labels[0]
-        remark = match.remark(neighbours.distances[0]) if match and not right else ""
-        return {"query": query, "remark": remark, "hits": hits}
+            positions = self._place(np.stack([point, *(item.point for item in items)]))
+            images = (described_query, *hits)
+            for image, pair in zip(images, _coordinates(positions), strict=True):
+                image["place"] = pair
+        match, remark = self.model.match, ""
+        is_right = own and own.label and neighbours.distances and own.label == neighbours.labels[0]
+        if match and neighbours.distances and not is_right:
+            remark = match.remark(neighbours.distances[0])
+        return {"query": described_query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
         if items := self._gallery.read([key]):
             return items[0]
         raise HTTPException(404, "the gallery has no image with this key")
 
-    def _shown(self, item: GalleryItem) -> _Answer:
-        """Describes an image to clients; its path begins below the folder that all share."""
-        below = bool(self._root) and item.path.startswith(self._root)
-        name = item.path[len(self._root) :] if below else os.path.basename(item.path)
+    def _describe(self, item: GalleryItem) -> _Answer:
+        """Describes an image to clients, by its path below the images' common folder."""
+        is_below = bool(self._root) and item.path.startswith(self._root)
+        name = item.path[len(self._root) :] if is_below else os.path.basename(item.path)
         return {"key": item.key, "name": name, "class": item.label}
 
     def _thumbnail(self, key: str) -> bytes:
         path = self._find(key).path
         try:
-            image = read_image(path, 3, least=2 * _SIDE)
+            image = read_image(path, 3, least=2 * _THUMBNAIL_SIDE)
         except Exception as error:  # Moved or damaged since it was embedded.
             raise HTTPException(404, "the file of this image cannot be read") from error
-        image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
         file = io.BytesIO()
         image.save(file, "jpeg", quality=85)
         return file.getvalue()
 
 
 def _shared_folder(paths: Sequence[str]) -> str:
-    """The common folder of files, with a slash at its end; '' if it is the root, or none."""
+    """The common folder of files, with a slash at its end; '' if there is none but the root."""
     try:
         shared = os.path.commonpath([os.path.dirname(path) for path in paths])
         return "" if shared == os.sep else os.path.join(shared, "")
-    except ValueError:  # Some are absolute, and others are not.
+    except ValueError:  # Only some of the paths are absolute.
         return ""
 
 
-def _pairs(positions: layout.Places) -> list[list[float]]:
-    # Rounded towards the origin, to remain in the disk.
+def _coordinates(positions: layout.Places) -> list[list[float]]:
+    """Coordinates [n, 2], rounded towards the origin so that they stay inside the disk."""
     return (np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4).tolist()

@@ -1,4 +1,4 @@
-"""The server: its socket, its bounds, and the headers of all answers."""
+"""The HTTP server: its socket, its timeouts, and the headers of all answers."""
 
 import ipaddress
 import logging
@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hypjax.errors import explained
 
-HEADER_SECONDS = 10.0  # For a request's first line and headers to arrive.
+HEADER_SECONDS = 10.0  # In which a request's first line and headers must arrive.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,13 +32,13 @@ _OPTIONS: dict[str, Any] = {
     "log_level": "critical",
     "proxy_headers": False,
     "server_header": False,
-    "timeout_graceful_shutdown": 5,  # Seconds for requests that are being answered at the end.
+    "timeout_graceful_shutdown": 5,  # Seconds to finish answers at the end.
     "ws": "none",
 }
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket, or raises a `UserError` if the address is none or the port is taken."""
+    """Opens a socket; raises a `UserError` if the address is invalid or the port is taken."""
     with explained(f"cannot open port {port} of {host}", "; choose another by --port or --host"):
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         return socket.create_server((address[0], port), family=family, backlog=128)
@@ -51,28 +51,28 @@ def url_of(listener: socket.socket) -> str:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only programs of this machine reach a socket."""
+    """Whether only programs on this machine can reach a socket."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 class _Protocol(H11Protocol):
-    """A connection that ends if no request arrives in time; uvicorn would wait forever."""
+    """A connection that ends if no request arrives in time; uvicorn's would wait forever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self._watch, self.cycle)
+        self.loop.call_later(HEADER_SECONDS, self._close_if_idle, self.cycle)
 
-    def _watch(self, seen: object) -> None:
+    def _close_if_idle(self, last_request: object) -> None:
         """Ends an idle connection that has begun no request since the last call."""
         is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.cycle is seen:
+        if is_idle and self.cycle is last_request:
             self.transport.close()
         elif not self.transport.is_closing():
-            self.loop.call_later(HEADER_SECONDS, self._watch, self.cycle)
+            self.loop.call_later(HEADER_SECONDS, self._close_if_idle, self.cycle)
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """Returns a server of an application, which ends after SIGINT or SIGTERM."""
-    # What clients send wrong is answered, and not logged as well.
+    """Creates the server of an application, which ends after SIGINT or SIGTERM."""
+    # Malformed forms are answered, so they need not be logged.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     return uvicorn.Server(uvicorn.Config(app, http=_Protocol, **_OPTIONS))
