@@ -2,10 +2,10 @@
 
 python -m benchmarks [loss | retrieval | input | train | all]: one suite, or all four.
 python -m benchmarks growth: how time and memory grow with problem size.
-python -m benchmarks exactness: right answers of searches where points crowd.
+python -m benchmarks exactness: correctness of searches where points crowd.
 python -m benchmarks ann: recall and speed of approximate searches.
 python -m benchmarks memory: memory of the train step, which is compiled but not run.
-python -m benchmarks parity: whether this device computes what a CPU does.
+python -m benchmarks parity: whether this device computes the same as a CPU.
 python -m benchmarks programs: what compiled programs move and need, also on absent GPUs.
 python -m benchmarks job: where the time of a whole run goes, from launch to results.
 python -m benchmarks waits: seconds that people wait for commands, and where they go.
@@ -20,7 +20,7 @@ from hypjax import command
 from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
-_MODULES = {"memory": "programs"}  # Of suites that have no module of their own name.
+_MODULES = {"memory": "programs"}  # Modules of suites that are not named after them.
 _OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits")
 
 
@@ -41,12 +41,12 @@ def main(
     """Runs one suite, or the four timed ones, and prints the tables.
 
     Args:
-        suite: What is measured.
-        overrides: job: fields of the configuration that are set.
+        suite: Suite to run.
+        overrides: job: fields of the configuration to set, as FIELD=VALUE.
         quick: Run once at a tenth of the size, to check that everything works.
         repeats: Number of timed repeats.
-        images: input: folder of photos. Default: synthetic ones.
-        target: memory, programs: what to compile for: a TPU slice such as v5e:2x4 (requires
+        images: input: folder of photos. Default: synthetic photos.
+        target: memory, programs: device to compile for: a TPU slice such as v5e:2x4 (requires
             libtpu), or t4, v100, a100, l4, h100, b200 (requires the extra cuda12). Default: this
             machine.
         devices: memory, programs: number of devices; 0 for all.
@@ -79,11 +79,11 @@ def _measure(
     try:
         for name in suites:
             module = importlib.import_module(f"benchmarks.{_MODULES.get(name, name)}")
-            measured = measure.Options(name, **options, overrides=overrides)
+            suite_options = measure.Options(name, **options, overrides=overrides)
             rows = results[name] = []
             try:
-                rows.extend(module.rows(measured))
-            finally:  # An interrupt or an error keeps the rows before it.
+                rows.extend(module.rows(suite_options))
+            finally:  # Prints the rows measured before an interrupt or an error.
                 if rows:
                     print(measure.table(module.COLUMNS, rows))
             if hasattr(module, "conclude"):

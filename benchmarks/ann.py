@@ -1,4 +1,4 @@
-"""Recall and speed of approximate searches, compared with the exact one and with cosine."""
+"""Recall and speed of approximate searches, compared with exact search and with cosine."""
 
 import functools
 import itertools
@@ -29,12 +29,12 @@ COLUMNS = {
 }
 _K, _QUERIES = 10, 1000
 _COUNT, _QUICK_COUNT = 100_000, 5000  # Points.
-_CANDIDATES = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)  # Of a search in a graph.
+_CANDIDATES = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)  # In a search of a graph.
 _LINKS, _ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
 _LISTS = (1, 4, 16, 64)  # Inverted lists that a search visits.
 _OURS, _PEER = "usearch, own distance (--export=usearch)", "usearch, cosine"
 _WANTED = 0.98
-_LEAST_MISSED = 1e-4  # Smallest share in the figure: one in 10,000 neighbours.
+_MIN_MISSED = 1e-4  # Smallest share in the figure: one in 10,000 neighbours.
 _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
 _SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
 
@@ -43,40 +43,45 @@ Items = Int[np.ndarray, "queries k"]
 
 
 class _Engine(NamedTuple):
-    """An engine with an index, and with settings: the number of each, by name."""
+    """An engine with an index, and the settings to measure."""
 
     name: str
-    search: Callable[[int], Items]  # From the number of a setting to neighbours of the queries.
-    settings: Mapping[str, int]
+    search: Callable[[int], Items]  # From a setting's value to the neighbours of the queries.
+    settings: Mapping[str, int]  # Values by name, such as numbers of candidates.
 
 
 def rows(options: measure.Options) -> Iterator[dict]:
-    """One row per ball, number of coordinates, engine and setting; if quick, of one ball.
+    """One row per ball, number of coordinates, engine and setting; if quick, for one ball.
 
-    Each has the share of the 10 nearest neighbours that were found, and queries per second. Cosine
-    is measured on the same features, against its own exact neighbours. Raises UserError if usearch
-    or numba is not installed.
+    A row holds the recall of the 10 nearest neighbours, and queries per second. Cosine is measured
+    on the same features, against the exact neighbours by cosine.
+
+    Raises:
+        UserError: usearch or numba is not installed.
     """
     if not peers.installed("usearch", "numba"):
         raise UserError('ann requires usearch and numba: pip install "hypjax[ann]"')
     repeats = 1 if options.quick else options.repeats
     for ball, dim in _SETTINGS[-1:] if options.quick else _SETTINGS:
         features = _features(_QUICK_COUNT if options.quick else _COUNT, dim)
-        found, searches = [], []
+        untimed_rows, searches = [], []
         for space in (ball, Sphere()):
-            x, true = np.asarray(space.embed(features)), None
+            points, exact_items = np.asarray(space.embed(features)), None
             distance = "hyperbolic" if space is ball else "cosine"
-            for engine in _engines(x, space):
-                for setting, number in engine.settings.items():
-                    searches.append(functools.partial(engine.search, number))
-                    items = searches[-1]()
-                    true = items if true is None else true  # The exact search comes first.
-                    recall = float((true[:, :, None] == items[:, None]).any(axis=2).mean())
+            for engine in _engines(points, space):
+                for setting, value in engine.settings.items():
+                    search = functools.partial(engine.search, value)
+                    items = search()
+                    if exact_items is None:  # The exact search comes first.
+                        exact_items = items
+                    hits = (exact_items[:, :, None] == items[:, None]).any(axis=2)
                     row = {"c": float(ball.c), "dim": dim, "distance": distance}
-                    found.append(row | dict(engine=engine.name, setting=setting, recall=recall))
+                    row |= {"engine": engine.name, "setting": setting}
+                    untimed_rows.append(row | {"recall": float(hits.mean())})
+                    searches.append(search)
         times = measure.interleaved(searches, repeats)
-        for row, taken in zip(found, times, strict=True):
-            yield row | {"rate": _QUERIES / float(np.median(taken))}
+        for row, seconds in zip(untimed_rows, times, strict=True):
+            yield row | {"rate": _QUERIES / float(np.median(seconds))}
 
 
 def _features(count: int, dim: int) -> Points:
@@ -97,36 +102,39 @@ def _engines(x: Points, space: Space) -> Iterator[_Engine]:
 
     yield _Engine("hypjax", exact, {"exact": 0})
     if isinstance(space, Sphere):
-        yield _usearch(_PEER, x, queries, "cos")
-        yield _usearch(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
+        yield _usearch_engine(_PEER, x, queries, "cos")
+        yield _usearch_engine(f"{_PEER} in bfloat16", x, queries, "cos", dtype="bf16")
         if faiss:
-            search = functools.partial(_faiss_graph(x, "METRIC_INNER_PRODUCT"), queries, _K)
+            search_graph = _faiss_graph_search(x, "METRIC_INNER_PRODUCT")
+            search = functools.partial(search_graph, queries, _K)
             yield _Engine("faiss HNSW, cosine", search, _candidates())
         return
-    yield _exported(x, space)
-    vectors, asked = peers.search_vectors(space, x)
-    asked = asked[:_QUERIES]
-    yield _usearch("usearch, inner product of d + 1", vectors, asked, "ip")
-    yield _usearch("usearch, L2 of the ball's points", x, queries, "l2sq")
+    yield _exported_engine(x, space)
+    gallery_vectors, query_vectors = peers.search_vectors(space, x)
+    query_vectors = query_vectors[:_QUERIES]
+    yield _usearch_engine("usearch, inner product of d + 1", gallery_vectors, query_vectors, "ip")
+    yield _usearch_engine("usearch, L2 of the ball's points", x, queries, "l2sq")
     if faiss:
-        yield _lists("faiss IVF, inner product of d + 1", vectors, asked)
-        near = _faiss_graph(x, "METRIC_L2")
+        name = "faiss IVF, inner product of d + 1"
+        yield _faiss_lists_engine(name, gallery_vectors, query_vectors)
+        search_graph = _faiss_graph_search(x, "METRIC_L2")
 
-        def twice(candidates: int) -> Items:
+        def search_twice(candidates: int) -> Items:
             """Two searches in a graph of Euclidean distances."""
-            search = functools.partial(near, candidates=candidates)
+            search = functools.partial(search_graph, candidates=candidates)
             settings = dict(k=_K, space=space, candidates=candidates)
             return euclidean.nearest(search, x, queries, **settings)[1]
 
-        engine = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
-        yield _Engine(engine, twice, _candidates(least=64))
+        name = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
+        yield _Engine(name, search_twice, _candidates(least=64))
 
 
 def _candidates(least: int = 0) -> dict[str, int]:
     return {f"{number} candidates": number for number in _CANDIDATES if number >= least}
 
 
-def _exported(x: Points, ball: PoincareBall) -> _Engine:
+def _exported_engine(x: Points, ball: PoincareBall) -> _Engine:
+    """The graph that --export=usearch writes."""
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
     gallery = GraphGallery.build(embeddings)
@@ -138,23 +146,23 @@ def _exported(x: Points, ball: PoincareBall) -> _Engine:
     return _Engine(_OURS, search, {"as exported": gallery.candidates, **_candidates()})
 
 
-def _faiss_graph(x: Points, metric: str) -> Callable[[Points, int, int], Items]:
-    """The search of a graph for a number of neighbours by candidates."""
+def _faiss_graph_search(x: Points, metric: str) -> Callable[[Points, int, int], Items]:
+    """Builds an HNSW graph; returns its search for k neighbours, with a number of candidates."""
     import faiss
 
     index = faiss.IndexHNSWFlat(x.shape[1], _LINKS, getattr(faiss, metric))
     index.hnsw.efConstruction = _ADDED
     index.add(x)
 
-    def search(q: Points, count: int, candidates: int) -> Items:
+    def search(queries: Points, k: int, candidates: int) -> Items:
         index.hnsw.efSearch = candidates
-        return index.search(q, count)[1]
+        return index.search(queries, k)[1]
 
     return search
 
 
-def _usearch(
-    engine: str, vectors: Points, queries: Points, metric: str, dtype: str = "f32"
+def _usearch_engine(
+    name: str, vectors: Points, queries: Points, metric: str, dtype: str = "f32"
 ) -> _Engine:
     from usearch.index import Index
 
@@ -166,15 +174,15 @@ def _usearch(
         index.expansion_search = candidates
         return np.asarray(index.search(queries, _K).keys, np.int64)
 
-    return _Engine(engine, search, _candidates())
+    return _Engine(name, search, _candidates())
 
 
-def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
+def _faiss_lists_engine(name: str, vectors: Points, queries: Points) -> _Engine:
     import faiss
 
-    lists = int(4 * len(vectors) ** 0.5)
+    num_lists = int(4 * len(vectors) ** 0.5)
     flat = faiss.IndexFlatIP(vectors.shape[1])
-    index = faiss.IndexIVFFlat(flat, vectors.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexIVFFlat(flat, vectors.shape[1], num_lists, faiss.METRIC_INNER_PRODUCT)
     index.train(vectors)
     index.add(vectors)
 
@@ -182,7 +190,8 @@ def _lists(engine: str, vectors: Points, queries: Points) -> _Engine:
         index.nprobe = visited
         return index.search(queries, _K)[1]
 
-    return _Engine(engine, search, {f"{visited} of {lists} lists": visited for visited in _LISTS})
+    settings = {f"{visited} of {num_lists} lists": visited for visited in _LISTS}
+    return _Engine(name, search, settings)
 
 
 def conclude(rows: measure.Rows, output: pathlib.Path) -> None:
@@ -190,19 +199,20 @@ def conclude(rows: measure.Rows, output: pathlib.Path) -> None:
 
     The figure shows speed against missed neighbours, one panel per ball and number of coordinates.
     """
-    balls = {(row["c"], row["dim"]): [] for row in rows}
+    rows_of_ball = {(row["c"], row["dim"]): [] for row in rows}
     for row in rows:
-        balls[row["c"], row["dim"]].append(row)
+        rows_of_ball[row["c"], row["dim"]].append(row)
     engines = list(dict.fromkeys(row["engine"] for row in rows))
-    columns = min(len(balls), 2)
-    lines = -(-len(balls) // columns)
-    figure = Figure(figsize=(6 * columns, 4 * lines + 1), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).reshape(-1)
-    for axis, ((c, dim), own) in zip(axes, balls.items(), strict=False):
+    num_columns = min(len(rows_of_ball), 2)
+    num_rows = -(-len(rows_of_ball) // num_columns)
+    figure = Figure(figsize=(6 * num_columns, 4 * num_rows + 1), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).reshape(-1)
+    for axis, ((c, dim), panel_rows) in zip(axes, rows_of_ball.items(), strict=False):
         title, best = f"c = {c:g}, {dim} coordinates", {}
         for engine, marker in zip(engines, itertools.cycle("osD^vP*X")):
-            points = sorted((row["rate"], row["recall"]) for row in own if row["engine"] == engine)
-            missed = [max(1 - recall, _LEAST_MISSED) for _, recall in points]
+            engine_rows = [row for row in panel_rows if row["engine"] == engine]
+            points = sorted((row["rate"], row["recall"]) for row in engine_rows)
+            missed = [max(1 - recall, _MIN_MISSED) for _, recall in points]
             axis.plot(missed, [rate for rate, _ in points], marker=marker, label=engine)
             best[engine] = max((rate for rate, recall in points if recall >= _WANTED), default=None)
         if best[_OURS] and best[_PEER]:

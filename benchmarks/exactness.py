@@ -1,4 +1,4 @@
-"""Right answers of searches where points crowd, compared with faiss."""
+"""Correctness of searches where points crowd, compared with faiss."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,27 +29,27 @@ _SPACES = {"ball": PoincareBall(0.1, 2.3), "sphere": Sphere()}
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """One row per space and spread of three crowds, which hold images of all classes.
 
-    Each row has the shares of queries with their true neighbours in the true order, and Recall@1,
-    from distances by subtraction in float64, from hypjax and from faiss.
+    A row holds the share of queries with the true neighbours in the true order, and Recall@1: from
+    distances by subtraction in float64 (the truth), from hypjax and from faiss.
     """
     if not peers.installed("faiss"):
         raise UserError("exactness requires faiss: pip install faiss-cpu")
-    points = 600 if options.quick else 6000
+    num_points = 600 if options.quick else 6000
     rng = np.random.default_rng(0)
-    labels, crowd = rng.integers(0, _CLASSES, points), rng.integers(0, 3, points)
-    centres, noise = rng.normal(size=(3, _DIM))[crowd], rng.normal(size=(points, _DIM))
+    labels, crowd = rng.integers(0, _CLASSES, num_points), rng.integers(0, 3, num_points)
+    centres, noise = rng.normal(size=(3, _DIM))[crowd], rng.normal(size=(num_points, _DIM))
     for name, space in _SPACES.items():
         for spread in _SPREADS:
             x = np.array(space.embed((centres + spread * noise).astype(np.float32)))
-            found = {
+            neighbours = {
                 "true": _without_self(nearest_items(space, x, x, _K + 1)[1]),
                 "hypjax": nearest_neighbors(x, x, k=_K, space=space, exclude_self=True)[1],
                 "faiss": _without_self(peers.faiss_search(space, x, _K + 1)()[1]),
             }
             row = {"space": name, "spread": spread, "right": {}, "recall@1": {}}
-            for who, ids in found.items():
-                row["right"][who] = float(np.mean(np.all(ids == found["true"], 1)))
-                row["recall@1"][who] = float(np.mean(labels[ids[:, 0]] == labels))
+            for library, ids in neighbours.items():
+                row["right"][library] = float(np.mean(np.all(ids == neighbours["true"], 1)))
+                row["recall@1"][library] = float(np.mean(labels[ids[:, 0]] == labels))
             yield row
 
 

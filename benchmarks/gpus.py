@@ -1,32 +1,31 @@
-"""Figures of NVIDIA GPUs: with them XLA compiles for a card that is not there.
+"""Specifications of NVIDIA GPUs, with which XLA compiles for cards that are absent.
 
-Sources are NVIDIA's data sheets and, for what these leave out, the cards' own answers as XLA
-publishes them (its folder target_config). Peaks are for dense products, in float32
-without tensor cores, which would round the factors.
+Sources are NVIDIA's data sheets and XLA's folder target_config, which publishes what the cards
+report. Peaks are for dense products; in float32 without tensor cores, which would round factors.
 """
 
 from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """A card, as XLA needs to know it, and its roofs."""
+    """A card: what XLA needs to compile for it, and the peaks of a roofline model."""
 
     name: str
     capability: tuple[int, int]
     cores: int  # Streaming multiprocessors.
-    lanes: int  # float32 units of each.
-    threads: int  # At most resident on each.
-    shared: int  # Bytes of shared memory of each.
-    block_shared: int  # Bytes of it that a block may use.
-    cache: int  # Bytes.
+    lanes: int  # float32 units of a multiprocessor.
+    threads: int  # Most threads that a multiprocessor holds.
+    shared: int  # Bytes of shared memory of a multiprocessor.
+    block_shared: int  # Bytes of shared memory that a block may use.
+    cache: int  # Bytes of the L2 cache.
     clock: float  # GHz.
     memory: int  # Bytes.
     bandwidth: float  # Bytes per second.
-    half: float  # Operations per second, of products in half precision,
+    half: float  # Operations per second of products in half precision,
     single: float  # and in float32.
 
     def description(self) -> str:
-        """The text that XLA reads, a GpuTargetConfigProto."""
+        """The card as text of a GpuTargetConfigProto, for XLA."""
         major, minor = self.capability
         return f"""gpu_device_info {{
   threads_per_block_limit: 1024

@@ -1,6 +1,7 @@
-"""What compiled programs move, compute and exchange, read from their HLO."""
+"""Reads the memory traffic, operations and collectives of compiled programs from their HLO."""
 
 import collections
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ import jax
 
 from benchmarks.gpus import Gpu
 
-# A computation's name, and the name, type, kind, operands and further words of its instructions.
+# A computation's name, and the name, type, kind, and operands and attributes of an instruction.
 _COMPUTATION = re.compile(r"(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
 _NAME = re.compile(r"%([\w.-]+)")
@@ -22,8 +23,6 @@ _BODY = re.compile(r"(?:body|to_apply)=%([\w.-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _NO_KERNELS = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"}
-
-
 _COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _FULL = ("{highest,highest}", '["HIGHEST","HIGHEST"]')  # Precisions of true float32 products.
@@ -32,42 +31,44 @@ _FULL = ("{highest,highest}", '["HIGHEST","HIGHEST"]')  # Precisions of true flo
 class Kernel(NamedTuple):
     """A kernel of a GPU's program."""
 
-    moved: int  # Bytes that it reads and writes; an operand that it reads twice counts once.
-    operations: int  # Multiplications and additions of products, also of those within attention.
-    product: bool  # Whether it is a product or a convolution of a library, and nothing else.
+    moved: int  # Bytes read and written; an operand that is read twice counts once.
+    operations: int  # Multiplications and additions in products, also within attention.
+    product: bool  # Whether the kernel is only a library's product or convolution.
     half: bool  # Whether the factors are in half precision.
 
     def seconds(self, gpu: Gpu) -> float:
-        """The least time that it takes on a card."""
+        """The least time of the kernel on a card, by the roofline model."""
         peak = gpu.half if self.half else gpu.single
         return max(self.moved / gpu.bandwidth, self.operations / peak)
 
 
 class Program(NamedTuple):
-    """A compiled program: bytes on each device, and what it computes and exchanges."""
+    """A compiled program: its memory on each device, kernels and collectives."""
 
-    run: jax.stages.Compiled  # Unless its devices are absent.
-    arguments: int
-    temporary: int
-    text: str  # Its HLO.
+    run: jax.stages.Compiled  # It can be called if its devices are present.
+    arguments: int  # Bytes.
+    temporary: int  # Bytes.
+    text: str  # The HLO.
     kernels: list[Kernel]  # Of a GPU, in the order of their starts; bodies of loops are repeated.
-    collectives: list[str]  # Exchanges between devices by kind and dtype: 'all-reduce f32'.
+    collectives: list[str]  # Kind and dtype of each, such as 'all-reduce f32'.
     rounded: list[str]  # HLO of products outside the encoder without the highest precision.
     products: dict[str, int]  # Number of products in the encoder for each pair of dtypes.
 
 
 class _Instruction(NamedTuple):
-    result: str  # Its type, such as bf16[900,384]{1,0}.
+    """An instruction of HLO."""
+
+    result: str  # Type of the result, such as bf16[900,384]{1,0}.
     kind: str
-    operands: list[str]  # Types.
-    target: str  # Of a call to a library.
-    rest: str
+    operands: list[str]  # Types of the operands.
+    target: str  # Name of the library's function that a custom call calls; otherwise ''.
+    rest: str  # Text after the opening parenthesis: operands and attributes.
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a product or a convolution, of XLA or of a library."""
-        library = self.target.startswith(("__cublas", "__cudnn$conv"))
-        return library or self.kind in ("dot", "convolution")
+        """Whether this is a product or a convolution, by XLA or by a library."""
+        is_library_call = self.target.startswith(("__cublas", "__cudnn$conv"))
+        return is_library_call or self.kind in ("dot", "convolution")
 
 
 def describe(program: jax.stages.Compiled) -> Program:
@@ -75,39 +76,41 @@ def describe(program: jax.stages.Compiled) -> Program:
     text, memory = program.as_text(), program.memory_analysis()
     computations, entry = {}, ""
     for line in text.splitlines():
-        if found := _COMPUTATION.match(line):
-            name, lines = found[1], []
+        if header := _COMPUTATION.match(line):
+            name, lines = header[1], []
             computations[name] = lines
             entry = name if line.startswith("ENTRY") else entry
         elif computations:
             lines.append(line)
     computations = {name: _instructions(lines) for name, lines in computations.items()}
-    rounded, products, exchanges = [], collections.Counter(), {}
-    for own in (own for computation in computations.values() for own in computation):
-        if own.is_product and "/encoder/" in own.rest:
-            dtypes = (_ARRAY.search(operand)[1] for operand in own.operands[:2])
+    rounded, products, collectives = [], collections.Counter(), {}
+    for instruction in itertools.chain.from_iterable(computations.values()):
+        if instruction.is_product and "/encoder/" in instruction.rest:
+            dtypes = (_ARRAY.search(operand)[1] for operand in instruction.operands[:2])
             products[" × ".join(sorted(dtypes))] += 1
-        elif own.is_product and not any(precision in own.rest for precision in _FULL):
-            rounded.append(own.rest)
-        if (kind := _COLLECTIVE.fullmatch(own.kind)) and (channel := _CHANNEL.search(own.rest)):
-            dtypes = "+".join(sorted({dtype for dtype, _ in _ARRAY.findall(own.result)}))
-            exchanges[channel[1]] = f"{kind[1]} {dtypes}"  # Each channel may occur several times.
+        elif instruction.is_product and not any(x in instruction.rest for x in _FULL):
+            rounded.append(instruction.rest)
+        kind = _COLLECTIVE.fullmatch(instruction.kind)
+        channel = _CHANNEL.search(instruction.rest)
+        if kind and channel:
+            dtypes = "+".join(sorted({dtype for dtype, _ in _ARRAY.findall(instruction.result)}))
+            collectives[channel[1]] = f"{kind[1]} {dtypes}"  # A channel may occur several times.
     return Program(
         run=program,
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         text=text,
-        kernels=list(_started(entry, computations)),
-        collectives=sorted(exchanges.values()),
+        kernels=list(_kernels(entry, computations)),
+        collectives=sorted(collectives.values()),
         rounded=rounded,
         products=dict(products),
     )
 
 
 def _instructions(lines: Sequence[str]) -> list[_Instruction]:
-    types, instructions = {}, []
-    for found in filter(None, map(_INSTRUCTION.match, lines)):
-        name, types[found[1]], kind, rest = found.groups()
+    types, instructions = {}, []  # Types of results by name.
+    for match in filter(None, map(_INSTRUCTION.match, lines)):
+        name, types[match[1]], kind, rest = match.groups()
         operands = [types[name] for name in _NAME.findall(rest.split("), ")[0]) if name in types]
         target = _TARGET.search(rest)
         instructions.append(
@@ -116,17 +119,19 @@ def _instructions(lines: Sequence[str]) -> list[_Instruction]:
     return instructions
 
 
-def _started(name: str, computations: dict[str, list[_Instruction]]) -> Iterator[Kernel]:
-    for own in computations[name]:
-        if own.kind in ("while", "call"):
-            trips = _TRIPS.search(own.rest)
+def _kernels(name: str, computations: dict[str, list[_Instruction]]) -> Iterator[Kernel]:
+    """The kernels that a computation starts, in order."""
+    for instruction in computations[name]:
+        if instruction.kind in ("while", "call"):
+            trips = _TRIPS.search(instruction.rest)
             for _ in range(int(trips[1]) if trips else 1):
-                yield from _started(_BODY.search(own.rest)[1], computations)
-        elif own.kind not in _NO_KERNELS:
-            moved = sum(map(_bytes, (own.result, *own.operands)))
-            half = own.operands[:1] != [] and own.operands[0].startswith(("bf16", "f16"))
-            product = own.target != "" and own.is_product
-            yield Kernel(moved, _operations(own), product, half)
+                yield from _kernels(_BODY.search(instruction.rest)[1], computations)
+        elif instruction.kind not in _NO_KERNELS:
+            operands = instruction.operands
+            moved = _bytes(instruction.result) + sum(map(_bytes, operands))
+            half = bool(operands) and operands[0].startswith(("bf16", "f16"))
+            product = instruction.target != "" and instruction.is_product
+            yield Kernel(moved, _operations(instruction), product, half)
 
 
 def _bytes(type: str) -> int:
@@ -144,13 +149,13 @@ def _itemsize(dtype: str) -> int:
 
 
 def _operations(call: _Instruction) -> int:
-    """Operations of a call to a library; 0 for other kernels."""
+    """Multiplications and additions of a call to a library; 0 for other kernels."""
     arrays = [_ARRAY.search(type) for type in (call.result, *call.operands)]
     sides = [_sides(array[2]) for array in arrays if array]
     if call.target.startswith("__cublas") and (contracted := _CONTRACTED.search(call.rest)):
         return 2 * sides[1][int(contracted[1])] * math.prod(sides[0])
     if call.target.startswith("__cudnn$conv"):
-        # Which of the result and the two operands are the convolution's kernel and its output.
+        # Positions of the convolution's kernel and output among the result and the two operands.
         backward = {"__cudnn$convBackwardFilter": (0, 2), "__cudnn$convBackwardInput": (2, 1)}
         kernel, output = backward.get(call.target, (2, 0))
         channels = sides[kernel][_KERNEL_LABELS.search(call.rest)[1].index("o")]

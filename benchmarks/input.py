@@ -1,4 +1,4 @@
-"""Input, compared with torchvision: decoding, cropping and resizing photos."""
+"""Speed of input, compared with torchvision: decoding, cropping and resizing photos."""
 
 import collections
 import dataclasses
@@ -26,12 +26,12 @@ from hypjax.types import View
 
 _SIDE, _SHORTER_SIDE = 224, 256
 _VIEW = View(_SIDE, _SHORTER_SIDE, channels=3)
-_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Of RandomResizedCrop in Hyp-ViT.
+_AREA, _RATIO = (0.2, 1.0), (3 / 4, 4 / 3)  # Parameters of RandomResizedCrop in Hyp-ViT.
 _BATCH = 100
 
 
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
-    """2,000 training views, or a tenth if quick, and the test views of all photos."""
+    """Times 2,000 training views, or a tenth if quick, and the test views of all photos."""
     with tempfile.TemporaryDirectory() as folder:
         yield from measure.measure(_tasks(options, pathlib.Path(folder)), options)
 
@@ -44,41 +44,43 @@ def _tasks(options: measure.Options, folder: pathlib.Path) -> Iterator[Task]:
     height, width = files.sizes.mean(axis=0).round().astype(int)
     cached = dataclasses.replace(files, decoded=ArrayCache(folder / "decoded", len(files)))
     fill_cache(cached, channels=3)
-    variants = {**_decoders(files), "exact pixels, host cache": cached}
-    yield from _crops(variants, f"{width}×{height}", batches, _BATCH)
+    variants = {**_with_each_decoder(files), "exact pixels, host cache": cached}
+    yield from _crop_tasks(variants, f"{width}×{height}", batches, _BATCH)
     # Photos of a camera's size, for which the fast decoder is made.
     job.write_photos(folder / "large", 3000, 8, [0])
-    large = _decoders(_open_dataset(folder / "large"))
-    yield from _crops(large, "3000 pixels in width", 5, batches)
-    test, name = _peer(files, len(files), training=False)
+    large = _with_each_decoder(_open_dataset(folder / "large"))
+    yield from _crop_tasks(large, "3000 pixels in width", 5, batches)
+    peer, peer_name = _torchvision_loader(files, len(files), training=False)
     yield Task(
         f"{len(files)} test views, exact pixels",
         lambda: _consume(readable_batches(files, _VIEW, _BATCH)),
-        test,
-        name,
+        peer,
+        peer_name,
         items=len(files),
     )
 
 
 def _open_dataset(where: str | pathlib.Path) -> Dataset:
     files = find_images(str(where))
-    sizes = np.array([_opened(files.content(i)).size[::-1] for i in range(len(files))])
+    sizes = np.array([_open_image(files.content(i)).size[::-1] for i in range(len(files))])
     return dataclasses.replace(files, sizes=sizes, upright=False)
 
 
-def _opened(file: bytes) -> Image.Image:
+def _open_image(file: bytes) -> Image.Image:
     return Image.open(io.BytesIO(file))
 
 
-def _decoders(files: Dataset) -> dict[str, Dataset]:
+def _with_each_decoder(files: Dataset) -> dict[str, Dataset]:
     return {"exact pixels": files, "fast decoder": dataclasses.replace(files, fast=True)}
 
 
-def _crops(variants: dict[str, Dataset], size: str, batches: int, batch: int) -> Iterator[Task]:
-    count = batches * batch
-    peer, name = _peer(variants["exact pixels"], count, training=True)
+def _crop_tasks(
+    variants: dict[str, Dataset], size: str, batches: int, batch_size: int
+) -> Iterator[Task]:
+    count = batches * batch_size
+    peer, name = _torchvision_loader(variants["exact pixels"], count, training=True)
     for variant, dataset in variants.items():
-        read = functools.partial(_read_training_batches, dataset, batches, batch)
+        read = functools.partial(_read_training_batches, dataset, batches, batch_size)
         yield Task(f"{count} crops of photos of {size}, {variant}", read, peer, name, items=count)
 
 
@@ -94,8 +96,10 @@ def _read_training_batches(dataset: Dataset, batches: int, size: int) -> None:
     _consume(training_batches(repeated, plans, range(batches), _VIEW))
 
 
-def _peer(files: Dataset, count: int, training: bool) -> tuple[Callable[[], None] | None, str]:
-    """Returns a pass over torchvision's DataLoader with persistent workers, and its name."""
+def _torchvision_loader(
+    files: Dataset, count: int, training: bool
+) -> tuple[Callable[[], None] | None, str]:
+    """A pass over a DataLoader of PyTorch with torchvision's transforms, and its name."""
     if not peers.installed("torchvision"):
         return None, "torchvision (pip install torchvision)"
     import torch
@@ -132,4 +136,4 @@ class _TorchPhotos:
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        return self.transform(_opened(self.files.content(i % len(self.files))).convert("RGB"))
+        return self.transform(_open_image(self.files.content(i % len(self.files))).convert("RGB"))

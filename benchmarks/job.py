@@ -1,7 +1,7 @@
 """Whole runs from launch to final recall: CUB's recipe on synthetic photos, twice.
 
-The first run starts with empty caches, the second one with those that the first has filled. Both
-use the command line and report their times in times.json.
+The first run starts with empty caches, the second run with the caches that the first has filled.
+Both use the command line and report their times in times.json.
 """
 
 import concurrent.futures
@@ -30,7 +30,7 @@ from hypjax.system import console, exits, machine
 
 RUNS = ("cold", "warm")
 COLUMNS = {"part": "{part}", **{name: f"{{{name}:.4g}}" for name in RUNS}}
-_TOLERANCE = 0.01  # Tolerance between the recalls of both runs; accelerators add in varying order.
+_TOLERANCE = 0.01  # Between the recalls of both runs, since accelerators sum in varying order.
 _CONFIG = "cub.py:hyp-dino"
 _FIELDS = ("data.name=folder", "model.weights=None", "run.checkpoint_every=50", "run.report=False")
 # Classes of each split, images of training and testing, and the photos' longer side.
@@ -46,8 +46,11 @@ _QUICK_FIELDS = (
 def rows(options: measure.Options) -> measure.Rows:
     """Writes photos, and trains on them twice by the command line; on few photos if quick.
 
-    A row holds a part of times.json or another figure of both runs. Raises UserError if the machine
-    is too slow or a run failed, and Interrupted if the user interrupts the runs.
+    A row holds a part of times.json, or another measurement, for both runs.
+
+    Raises:
+        UserError: The machine is too slow, or a run failed.
+        Interrupted: The user interrupted the runs.
     """
     if not options.quick and not machine.has_accelerator():
         raise UserError("JAX finds no accelerator, and both runs would take days; try --quick")
@@ -62,7 +65,7 @@ def rows(options: measure.Options) -> measure.Rows:
         load_config(_CONFIG, fields)  # Reports invalid fields before any work is done.
         console.say(f"writing {sum(counts.values())} photos to {folder}")
         with concurrent.futures.ThreadPoolExecutor(machine.usable_cores()) as pool:
-            writing = [
+            futures = [
                 pool.submit(
                     write_photos,
                     folder / f"photos/{split}/{split}_{label:03}",
@@ -72,11 +75,11 @@ def rows(options: measure.Options) -> measure.Rows:
                 )
                 for split, label in itertools.product(counts, range(classes))
             ]
-            for one in writing:
-                one.result()
-        found = {name: _run(folder, name, fields, interrupted) for name in RUNS}
+            for future in futures:
+                future.result()
+        figures = {name: _run(folder, name, fields, interrupted) for name in RUNS}
     return [
-        {"part": part, **{name: run[part] for name, run in found.items()}} for part in found["cold"]
+        {"part": part, **{name: figures[name][part] for name in RUNS}} for part in figures["cold"]
     ]
 
 
@@ -102,7 +105,7 @@ def write_photos(folder: pathlib.Path, width: int, count: int, seed: Sequence[in
 
 
 def scene(rng: np.random.Generator, spots: int, side: int) -> UInt8[np.ndarray, "side side 3"]:
-    """Smooth colour spots with grain, which JPEG compresses like a photo."""
+    """An image of smooth colour spots with grain, which JPEG compresses like a photo."""
     coarse = Image.fromarray(rng.integers(0, 256, (spots, spots, 3), np.uint8))
     smooth = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), np.int16)
     grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
@@ -118,10 +121,11 @@ def _run(
     command = [sys.executable, "-m", "hypjax.main", f"--config={_CONFIG}", f"--workdir={workdir}"]
     command += [f"--config.{field}" for field in fields]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "caches")}
-    environment["PYTHONWARNINGS"] = "ignore:resource_tracker"  # Of semaphores of a killed run.
+    # A killed run leaves semaphores behind, about which Python would warn.
+    environment["PYTHONWARNINGS"] = "ignore:resource_tracker"
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     started = time.monotonic()
-    # In a group of its own, Ctrl-C does not reach the run, which would save a state and say so.
+    # A separate process group: Ctrl-C must not reach the run, which would save its state.
     options = dict(env=environment, stdout=subprocess.DEVNULL, process_group=0)
     with subprocess.Popen(command, **options) as process:
         while process.poll() is None and not interrupted():

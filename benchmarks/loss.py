@@ -23,36 +23,37 @@ _DIM = 128
 _SHAPES = ((450, 2), (100, 9))  # Classes and samples: Hyp-ViT's batches.
 _PAIRS = 100, 9, 128  # Classes, samples and coordinates: Hyp-ViT's batch.
 _PROXIES = 90, 2, 512  # 180 images, as in Proxy-Anchor and HIER.
-# A function that returns value and gradients of a loss, and the temporary bytes that it needs.
+# A function that computes a loss and its gradients, and the temporary bytes that it needs.
 Gradient = tuple[Callable[[], tuple[jax.Array, Any]], int]
 
 
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
-    """Batches of 900 points, or of 90 if quick; then other losses."""
+    """Times the hyperbolic loss on 900 points, or on 90 if quick; then other losses."""
     return measure.measure(_tasks(10 if options.quick else 1), options)
 
 
-def _tasks(smaller: int) -> Iterator[measure.Task]:
+def _tasks(divisor: int) -> Iterator[measure.Task]:
+    """The tasks, with the number of classes divided by `divisor`."""
     rng = np.random.default_rng(0)
     module, name = peers.torch_or_missing("torch (pip install torch)")
     for classes, samples in _SHAPES:
-        classes //= smaller
+        classes //= divisor
         features = rng.normal(size=(classes * samples, _DIM)).astype(np.float32)
         ours, memory = gradient(features, samples)
-        what = f"loss and gradient, {classes} classes × {samples}, {_DIM} coordinates"
+        task = f"loss and gradient, {classes} classes × {samples}, {_DIM} coordinates"
         theirs = module.hyperbolic_losses(features, samples) if module else {"": None}
         for formula, peer in theirs.items():
-            yield measure.Task(what, ours, peer, f"{name} {formula}", memory=memory)
+            yield measure.Task(task, ours, peer, f"{name} {formula}", memory=memory)
     if module is None or not peers.installed("pytorch_metric_learning"):
         return
-    for what, compared in module.metric_losses(_PROXIES[2]).items():
+    for task, compared in module.metric_losses(_PROXIES[2]).items():
         classes, samples, dim = _PROXIES if compared.proxies else _PAIRS
-        features = rng.normal(size=(classes // smaller * samples, dim)).astype(np.float32)
-        labels = np.repeat(np.arange(classes // smaller), samples)
+        features = rng.normal(size=(classes // divisor * samples, dim)).astype(np.float32)
+        labels = np.repeat(np.arange(classes // divisor), samples)
         ours, memory = sphere_gradient(compared.ours, features, labels, *compared.proxies)
-        what += f", {len(features)} images, {dim} coordinates"
+        task += f", {len(features)} images, {dim} coordinates"
         peer = compared.gradient(features, labels)
-        yield measure.Task(what, ours, peer, f"{name}, pytorch-metric-learning", memory=memory)
+        yield measure.Task(task, ours, peer, f"{name}, pytorch-metric-learning", memory=memory)
 
 
 def gradient(features: Float[np.ndarray, "n d"], samples: int) -> Gradient:
@@ -72,7 +73,7 @@ def sphere_gradient(
     labels: Int[np.ndarray, " n"],
     *proxies: Float[np.ndarray, "*b d"],
 ) -> Gradient:
-    """A loss on the sphere, of pairs or of proxies, with its gradients by both."""
+    """A pair or proxy loss on the sphere, with its gradients by the features and the proxies."""
     space, samples = Sphere(), int(np.sum(labels == labels[0]))
     options = {} if proxies else {"samples_per_class": samples}
 
@@ -85,9 +86,9 @@ def sphere_gradient(
 
 
 def _compiled_gradient(loss: Callable[..., jax.Array], *arguments: np.ndarray) -> Gradient:
-    """Gradients are by all arguments."""
+    """Compiles a loss with its gradients by all arguments."""
     arguments = jax.device_put(arguments)
-    by = tuple(range(len(arguments)))
-    program = jax.jit(jax.value_and_grad(loss, argnums=by)).lower(*arguments).compile()
+    argnums = tuple(range(len(arguments)))
+    program = jax.jit(jax.value_and_grad(loss, argnums=argnums)).lower(*arguments).compile()
     memory = program.memory_analysis().temp_size_in_bytes
     return lambda: jax.block_until_ready(program(*arguments)), memory

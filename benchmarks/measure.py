@@ -1,7 +1,7 @@
-"""What suites share: tasks that are timed in turn with other libraries, and tables.
+"""Timing and tables of all suites: each task is timed in turn with another library, the peer.
 
-A suite is a module of this package, with `rows(options)`, which measures, and `COLUMNS` of its
-table. It may also `conclude(rows, output)`. Peers are skipped where they are not installed.
+A suite is a module of this package: `rows(options)` measures, and `COLUMNS` formats the table. It
+may also have `conclude(rows, output)`. Peers that are not installed are skipped.
 """
 
 import functools
@@ -17,8 +17,8 @@ import numpy as np
 from hypjax.errors import Interrupted
 from hypjax.system import console, exits
 
-_MIN_SECONDS = 0.1  # Of a measurement; faster calls are repeated within it.
-_LONG = 1  # Seconds of a call for which it does not matter that caches fill in its beginning.
+_MIN_SECONDS = 0.1  # Of a measurement; faster calls are repeated in one measurement.
+_LONG = 1  # Seconds from which a call needs no untimed call before it to fill the caches.
 Rows = list[dict[str, Any]]
 Call = Callable[[], Any]
 
@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 class Options(NamedTuple):
-    """The suite and the flags of the command."""
+    """The name of the suite, and the flags of the command."""
 
     suite: str = ""
     quick: bool = False
@@ -49,23 +49,23 @@ class Options(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Something to time, and perhaps the same with another library."""
+    """A task to time with hypjax, and optionally with another library."""
 
     name: str
     ours: Call  # Performs the task and waits for the result.
-    peer: Call | None = None  # None also where the library is not installed.
-    peer_name: str = ""  # Or what to install.
+    peer: Call | None = None  # None if there is no peer, or it is not installed.
+    peer_name: str = ""  # Name of the peer, or what to install.
     items: int | None = None  # Number of items processed, for a rate.
-    memory: int | None = None  # Bytes that our program needs, if it is a single one.
+    memory: int | None = None  # Bytes that our program needs, if it is a single program.
 
 
 def measure(tasks: Iterable[Task], options: Options) -> Iterator[dict[str, Any]]:
-    """Times our implementation of each task and the other one in turn, and yields its row.
+    """Times hypjax and the peer in turn, and yields a row for each task.
 
     A row holds the seconds of each repeat in `ours` and `peer`, and their medians.
 
     Raises:
-        Interrupted: An interrupt arrived; raised after the call during which it did.
+        Interrupted: An interrupt arrived; raised after the current call.
     """
     with exits.deferred("interrupted: finishing this measurement") as interrupted:
 
@@ -76,9 +76,10 @@ def measure(tasks: Iterable[Task], options: Options) -> Iterator[dict[str, Any]]
 
         for task in tasks:
             console.say(task.name)
-            calls = [functools.partial(unless_interrupted, f) for f in (task.ours, task.peer) if f]
-            ours, *others = interleaved(calls, 1 if options.quick else options.repeats)
-            peer = others[0] if others else []
+            calls = [task.ours, task.peer] if task.peer else [task.ours]
+            calls = [functools.partial(unless_interrupted, call) for call in calls]
+            times = interleaved(calls, 1 if options.quick else options.repeats)
+            ours, peer = times[0], times[1] if task.peer else []
             seconds = statistics.median(ours)
             peer_seconds = statistics.median(peer) if peer else None
             yield {
@@ -99,26 +100,26 @@ def measure(tasks: Iterable[Task], options: Options) -> Iterator[dict[str, Any]]
 def interleaved(calls: Sequence[Call], repeats: int) -> list[list[float]]:
     """Seconds of calls in rounds, so that a change in the machine's speed affects all alike.
 
-    A first round compiles programs, and a second one says how often to repeat a fast call within a
-    measurement. Each measurement of a call under a second follows an untimed one: the other calls
-    have meanwhile filled the caches. Training calls the same program repeatedly, too.
+    A first round compiles programs, and a second round tells how often to repeat a fast call within
+    a measurement. An untimed call precedes each measurement of a call under a second, since other
+    calls have filled the caches meanwhile; training, too, calls the same program repeatedly.
     """
     for run in calls:
         run()
-    second = [seconds(run) for run in calls]
-    times = [[taken] if taken > _LONG else [] for taken in second]
+    estimates = [seconds(run) for run in calls]
+    times = [[estimate] if estimate > _LONG else [] for estimate in estimates]
     rng = np.random.default_rng(0)
     for _ in range(repeats):
         for i in rng.permutation(len(calls)):
-            if second[i] <= _LONG:
+            if estimates[i] <= _LONG:
                 calls[i]()
             if len(times[i]) < repeats:
-                times[i].append(seconds(calls[i], math.ceil(_MIN_SECONDS / second[i])))
+                times[i].append(seconds(calls[i], math.ceil(_MIN_SECONDS / estimates[i])))
     return times
 
 
 def seconds(run: Call, count: int = 1) -> float:
-    """Mean seconds of some calls."""
+    """Mean seconds of `count` calls."""
     started = time.perf_counter()
     for _ in range(count):
         run()
@@ -133,14 +134,13 @@ class _Cells(string.Formatter):
 
 
 def table(columns: Mapping[str, str], rows: Rows) -> str:
-    """Formats a Markdown table: titles, and format strings for the fields of a row.
+    """Formats a Markdown table, without columns that have no value.
 
-    Columns without any value are left out.
+    `columns` holds, by title, format strings for the fields of a row.
     """
-    cells = {
-        title: [_Cells().vformat(form, (), row) for row in rows] for title, form in columns.items()
-    }
-    shown = [
-        (title, "---", *own) for title, own in cells.items() if any(c[:1] not in "–" for c in own)
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*shown, strict=True))
+    filled_columns = []
+    for title, template in columns.items():
+        cells = [_Cells().vformat(template, (), row) for row in rows]
+        if any(cell[:1] not in "–" for cell in cells):
+            filled_columns.append((title, "---", *cells))
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*filled_columns, strict=True))

@@ -1,5 +1,6 @@
-"""Whether this device computes what a CPU computes, and how far bfloat16 is from float32."""
+"""Compares this device with a CPU, and bfloat16 with float32."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,22 +27,21 @@ COLUMNS = {
 }
 _IMAGES = 16
 _POINTS, _CLASSES, _KS = 6000, 1000, (1, 10, 100)
-# Bounds of 1 − cosine similarity, which is quadratic in the relative error, and of differences of
-# a recall, where almost equal distances may swap.
+# Bounds on 1 − cosine similarity, which is quadratic in the relative error, and on differences of
+# recall, where almost equal distances may swap.
 _FLOAT32, _BFLOAT16, _RECALL = 1e-5, 1e-2, 1e-3
 
 
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """One row per comparison: its `error`, the `bound`, and whether it `passed`."""
-    for compare in (_encoder(options.quick), _recall()):
-        for name, error, bound in compare:
-            console.say(f"{name}: {error:.2g}")
-            passed = bool(error <= bound)  # False for NaN.
-            yield {"comparison": name, "error": float(error), "bound": bound, "passed": passed}
+    for name, error, bound in itertools.chain(_compare_encoder(options.quick), _compare_recall()):
+        console.say(f"{name}: {error:.2g}")
+        passed = bool(error <= bound)  # False for NaN.
+        yield {"comparison": name, "error": float(error), "bound": bound, "passed": passed}
 
 
-def _encoder(quick: bool) -> Iterator[tuple[str, float, float]]:
-    """1 − cosine similarity of a random encoder's embeddings, at worst, and of its gradient."""
+def _compare_encoder(quick: bool) -> Iterator[tuple[str, float, float]]:
+    """Largest 1 − cosine similarity of a random encoder's embeddings, and of its gradient."""
     config = config_of("model.precision=float32", *(TINY if quick else ()))
     rng, here, cpu = np.random.default_rng(0), jax.devices()[0], jax.devices("cpu")[0]
     images = np.stack([scene(rng, 9, config.data.image_size) for _ in range(_IMAGES)])
@@ -58,10 +58,10 @@ def _encoder(quick: bool) -> Iterator[tuple[str, float, float]]:
         ("float32 here and on the CPU", "float32", "auto", cpu, _FLOAT32),
     ):
         config.model.precision, config.run.attention = precision, kernel
-        found = _embeddings_and_gradient(config, device, *arrays)
-        for what, x, y in zip(("embeddings", "gradient"), exact, found, strict=True):
+        other = _embeddings_and_gradient(config, device, *arrays)
+        for quantity, x, y in zip(("embeddings", "gradient"), exact, other, strict=True):
             cosines = np.sum(x * y, -1) / np.linalg.norm(x, axis=-1) / np.linalg.norm(y, axis=-1)
-            yield f"{what}, {name}", float(1 - cosines.min()), bound
+            yield f"{quantity}, {name}", float(1 - cosines.min()), bound
 
 
 def _embeddings_and_gradient(
@@ -83,13 +83,13 @@ def _embeddings_and_gradient(
     return features - features.mean(axis=0), flat
 
 
-def _recall() -> Iterator[tuple[str, float, float]]:
+def _compare_recall() -> Iterator[tuple[str, float, float]]:
     """Differences of Recall@K between this device and the CPU, for the same points."""
     labels = np.random.default_rng(0).integers(0, _CLASSES, _POINTS)
     for name in ("cosine", "hyperbolic"):
         points, space = retrieval.points_of(name, labels), retrieval.SPACES[name]
         here = recall_at_k(points, labels, ks=_KS, space=space)
-        moved = jax.device_put(points, jax.devices("cpu")[0])  # Searched where it is.
-        there = recall_at_k(moved, labels, ks=_KS, space=space)
-        off = max(abs(here[k] - there[k]) for k in _KS)
-        yield f"{name} recall here and on the CPU", off, _RECALL
+        on_cpu = jax.device_put(points, jax.devices("cpu")[0])  # Search runs on the points' device.
+        there = recall_at_k(on_cpu, labels, ks=_KS, space=space)
+        difference = max(abs(here[k] - there[k]) for k in _KS)
+        yield f"{name} recall here and on the CPU", difference, _RECALL

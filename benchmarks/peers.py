@@ -1,4 +1,4 @@
-"""Other libraries to compare with, if installed."""
+"""Other libraries to compare with, where installed."""
 
 import functools
 import importlib
@@ -12,8 +12,9 @@ from jaxtyping import Float, Float32, Int
 
 from hypjax.geometry import InnerProductSpace
 
-# torchvision registers compiled operators, and fails where they belong to another build of torch.
-# Without this module it does not, and nothing here needs them; timm imports torchvision, too.
+# torchvision registers compiled operators, and fails if they belong to another build of torch. An
+# empty module in the place of this one prevents that; nothing here needs the operators. timm
+# imports torchvision, too.
 _OPERATORS = "torchvision._meta_registrations"
 sys.modules.setdefault(_OPERATORS, types.ModuleType(_OPERATORS))
 
@@ -30,9 +31,9 @@ def installed(*names: str) -> bool:
 
 
 def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | None, str]:
-    """Returns the module `torch_peers` and the name of PyTorch, or None and what is missing.
+    """Returns the module `torch_peers` and PyTorch's name, or None and what to install.
 
-    `install` says how to install torch and the other modules that a task needs.
+    `install` says how to install torch and the modules `others`.
     """
     if not installed("torch", *others):
         return None, install
@@ -49,7 +50,7 @@ def torch_or_missing(install: str, *others: str) -> tuple[types.ModuleType | Non
 def faiss_search(
     space: InnerProductSpace, x: Float[np.ndarray, "n d"], k: int
 ) -> Callable[[], tuple[Float32[np.ndarray, "n k"], Int[np.ndarray, "n k"]]]:
-    """Returns what builds an exact index of points and finds the k largest products of each."""
+    """Returns a function that builds an exact index of points, and searches it for all of them."""
     import faiss
 
     gallery, queries = search_vectors(space, x)
@@ -63,7 +64,7 @@ def faiss_search(
 
 
 def search_vectors(space: InnerProductSpace, x: np.ndarray) -> list[np.ndarray]:
-    """Vectors of points as gallery items and as queries of an inner-product index."""
+    """Vectors for an inner-product index: of points as gallery items, and of points as queries."""
     return [
         np.ascontiguousarray(space.search_vectors(x, role), np.float32)
         for role in ("gallery", "query")

@@ -1,6 +1,6 @@
-"""Runs a module as python -m does, or imports a package, and samples its main thread.
+"""Profiles a module by sampling its main thread: runs it as python -m, or imports a package.
 
-python -m benchmarks.probe FILE MODULE [ARGUMENTS]: FILE receives seconds by part, in JSON.
+python -m benchmarks.probe FILE MODULE [ARGUMENTS]: writes seconds by part to FILE, in JSON.
 """
 
 import atexit
@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Sequence
 
 _INTERVAL = 0.01  # Seconds between samples.
-# Parts, and names in the files of their frames. A part that contains others comes later: a figure
-# that is drawn may need a compiled program.
+# Parts, and what paths of their frames' files contain. A part that may call another comes after it:
+# drawing a figure may compile a program.
 _PARTS = {
     "imports": ("<frozen importlib",),
     "compilation": (
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _sample(output: pathlib.Path) -> None:
-    """Adds up the seconds of each part, until the process ends, perhaps by a signal."""
+    """Adds up the seconds of each part until the process ends; writes often, for ends by signal."""
     seconds = dict.fromkeys(_PARTS, 0.0)
     unfinished = output.with_suffix(".unfinished")
 
@@ -63,10 +63,11 @@ def _sample(output: pathlib.Path) -> None:
 
 
 def _part_of(files: Sequence[str]) -> str:
-    """The first part of which any frame's file has a name."""
-    return next(
-        part for part, names in _PARTS.items() if any(n in file for n in names for file in files)
-    )
+    """The first part that matches the file of any frame."""
+    for part, names in _PARTS.items():
+        if any(name in file for name in names for file in files):
+            return part
+    raise AssertionError("the last part matches all files")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What compiled programs need: memory, traffic, exchanges between devices, and precision.
+"""Memory, traffic, collectives and precision of compiled programs, which are not run.
 
-XLA compiles for devices that are not there: for a slice of TPUs, named by its topology such as
-v5e:2x4, if the package libtpu is installed, and for the cards in `benchmarks.gpus` with
-jax[cuda12]. Nothing is run.
+XLA compiles also for absent devices: for a slice of TPUs, named by its topology such as v5e:2x4, if
+the package libtpu is installed, and for the cards in `benchmarks.gpus` with jax[cuda12].
 """
 
 import os
@@ -36,7 +35,7 @@ from hypjax.training.learner import Learner, build_learner
 from hypjax.types import View
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
-# A block of queries, and the points on each device.
+# Sizes of the search: queries in a block, points on each device, dimension, and neighbours.
 SEARCHED = types.SimpleNamespace(queries=512, items=65_536, dim=128, k=12)
 COLUMNS = {
     "program": "{program}",
@@ -82,12 +81,12 @@ _MEMORY = {name: ("sop.py:hyp-vit", fields) for name, fields in _BATCHES.items()
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """Compiles the programs of a suite, or the step of glyphs if quick, and describes each.
 
-    A row holds what the program needs and, for one of `GPUS`, the bytes that its kernels move
-    outside matrix products, all operations of products, and the least time of its kernels.
+    A row holds the program's memory and, for a card in `GPUS`, the bytes that kernels move outside
+    products, the operations of all products, and the least time of the kernels.
     """
     console.say("figures are read from compiled programs, not measured")
-    chosen = devices_of(options.target)
-    mesh = parallel.create_mesh((options.devices or len(chosen), 1), chosen)
+    devices = devices_of(options.target)
+    mesh = parallel.create_mesh((options.devices or len(devices), 1), devices)
     for name, items, program in _programs(options, mesh):
         if options.hlo:
             path = pathlib.Path(options.hlo) / f"{options.target or 'here'}-{name}.txt"
@@ -109,7 +108,7 @@ def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
 
 
 def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, Program]]:
-    """Name, images or queries, and program."""
+    """Compiles programs; yields name, number of images or queries, and program."""
     cases = _MEMORY if options.suite == "memory" else _CASES
     for name, (recipe, fields) in (_QUICK if options.quick else cases).items():
         console.say(f"compiling {name}")
@@ -130,10 +129,10 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
 
 
 def devices_of(target: str | None) -> Sequence[jax.Device]:
-    """Returns the devices to compile for: a target's, or this machine's for None.
+    """Returns the devices of a target, or this machine's devices for None.
 
-    A target is a slice of TPUs or one of `GPUS`. Raises UserError if it is unknown, or a package is
-    not installed.
+    A target is a slice of TPUs or a card in `GPUS`. Raises UserError if the target is unknown, or a
+    package is not installed.
     """
     if target is None:
         return jax.devices()
@@ -157,12 +156,12 @@ def devices_of(target: str | None) -> Sequence[jax.Device]:
 
 
 def config_of(*fields: str) -> ConfigDict:
-    """Hyp-ViT's recipe for SOP with random weights, and with these fields."""
+    """Hyp-ViT's recipe for SOP, with random weights and these fields."""
     return load_config("sop.py:hyp-vit", ["model.weights=None", *fields])
 
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSizes]:
-    """What a run of this configuration trains, with the sizes of its training split if known."""
+    """The learner of a configuration, and the sizes of its problem: SOP's, or assumed sizes."""
     learner = build_learner(config, mesh)
     sizes = assumed_sizes(config, learner)
     if config.data.name == "sop":
@@ -177,7 +176,7 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
 
 
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
-    """Compiles the embedding of a batch of evaluation."""
+    """Compiles the embedding of a batch in evaluation."""
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
     spaces = scored_spaces(config, create_objective(config), {})
@@ -193,10 +192,10 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
 
 
 def compiled_search(mesh: Mesh) -> list[Program]:
-    """Compiles the two programs of an exact search in the ball: all scores, and the best ones."""
+    """Compiles both programs of an exact search in the ball: all scores, and the top k."""
     mesh, space = Mesh(mesh.devices.reshape(-1), selection.AXIS), PoincareBall(0.1)
-    one = np.zeros((1, SEARCHED.dim), np.float32)
-    width = Score.around(space, one).factors(one).query[0].shape[1]
+    point = np.zeros((1, SEARCHED.dim), np.float32)
+    width = Score.around(space, point).factors(point).query[0].shape[1]
 
     def array(shape: tuple[int, ...], dtype: Any, *axes: str) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
@@ -217,7 +216,7 @@ def compiled_search(mesh: Mesh) -> list[Program]:
 
 
 def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: Any) -> Program:
-    """Compiles a jitted function for the mesh's devices, which need not exist, and describes it."""
+    """Compiles a jitted function for the mesh's devices, which may be absent, and describes it."""
     options = parallel.compiler_options(mesh)
     return describe(function.lower(*arguments).compile(compiler_options=options))
 

@@ -1,4 +1,4 @@
-"""The same tasks in PyTorch, with its fastest settings that compute the same.
+"""The same tasks in PyTorch, with its fastest settings that give the same results.
 
 Losses use the default configuration's ball and temperature.
 """
@@ -20,7 +20,7 @@ from hypjax.config import default_config
 # torch.compile warns about code of PyTorch itself.
 warnings.filterwarnings("ignore", module="torch")
 
-# Computes a loss, and its gradients by some variables.
+# A function that computes a loss and its gradients by some variables.
 Gradients = Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]
 _OBJECTIVE = default_config().objective
 _C, _TEMPERATURE = _OBJECTIVE.c, _OBJECTIVE.temperature
@@ -137,7 +137,7 @@ def hyperbolic_losses(features: np.ndarray, samples: int) -> dict[str, Gradients
 
 
 class Compared(NamedTuple):
-    """One of our losses on the sphere, and the same in pytorch-metric-learning, with its miner."""
+    """A loss of hypjax on the sphere, and the same loss and miner of pytorch-metric-learning."""
 
     ours: Callable[..., jax.Array]
     theirs: torch.nn.Module
@@ -145,26 +145,28 @@ class Compared(NamedTuple):
 
     @property
     def proxies(self) -> list[np.ndarray]:
-        """The proxies of the loss, in the shape of ours, if it has some."""
-        return [_as_ours(parameter.data).cpu().numpy() for parameter in self.theirs.parameters()]
+        """The loss's proxies, if any, in hypjax's shape."""
+        return [
+            _in_our_shape(parameter.data).cpu().numpy() for parameter in self.theirs.parameters()
+        ]
 
     def gradient(self, features: np.ndarray, labels: np.ndarray) -> Gradients:
-        """Value and gradients by the features and by the proxies, these in the shape of ours."""
+        """Value and gradients by features and proxies; the proxies' in hypjax's shape."""
         x = torch.tensor(features, device=device(), requires_grad=True)
-        y, loss, mine = torch.tensor(labels, device=device()), self.theirs.to(device()), self.miner
-        both = value_and_gradients(
-            lambda: loss(x, y, mine(x, y) if mine else None), x, *loss.parameters()
+        y, loss, miner = torch.tensor(labels, device=device()), self.theirs.to(device()), self.miner
+        compute = value_and_gradients(
+            lambda: loss(x, y, miner(x, y) if miner else None), x, *loss.parameters()
         )
 
         def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
-            value, (slope, *slopes) = both()
-            return value, [slope, *map(_as_ours, slopes)]
+            value, (by_features, *by_proxies) = compute()
+            return value, [by_features, *map(_in_our_shape, by_proxies)]
 
         return run
 
 
-def _as_ours(proxies: torch.Tensor) -> torch.Tensor:
-    """Some losses hold proxies as columns, and several for each class."""
+def _in_our_shape(proxies: torch.Tensor) -> torch.Tensor:
+    """Proxies as rows, [classes, dim] or [classes, proxies, dim]; some losses have columns."""
     rows = proxies if len(proxies) % _CLASSES == 0 else proxies.T
     return rows.reshape(_CLASSES, -1, rows.shape[1]).squeeze(1)
 
@@ -173,7 +175,7 @@ _CLASSES = 98  # Of Cars-196.
 
 
 def metric_losses(dim: int) -> dict[str, Compared]:
-    """Losses of pairs, and losses of proxies of 98 classes, in so many coordinates."""
+    """Pair losses, and losses with proxies [dim] of 98 classes, by name."""
     from pytorch_metric_learning import distances, losses, miners
 
     cosine, chord = distances.CosineSimilarity(), distances.LpDistance(power=2)
@@ -189,7 +191,7 @@ def metric_losses(dim: int) -> dict[str, Compared]:
         "multi-similarity": Compared(
             objectives.multi_similarity, losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()
         ),
-        # Theirs is divided by the number of pairs that count.
+        # pytorch-metric-learning divides by the number of pairs with a loss.
         "contrastive": Compared(
             objectives.contrastive, losses.ContrastiveLoss(1, 0.5, distance=cosine)
         ),
@@ -219,8 +221,8 @@ class TorchTrainer:
         encoder.patch_embed.proj.requires_grad_("patch_projection" not in optim.frozen)
         self._encoder = encoder.to(place)
         self._head = torch.nn.Linear(encoder.num_features, model.head_dim).to(place)
-        both = [*self._encoder.parameters(), *self._head.parameters()]
-        self._trained = [p for p in both if p.requires_grad]
+        parameters = [*self._encoder.parameters(), *self._head.parameters()]
+        self._trained = [parameter for parameter in parameters if parameter.requires_grad]
         settings = dict(betas=(optim.b1, optim.b2), weight_decay=optim.weight_decay)
         self._optimizer = torch.optim.AdamW(self._trained, lr=1e-6, fused=True, **settings)
         side, size = config.data.image_size, config.train.batch_size
@@ -250,7 +252,7 @@ class TorchTrainer:
         return loss_by_product(features, self._config.train.samples_per_class)
 
     def train(self, count: int) -> None:
-        """Runs the given number of steps."""
+        """Runs `count` steps."""
         for _ in range(count):
             self._optimizer.zero_grad(set_to_none=True)
             self._forward(self._images, self._flips).backward()
@@ -259,7 +261,7 @@ class TorchTrainer:
         synchronize()
 
     def embed(self, count: int) -> None:
-        """Embeds the batch the given number of times, as evaluation does."""
+        """Embeds the batch `count` times, as evaluation does."""
         self._encoder.eval()
         with torch.inference_mode():
             for _ in range(count):

@@ -1,4 +1,4 @@
-"""Training steps and embedding of images, compared with PyTorch and timm."""
+"""Speed of training steps and of embedding images, compared with PyTorch and timm."""
 
 import functools
 import os
@@ -36,9 +36,9 @@ _QUICK = {"tiny ViT, 12 × 2": (2, (*TINY, "train.batch_size=24"))}
 
 
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
-    """Training steps of the published recipe, and embedding of images.
+    """Times training steps of the published recipe, and embedding of images.
 
-    On CPUs with smaller batches and in float32; with a tiny encoder if quick.
+    On CPUs, batches are smaller and in float32; if quick, the encoder is tiny.
     """
     on_cpu = jax.default_backend() == "cpu"
     cases = _QUICK if options.quick else _ON_CPUS if on_cpu else _ON_ACCELERATORS
@@ -49,13 +49,13 @@ def _tasks(cases: dict[str, tuple[int, Sequence[str]]]) -> Iterator[measure.Task
     for name, (count, fields) in cases.items():
         config = config_of(f"model.precision={compute_dtype('auto').name}", *fields)
         trainer, images = Trainer(config), count * config.train.batch_size
-        for act, words in (("train", "training steps"), ("embed", "embeddings")):
-            program = trainer.programs[act]
+        for method, title in (("train", "training steps"), ("embed", "embeddings")):
+            program = trainer.programs[method]
             for peer, peer_name in _peers(config):
                 yield measure.Task(
-                    f"{count} {words}, {name}",
-                    functools.partial(getattr(trainer, act), count),
-                    peer and functools.partial(getattr(peer, act), count),
+                    f"{count} {title}, {name}",
+                    functools.partial(getattr(trainer, method), count),
+                    peer and functools.partial(getattr(peer, method), count),
                     peer_name,
                     items=images,
                     memory=program.arguments + program.temporary,
@@ -63,7 +63,7 @@ def _tasks(cases: dict[str, tuple[int, Sequence[str]]]) -> Iterator[measure.Task
 
 
 def _peers(config: ConfigDict) -> Iterator[tuple[Any, str]]:
-    """Yields PyTorch eager and then compiled, with names; or None and what is missing."""
+    """Yields PyTorch's trainers, eager and compiled, with names; or None and what is missing."""
     module, name = peers.torch_or_missing("torch and timm (pip install torch timm)", "timm")
     preallocated = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") not in ("false", "0")
     if module and module.device().type == "cuda" and preallocated:
@@ -96,12 +96,12 @@ class Trainer:
         }
 
     def train(self, count: int) -> None:
-        """Runs the given number of steps."""
+        """Runs `count` steps."""
         for _ in range(count):
             self._state, metrics = self.programs["train"].run(self._state, self._batch)
         jax.block_until_ready((self._state, metrics))
 
     def embed(self, count: int) -> None:
-        """Embeds the batch the given number of times, as evaluation does."""
+        """Embeds the batch `count` times, as evaluation does."""
         params, images = self._state.params["model"], self._batch.images
         jax.block_until_ready([self.programs["embed"].run(params, images) for _ in range(count)])
