@@ -11,9 +11,10 @@ from hypjax import __version__
 from hypjax.errors import UserError, nearest, reported
 
 _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"
-_EMBEDDING = ("embed", "search", "serve", "score")
-_RUNS = ("compare", "tune", "papers", "plot", "report", "hyperbolicity", "hierarchy", "spectrum")
-_NAMES = (*_EMBEDDING, *_RUNS, "negatives", "prepare", "export", "convert")
+_NAMES = (
+    *("embed", "search", "serve", "score", "compare", "tune", "papers", "plot", "report"),
+    *("hyperbolicity", "hierarchy", "spectrum", "negatives", "prepare", "export", "convert"),
+)
 # Modules by command, in the order of `hypjax --help`, which shows the first lines of their
 # docstrings. A new command adds its name above.
 COMMANDS = {"train": "hypjax.main", **{name: f"hypjax.{name}" for name in _NAMES}}

@@ -323,8 +323,8 @@ def _check_effect(
             other = f"--{other_flag}={prefix}" if prefix else f"--{other_flag}"
             raise errors.UserError(f"--{flag} has no effect {opposite} {other}; leave it out")
     elif chosen and chosen != "all" and chosen not in choices.split(", "):
-        message = f"--{flag} has no effect on {chosen}, only on {choices}; leave it out"
-        raise errors.UserError(message)
+        problem = f"--{flag} has no effect on {chosen}, only on {choices}"
+        raise errors.UserError(f"{problem}; leave it out")
 
 
 def _parse_problem(

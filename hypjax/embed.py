@@ -77,8 +77,7 @@ def _find_exports(names: Sequence[str]) -> dict[str, Callable]:
 
     programs = [name.partition(":")[0] for name in names if "://" not in name]
     if len(programs) > len(set(programs)):
-        message = f"--export={','.join(names)} writes one file twice; embed once for each format"
-        raise UserError(message)
+        raise UserError(f"--export={','.join(names)} writes one file twice; export them apart")
     return {name: find_export(name) for name in names}
 
 

@@ -40,10 +40,8 @@ _CONFIGURED = (*_IDENTITY, "eval.", "run.")
 def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last and best checkpoints on the test classes, and prints the table.
 
-    Args:
-        config: The run's configuration. Fields that shape neither the images nor the model, such as
-            `eval.ks`, may differ from the run's.
-        workdir: Folder of the run, or its URL in cloud storage.
+    The configuration may differ from the run's in fields that shape neither the images nor the
+    model, such as `eval.ks`. The folder may be a URL in cloud storage.
 
     Returns:
         {"final": {"head": {"recall@1": ...}, "encoder": {...}}, "best": ...}. The key is "step
@@ -53,24 +51,18 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         UserError: The folder holds no such run, or the images have changed.
     """
     config = config.copy_and_resolve_references()
-    models: dict[str, TrainedModel] = {}
-
-    def restore_models() -> list[str]:
-        models.update(run.restore(folder))
-        return list(models)
-
+    models: dict[str, TrainedModel] = {}  # Only in the first process, which has the folder.
     with contextlib.ExitStack() as stack:
-        # Only the first process has the folder.
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
         folder = pathlib.Path(opened)
         saved = processes.from_first(lambda: _saved_fields(folder, config))
         # Training fields must be the run's: only models with a frozen encoder share embeddings.
-        training_fields = {k: v for k, v in saved.items() if not k.startswith(_CONFIGURED)}
-        set_fields(config, training_fields)
+        set_fields(config, {k: v for k, v in saved.items() if not k.startswith(_CONFIGURED)})
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         run = Run(config, saved_space=space_of(space))
-        names = processes.from_first(restore_models)
+        processes.from_first(lambda: models.update(run.restore(folder)))
+        names = processes.from_first(lambda: list(models))
     processes.require_same(run.splits.fingerprints)
     processes.from_first(lambda: require_provenance(folder, {"images": run.splits.fingerprint}))
     console.say("evaluating on the test images")
@@ -93,9 +85,7 @@ def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
 def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Scores each test query by the head of a run's best model or, without validation, its last.
 
-    Returns:
-        Scores [queries] by metric, NaN for queries without a match, and the queries' classes
-        [queries].
+    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
     """
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
@@ -119,10 +109,7 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     """Embeds the training images with the encoder in `config.model.weights`, as Hyp-ViT's Table 1.
 
     Features are not normalised and use one scale, and the centre crop keeps the shorter side,
-    whatever `data.resize` says.
-
-    Returns:
-        Features [images, dim], and notes on the images.
+    whatever `data.resize` says. Returns features [images, dim], and notes on the images.
     """
     config = config.copy_and_resolve_references()
     validate(config)

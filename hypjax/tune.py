@@ -62,8 +62,8 @@ def main(
             print(arguments)
     elif unfinished:
         example = f"python -m hypjax.main {unfinished[0]}"
-        count = len(unfinished)
-        raise UserError(f"unfinished runs: {count}, such as {example} (launch/compare.sh)")
+        runs = f"unfinished runs: {len(unfinished)}, such as {example}"
+        raise UserError(f"{runs} (launch/compare.sh trains them)")
     else:
         if choosing:
             tuning.print_choice(scores, winners, seeds[0])

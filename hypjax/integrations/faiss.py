@@ -40,14 +40,9 @@ def export_hnsw(embeddings: Embeddings, path: pathlib.Path) -> str:
 
     def search_sample(candidates: int) -> tuple[np.ndarray, np.ndarray]:
         index.hnsw.efSearch = candidates
-        separations, items = euclidean.nearest(
-            lambda queries, count: index.search(queries, count)[1],
-            gallery,
-            sample,
-            k=k,
-            space=space,
-            candidates=min(candidates, len(others)),
-        )
+        near = lambda queries, count: index.search(queries, count)[1]  # noqa: E731
+        options = {"k": k, "space": space, "candidates": min(candidates, len(others))}
+        separations, items = euclidean.nearest(near, gallery, sample, **options)
         return np.asarray(space.distance_at(separations)), items
 
     recall = euclidean.tune(search_sample, exact)

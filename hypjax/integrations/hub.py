@@ -122,10 +122,7 @@ def push(
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
-
-    def is_of_model(file: str) -> bool:
-        return files.is_hashed(file) or file == files.CONFIG
-
+    is_of_model = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
     try:
         address = hub.upload(folder, paths, name, private=private, owned=is_of_model)
         console.say(f"published {address}")

@@ -88,17 +88,13 @@ def _require_agreement(
     space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
 ) -> str:
     """Reports how far points of the same images agree; raises a `UserError` if too little."""
-    with jax.enable_x64(True):
-        expected_distances, exported_distances = (
-            np.array(space.distance_matrix(np.float64(points), np.float64(points)))
-            for points in (expected, exported)
-        )
-    largest_change = np.abs(expected_distances - exported_distances).max()
-    change = largest_change / max(np.median(expected_distances), 1e-30)
-    neighbours = []
-    for distances in (expected_distances, exported_distances):
-        np.fill_diagonal(distances, np.inf)  # No image is its own neighbour.
-        neighbours.append(np.argsort(distances, axis=1)[:, :_NEIGHBOURS])
+    matrices, neighbours = [], []
+    for points in (np.float64(expected), np.float64(exported)):
+        with jax.enable_x64(True):
+            matrices.append(np.array(space.distance_matrix(points, points)))
+        others = np.where(np.eye(len(points)), np.inf, matrices[-1])
+        neighbours.append(np.argsort(others, axis=1)[:, :_NEIGHBOURS])
+    change = np.abs(matrices[0] - matrices[1]).max() / max(np.median(matrices[0]), 1e-30)
     shared = [len(np.intersect1d(*rows)) for rows in zip(*neighbours, strict=True)]
     agreement = sum(shared) / neighbours[0].size
     error = np.abs(expected - exported).max()
@@ -123,15 +119,9 @@ def _require_agreement(
 def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
-    Args:
-        embedder: The model.
-        path: The file to write.
-        precision: "float32"; or, in the encoder, "float16" for weights and products, or "int8" for
-            weights and products other than convolutions wider than a pixel.
-
-    Raises:
-        UserError: timm has no such encoder, the weights exceed 2 GB, or points disagree with
-            hypjax's.
+    The precision is 'float32' or, for the encoder's weights and products, 'float16' or 'int8';
+    'int8' leaves out convolutions wider than a pixel. Raises a `UserError` if timm has no such
+    encoder, the weights exceed 2 GB, or the file's points disagree with hypjax's.
     """
     if precision != "float32" and not embedder.takes_pixels:
         raise UserError(f"{precision} is for encoders; a run on features needs --precision=float32")
@@ -145,9 +135,8 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
         "version": __version__,
     }
     if embedder.takes_pixels:
-        data = embedder.config.data
-        names = ("test_view", "image_size", "resize", "channels")
-        facts["view"] = {name: data[name] for name in names}
+        data, fields = embedder.config.data, ("test_view", "image_size", "resize", "channels")
+        facts["view"] = {field: data[field] for field in fields}
         facts |= {"mean": list(data.mean), "std": list(data.std)}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     description, images = _sample_images(embedder, view, of_run=precision != "float32")

@@ -120,19 +120,10 @@ def write_folder(
 ) -> str:
     """Writes a run's best model or, without validation, its last, for sentence-transformers.
 
-    Args:
-        workdir: Folder of the run, or its URL.
-        folder: Folder to write.
-        images: Images for checking that cosine ranks as the space's distance does; by default the
-            run's test images.
-        features: Output the head's features, to compare by `distance.py` in the folder, instead of
-            unit vectors.
-
-    Returns:
-        A sentence that names the folder, and says why the comparison is exact.
-
-    Raises:
-        UserError: sentence-transformers has no such model, or cosine ranks differently.
+    `images`, by default the run's test images, show whether cosine ranks as the space's distance
+    does. With `features`, the model returns features instead of unit vectors, to be compared by
+    `distance.py` in the folder. Returns a sentence on the folder and its comparison. Raises a
+    `UserError` if sentence-transformers has no such model, or cosine ranks differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
@@ -147,15 +138,9 @@ def write_folder(
         if features:
             source = _DISTANCE.format(space=space, described=describe_space(space))
             write_text(staged / "distance.py", source)
-        card = _CARD.format(
-            description=describe(config),
-            version=__version__,
-            space=space,
-            name=folder.name,
-            compare=compare,
-            exact=exact,
-        )
-        write_text(staged / "README.md", card)
+        values = {"space": space, "name": folder.name, "compare": compare, "exact": exact}
+        values |= {"description": describe(config), "version": __version__}
+        write_text(staged / "README.md", _CARD.format(**values))
     return f"wrote {folder}; its README.md says how to load it. {exact}"
 
 

@@ -96,9 +96,7 @@ class GraphGallery(ArrayGallery):
 
         Searches of a held-out sample choose the fewest candidates that find 98% of the 10 nearest
         neighbours; a warning tells if no number of candidates does. Then the sample is added.
-
-        Raises:
-            UserError: The space is neither isometric to a ball nor the sphere.
+        Raises a `UserError` if the space is neither isometric to a ball nor the sphere.
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
         euclidean.curvature(space)  # Checks the space.
@@ -111,18 +109,10 @@ class GraphGallery(ArrayGallery):
         rounded = _can_round(
             euclidean.in_ball(points[sample], space), euclidean.in_ball(farthest, space)
         )
-        gallery = cls(
-            index=_create_index(space, dim, rounded=rounded),
-            keys=np.arange(len(points)),
-            ids=embeddings.ids,
-            labels=embeddings.labels,
-            vectors=points,
-            stray=np.zeros(len(points), bool),
-            space=space,
-            fingerprint=embeddings.fingerprint,
-            rounded=rounded,
-            model=embeddings.model,
-        )
+        index, keys = _create_index(space, dim, rounded=rounded), np.arange(len(points))
+        columns = keys, embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool)
+        gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
+        gallery.model = embeddings.model
         gallery._insert(others, points[others])
         gallery._mark_strays(others)
 
@@ -143,14 +133,9 @@ class GraphGallery(ArrayGallery):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
-        """Opens a gallery's folder.
+        """Opens a gallery's folder; raises a `UserError` if it is missing or damaged.
 
-        Args:
-            path: The folder that `save` wrote.
-            writable: Read the graph into memory, to change it, instead of memory-mapping it.
-
-        Raises:
-            UserError: The folder is missing or damaged.
+        `writable` reads the graph into memory, to change it, instead of memory-mapping it.
         """
         path = pathlib.Path(path)
         if not path.exists():
@@ -176,10 +161,8 @@ class GraphGallery(ArrayGallery):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes or replaces a folder with the graph, the points and a table of images.
 
-        A killed process leaves the old gallery or the new one.
-
-        Raises:
-            UserError: A file cannot be written, or the folder holds other files.
+        A killed process leaves the old gallery or the new one. Raises a `UserError` if a file
+        cannot be written, or the folder holds other files.
         """
         path = pathlib.Path(path)
         files = {file.name for file in path.iterdir()} if path.is_dir() else set()
@@ -197,8 +180,7 @@ class GraphGallery(ArrayGallery):
             pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
             facts = {name: getattr(self, name) for name in _SAVED}
             facts["space"] = describe_space(self.space)
-            files = (_GRAPH, _POINTS, _IMAGES)
-            facts["checksums"] = {file: sha256(folder / file) for file in files}
+            facts["checksums"] = {x: sha256(folder / x) for x in (_GRAPH, _POINTS, _IMAGES)}
             write_json(folder / _FACTS, facts)
 
     def add(self, embeddings: Embeddings) -> None:
@@ -214,15 +196,11 @@ class GraphGallery(ArrayGallery):
             raise UserError("the images were embedded by another model; embed them with this one")
         if (present := np.isin(embeddings.ids, self.ids)).any():
             raise UserError(f"{embeddings.ids[present][0]} is in the gallery; remove it first")
-        added = {
-            "keys": np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0),
-            "ids": embeddings.ids,
-            "labels": embeddings.labels,
-            "vectors": embeddings.vectors,
-            "stray": np.ones(len(embeddings), bool),
-        }
-        for name in _COLUMNS:
-            setattr(self, name, np.concatenate([getattr(self, name), added[name]]))
+        keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
+        stray = np.ones(len(embeddings), bool)
+        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors, stray
+        for name, column in zip(_COLUMNS, added, strict=True):
+            setattr(self, name, np.concatenate([getattr(self, name), column]))
         self.forget_images()
         if len(self) > (1 + _MAX_ADDED) * len(self.index):
             images = self.vectors, self.ids, self.labels, self.space, self.fingerprint

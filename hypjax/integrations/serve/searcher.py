@@ -27,12 +27,8 @@ _Answer = dict[str, Any]
 class Searcher:
     """Embeds images, finds their neighbours, and places them in the Poincaré disk.
 
-    Only `thumbnail` may be called by several threads at a time.
-
-    Attributes:
-        model: The model that embedded the gallery.
-        about: JSON that describes the gallery, with a sample of its images.
-        thumbnail: Function that returns a JPEG file of the image with a key.
+    `about` describes the gallery as JSON, and `thumbnail` returns an image as a JPEG file. Only
+    `thumbnail` may be called by several threads at a time.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
@@ -69,13 +65,9 @@ class Searcher:
         return embedded.vectors[0]
 
     def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
-        """Finds the k nearest images.
+        """Finds the k nearest images to an image file, or to the gallery's image with a key.
 
-        Args:
-            query: An image file, or the key of an image of the gallery, which does not find itself.
-            k: Number of hits.
-            label: Class of the hits; None for any class.
-            placed: Whether to place the query and its hits in the disk.
+        `label` is the class of the hits, None for any; `placed` adds positions in the disk.
         """
         own = self._find(query) if isinstance(query, str) else None
         point = own.point if own else self.embed(query)
