@@ -39,7 +39,7 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
             vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
     dataset = hyperview.Dataset(name)
     if len(dataset):
-        raise UserError(f"HyperView has a dataset {name} already; remove it, or rename --output")
+        raise UserError(f"HyperView already has a dataset {name}; remove it, or rename --output")
     positions = layout.lay_out(embeddings.vectors, space)
     coordinates = np.stack([positions.real, positions.imag], axis=1)
     dataset.add_samples(
