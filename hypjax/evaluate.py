@@ -106,7 +106,7 @@ def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
 
 
 def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Embeds the training images with the encoder `config.model.weights`, as Hyp-ViT's Table 1 does.
+    """Embeds the training images with `config.model.weights`, as in Hyp-ViT's Table 1.
 
     Features are not normalised and use one scale, and the centre crop keeps the shorter side,
     whatever `data.resize` says. Returns features [images, dim], and notes on the images.
