@@ -115,6 +115,6 @@ def _shared_folder(paths: Sequence[str]) -> str:
         return ""
 
 
-def _pairs(positions: layout.Places) -> list[list[float]]:
+def _pairs(positions: layout.Positions) -> list[list[float]]:
     # Rounded towards the origin, to remain in the disk.
     return (np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4).tolist()
