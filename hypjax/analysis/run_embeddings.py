@@ -132,7 +132,7 @@ def untrained_parameters(run: Run) -> PyTree:
     """The model's parameters before the first step of a run: random or pretrained ones."""
     built = setup.training_run(run)
     state = states.random_state(built.learner, built.spec)
-    state = states.initialized(built, state, states.starting_parameters(built))
+    state = states.initialize(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)
 
 

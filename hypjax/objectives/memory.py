@@ -1,4 +1,4 @@
-"""Cross-batch memory: embeddings of earlier batches, to compare a batch with.
+"""Cross-batch memory: embeddings of earlier batches, with which a batch is compared.
 
 Source: Wang et al., "Cross-Batch Memory for Embedding Learning" (CVPR 2020).
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-_EMPTY = -1  # Label of a row that was never written.
+_EMPTY = -1  # Label of an empty row.
 _ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
 
 
@@ -16,20 +16,20 @@ class Memory(NamedTuple):
     """A ring buffer of points."""
 
     points: Float[Array, "size dim"]
-    labels: Int[Array, " size"]  # −1 for rows that were never written.
+    labels: Int[Array, " size"]  # −1 for empty rows.
     place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
 
-    def rows(self, n: int) -> Int[Array, " n"]:
-        """The rows of the oldest n points, at most all, which the next points replace."""
+    def next_rows(self, n: int) -> Int[Array, " n"]:
+        """Rows of the oldest n ≤ size points, which the next n points replace."""
         return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
 
-    def written(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
-        """The memory with these points in place of the oldest.
+    def write(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
+        """Returns the memory with the oldest points replaced by these.
 
         A point that is not finite empties its row, so that it does not spoil later losses. Points
-        of a step whose update is dropped stay: to take them back would copy the whole memory.
+        of a step whose update is dropped stay: restoring the old ones would copy the whole memory.
         """
-        rows = self.rows(len(labels))
+        rows = self.next_rows(len(labels))
         finite = jnp.all(jnp.isfinite(points), axis=1)
         points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS)
         labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
 
 def empty_memory(size: int, dim: int) -> Memory:
-    """A memory without any point."""
+    """Creates a memory whose rows are all empty."""
     return Memory(
         jnp.zeros((size, dim)), jnp.full((size,), _EMPTY, jnp.int32), jnp.zeros((), jnp.int32)
     )

@@ -32,10 +32,10 @@ def points_of(space, n, seed=0):
 def test_a_memory_holds_the_latest_points(size):
     """Batches of 4, through four ends of the memory or more."""
     latest, memory = collections.deque(maxlen=size), empty_memory(size, 3)
-    write, rng = jax.jit(Memory.written), np.random.default_rng(0)
+    write, rng = jax.jit(Memory.write), np.random.default_rng(0)
     for step in range(14):
         points, labels = rng.normal(size=(4, 3)).astype("f"), rng.integers(0, 9, 4)
-        rows, memory = memory.rows(4), write(memory, points, labels)
+        rows, memory = memory.next_rows(4), write(memory, points, labels)
         latest.extend(zip(points.tolist(), labels.tolist(), strict=True))
         np.testing.assert_array_equal(memory.points[rows], points)
         np.testing.assert_array_equal(rows, (4 * step + np.arange(4)) % size)
@@ -48,7 +48,7 @@ def test_a_memory_holds_the_latest_points(size):
 def test_a_memory_takes_no_points_that_are_not_finite():
     memory = empty_memory(3, 2)._replace(place=jnp.int32(2), labels=jnp.array([4, 5, 6]))
     points = jnp.array([[1.0, 2], [jnp.nan, 4]])
-    memory = jax.jit(Memory.written)(memory, points, jnp.array([7, 8]))
+    memory = jax.jit(Memory.write)(memory, points, jnp.array([7, 8]))
     assert (memory.labels.tolist(), int(memory.place)) == ([-1, 5, 7], 1)
     assert memory.points.tolist() == [[0, 0], [0, 0], [1, 2]]
 

@@ -525,7 +525,7 @@ def test_proxies_may_be_points_of_a_hyperbolic_space():
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
     for fields in ({"space": "sphere"}, {"curvatures": (0.1, 0.2)}):
-        with pytest.raises(UserError, match="proxy_optimizer must be adam"):
+        with pytest.raises(UserError, match="proxy_optimizer is riemannian; it must be adam"):
             create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
 
 
