@@ -16,7 +16,7 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives.proxy_points import proxy_points
+from hypjax.objectives.proxy_losses import proxy_points
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results

@@ -65,10 +65,7 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """Builds a space from its description.
-
-    An invalid description is a KeyError, TypeError or ValueError.
-    """
+    """Inverts `describe_space`; an invalid description is a KeyError, TypeError or ValueError."""
     fields = dict(description)
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])

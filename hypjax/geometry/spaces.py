@@ -136,10 +136,9 @@ class Space(Protocol):
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """Replaces the fields that `scalars` names; ignores other names."""
-        names = {field.name for field in dataclasses.fields(self)} & scalars.keys()
-        if not names:
-            return self
-        return dataclasses.replace(self, **{name: scalars[name] for name in names})
+        fields = {field.name for field in dataclasses.fields(self)}
+        values = {name: value for name, value in scalars.items() if name in fields}
+        return dataclasses.replace(self, **values) if values else self
 
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Checks that all rows are points of the space, on the device that holds them.

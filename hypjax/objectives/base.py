@@ -143,12 +143,10 @@ class Extension(Objective):
         return {name: data["declared"] for name, data in fields.items() if "declared" in data}
 
     @classmethod
-    def create(
-        cls, create_base: Create, config: ConfigDict, space: Space, **attributes: Any
-    ) -> Self:
-        """Builds a run's objective on a base by `create_base`; `attributes` are further fields."""
+    def create(cls, create_base: Create, config: ConfigDict, space: Space, **fields: Any) -> Self:
+        """Builds a run's objective on a base by `create_base`; `fields` are further fields."""
         values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
-        return cls(base=create_base(config, space), **values, **attributes)
+        return cls(base=create_base(config, space), **values, **fields)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)

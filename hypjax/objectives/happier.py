@@ -18,8 +18,7 @@ from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
-from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
-from hypjax.objectives.proxy_points import proxy_parameters
+from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective, proxy_parameters
 from hypjax.types import Batch, Outputs
 
 _SOFTMAX = PROXY_LOSSES["normalized_softmax"]

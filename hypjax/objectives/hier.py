@@ -15,7 +15,7 @@ from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import class_numbers, norms
-from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
+from hypjax.objectives.proxy_losses import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 

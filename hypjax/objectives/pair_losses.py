@@ -9,14 +9,14 @@ common arguments and errors.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -40,7 +40,6 @@ from hypjax.objectives.comparisons import (
     similarity,
 )
 from hypjax.objectives.koleo import koleo
-from hypjax.objectives.memory import empty_memory
 from hypjax.types import Batch, Outputs
 
 
@@ -259,6 +258,42 @@ def tuple_contrastive(
     attraction = distances[:, 0] ** 2 / 2
     repulsion = jnp.sum(jax.nn.relu(margin - distances[:, 1:]) ** 2, axis=1) / 2
     return jnp.mean(attraction + repulsion)
+
+
+_EMPTY = -1  # Label of an empty row.
+_ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
+
+
+class Memory(NamedTuple):
+    """Cross-batch memory: a ring buffer of points of earlier batches (Wang et al., CVPR 2020)."""
+
+    points: Float[Array, "size dim"]
+    labels: Int[Array, " size"]  # −1 for empty rows.
+    place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
+
+    def next_rows(self, n: int) -> Int[Array, " n"]:
+        """Rows of the oldest n ≤ size points, which the next n points replace."""
+        return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
+
+    def write(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
+        """Returns the memory with the oldest points replaced by these.
+
+        A point that is not finite empties its row, so that it does not spoil later losses. Points
+        of a step whose update is dropped stay: restoring the old ones would copy the whole memory.
+        """
+        rows = self.next_rows(len(labels))
+        finite = jnp.all(jnp.isfinite(points), axis=1)
+        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS)
+        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
+        labels = self.labels.at[rows].set(labels, **_ROWS)
+        return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
+
+
+def empty_memory(size: int, dim: int) -> Memory:
+    """Creates a memory whose rows are all empty."""
+    return Memory(
+        jnp.zeros((size, dim)), jnp.full((size,), _EMPTY, jnp.int32), jnp.zeros((), jnp.int32)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ trained with the model. `proxy_anchor` documents the common arguments and errors
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import Space
+from hypjax.geometry import Space, poincare
 from hypjax.objectives.base import (
+    LEARNED,
     Group,
     Loss,
     Metrics,
@@ -37,7 +40,6 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
-from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
@@ -212,6 +214,39 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
     apart = separations > 0
     roots = jnp.sqrt(jnp.where(apart, separations, 1))
     return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))
+
+
+# Parameters of proxies are free vectors, which Adam moves, or points of the ball, which Riemannian
+# Adam moves. If the ball's c is learned, they are tangent vectors `poincare.logmap0`(x, c) instead:
+# a proxy then keeps its distance from the origin while c changes, and the gradient by c is taken at
+# a fixed tangent vector.
+_Vectors = Float[Array, "*b dim"]
+_BallC = float | str | None
+
+
+def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
+    """The proxies' `Group.ball_c`, from their optimiser `config.objective[field]`."""
+    if fields[field] == "adam":
+        return None
+    if (ball := space.ball()) is None:
+        rule = "must be adam unless objective.space is poincare or lorentz"
+        raise UserError(f"config.objective.{field} is {fields[field]}; it {rule}")
+    return LEARNED if fields["learn_c"] else ball.c
+
+
+def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+    """Parameters of the proxies that `space.embed` makes of free vectors."""
+    if ball_c is None:
+        return vectors
+    points = space.to_ball(space.embed(vectors))
+    return poincare.logmap0(points, space.ball().c) if ball_c == LEARNED else points
+
+
+def proxy_points(parameters: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+    """Converts the parameters of proxies to points of the space."""
+    if ball_c is None:
+        return space.embed(parameters)
+    return space.from_tangent(parameters) if ball_c == LEARNED else space.from_ball(parameters)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, n
     average = np.trace(covariance) / d
     if not average > 0:
         raise UserError(
-            "the encoder's embeddings of the training images are all equal, or not finite; "
-            "set model.head_init=orthogonal, or check model.weights"
+            "the encoder's embeddings of the training images are equal, or not finite; check "
+            "model.weights, or set model.head_init=orthogonal"
         )
     squares = np.sum(covariance**2)
     # Sums over all coefficients of the squared distance to `average` times the identity, and of

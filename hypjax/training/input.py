@@ -98,12 +98,11 @@ class Input:
         def mean_distance(x: np.ndarray, y: np.ndarray) -> float:
             return float(np.mean(_distances(space, x, y)))
 
+        random_points = np.resize(pool_points, anchor_points.shape)
         return table, {
             "positive_distance": mean_distance(anchor_points, positive_points),
             "negative_distance": mean_distance(anchor_points[:, None], pool_points[negatives]),
-            "random_distance": mean_distance(
-                anchor_points, np.resize(pool_points, anchor_points.shape)
-            ),
+            "random_distance": mean_distance(anchor_points, random_points),
         }
 
 

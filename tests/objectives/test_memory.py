@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import ProblemSizes, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
-from hypjax.objectives.memory import Memory, empty_memory
+from hypjax.objectives.pair_losses import Memory, empty_memory
 from tests.helpers import losses
 from tests.helpers.losses import BALL, SPHERE, both_spaces, embedded, loss_of, mostly_sphere
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
