@@ -17,7 +17,7 @@ Points = Float[Array, "*b d"]
 Numbers = Float[Array, "*b"]
 Rows = Float[ArrayLike, "n d"]
 Cols = Float[ArrayLike, "m d"]
-Matrix = Float[Array, "n m"]  # Of all pairs.
+Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
 def floating(*arrays: ArrayLike) -> list[Array]:

@@ -14,7 +14,7 @@ vector in the plane. Let a be the component of y − x along x, ρ the length of
     (2(1 + cq)·a − c‖x‖·ρ², (T_x + T_y)·ρ) / (T_x + T_y)
 
 along and across x. Terms are subtracted only where the angle is close to a right angle. The table
-lists the largest errors in float32, in radians, next to those of MERU's formula, for points x and y
+lists the largest errors in float32, in radians, and those of MERU's formula. Points x and y lie
 at distances r and r + 1/√c from the origin, seen from there at an angle of at least 0.1 or in one
 direction:
 

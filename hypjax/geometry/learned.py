@@ -1,10 +1,10 @@
 """Learned scalars of an objective: curvatures, temperatures, and weights of distances.
 
 Scalars start from fields of `config.objective`. A model's parameters hold their logarithms, next to
-those of encoder and head: params["scalars"] = {"log_c": log c, ...}, float32. The logarithm keeps a
-scalar above 0, and makes each update multiply the scalar by a factor, as in MERU (Desai et al.,
-ICML 2023, Section 3). Losses, scores and searches read the scalars by `scalar_values`, and put them
-into an objective or a space by `with_scalars`.
+encoder and head: params["scalars"] = {"log_c": log c, ...}, float32. The logarithm keeps a scalar
+above 0, and makes each update multiply the scalar by a factor, as in MERU (Desai et al., ICML 2023,
+Section 3). Losses, scores and searches read the scalars by `scalar_values`, and put them into an
+objective or a space by `with_scalars`.
 """
 
 import dataclasses

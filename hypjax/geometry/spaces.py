@@ -174,7 +174,7 @@ class InnerProductSpace(Space, Protocol):
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n k"]:
         """Vectors for an inner-product index: nearer points have larger inner products.
 
-        Queries' vectors are multiplied with those of gallery items.
+        The vectors of queries are multiplied with the vectors of gallery items.
         """
 
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:

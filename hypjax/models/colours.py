@@ -77,10 +77,10 @@ def _luma(x: Pixels) -> Float[Array, "side side 1"]:
 def _rotated(x: Pixels, turns: Float[Array, ""]) -> Pixels:
     """Rotates the hue about the axis of greys by Rodrigues' formula, as in YIQ, keeping luma."""
     grey, angle = _luma(x), 2 * jnp.pi * turns
-    rest = x - grey
-    across = (jnp.roll(rest, 1, -1) - jnp.roll(rest, -1, -1)) / jnp.sqrt(3.0)  # k × rest.
-    rotated = jnp.cos(angle) * rest + jnp.sin(angle) * across
-    rotated += (1 - jnp.cos(angle)) * jnp.mean(rest, axis=-1, keepdims=True)
+    chroma = x - grey
+    across = (jnp.roll(chroma, 1, -1) - jnp.roll(chroma, -1, -1)) / jnp.sqrt(3.0)  # k × chroma.
+    rotated = jnp.cos(angle) * chroma + jnp.sin(angle) * across
+    rotated += (1 - jnp.cos(angle)) * jnp.mean(chroma, axis=-1, keepdims=True)
     return _clipped(grey + rotated - _luma(rotated))
 
 

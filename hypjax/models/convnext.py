@@ -77,7 +77,7 @@ class Downsample(nn.Module):
     def __call__(self, x: FeatureMap) -> Float[Array, "batch h//2 w//2 width"]:
         """Applies the layers."""
         x, affine = LayerNorm(self.dtype, name="norm")(x)
-        affine = tuple(jnp.tile(array, 4) for array in affine)  # For each position of a patch.
+        affine = tuple(jnp.tile(array, 4) for array in affine)  # Repeated for a patch's positions.
         x = Dense(self.width, self.dtype, name="conv")(_patches(x, 2), affine)
         return x.astype(jnp.float32)
 

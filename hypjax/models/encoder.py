@@ -101,7 +101,7 @@ class ConvNet(Encoder):
 
     @property
     def layers(self) -> list[Path]:
-        """The stem, then the blocks; the layers of downsampling and head join those of a block."""
+        """The stem, then the blocks; downsampling and head convolutions join a block's layer."""
         blocks = []
         for stage, depth in enumerate(self.depths):
             blocks += [(f"stage_{stage}_block_{i}",) for i in range(depth)]

@@ -280,7 +280,7 @@ def pool_tokens(
     pooling: str,
     exponent: float | Float[Array, ""] = GEM_EXPONENT,
 ) -> Float[Array, "batch dim"]:
-    """Pools tokens, prefix tokens first, by one of the `poolings`; `exponent` is that of "gem"."""
+    """Pools tokens, prefix tokens first, by one of the `poolings`; `exponent` is for "gem"."""
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
     options = {"exponent": exponent} if pooling == "gem" else {}

@@ -63,8 +63,8 @@ def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(state)
     by_name = {renamed(name, _DINO): value for name, value in state.items()}
     gated = any(".fc1_g." in name for name in by_name)
-    up = ("mlp.up_proj.", "mlp.fc1_x." if gated else "mlp.fc1.")
-    by_name = {name.replace(*up): value for name, value in by_name.items()}
+    up_proj = "mlp.fc1_x." if gated else "mlp.fc1."
+    by_name = {name.replace("mlp.up_proj.", up_proj): value for name, value in by_name.items()}
     if "pos_embed" not in by_name:
         # timm's DINOv3 has other names for LayerScale, and no key biases.
         return _joined({re.sub(r"ls(\d)\.gamma", r"gamma_\1", k): x for k, x in by_name.items()})

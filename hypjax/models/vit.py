@@ -309,7 +309,7 @@ class Block(nn.Module):
 
     num_heads: int
     mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
-    dtype: DTypeLike  # Of matrix products.
+    dtype: DTypeLike  # Dtype of matrix products.
     kernel: str = "auto"  # Kernel of attention on NVIDIA GPUs, see `attend`.
     tokens: int | None = None  # Tokens without padding, if arranged for tensor cores.
     outputs: int | None = None  # Number of leading tokens to return; None for all.

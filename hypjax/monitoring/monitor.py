@@ -89,7 +89,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
         scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
         self._latest = {"learning_rate", *scalars}
-        self._metrics: list[Mapping[str, Any]] = []  # Of the steps since the last report.
+        self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.
         self._restart_clock()
 
     def __exit__(self, *args: object) -> None:

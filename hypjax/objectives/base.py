@@ -56,8 +56,8 @@ class Objective(Protocol):
     Attributes:
         space: Space in which the loss measures distances.
         score_space: Space in which evaluation compares the head's outputs; by default `space`.
-        groups: Optimiser settings that differ from those of the group `objective`; paths begin in
-            the objective's parameters.
+        groups: Optimiser settings that differ from the group `objective`; paths begin in the
+            objective's parameters.
         lasting_state: Names of state entries that change even if a step's update is dropped:
             keeping the old ones would copy them.
         teacher_decay: Decay of the teacher, an exponential moving average of the model's
@@ -218,7 +218,7 @@ class Declaration:
     by_tuple: bool = False  # Whether the loss needs batches of tuples.
     spaces: tuple[str, ...] = ()  # Values of `objective.space` that the loss allows; () for all.
     # Returns, from the fields, the divisor of distances in the softmax over an anchor's negatives;
-    # None for a loss without such a softmax.
+    # None for a loss without this softmax.
     divisor: Callable[[Mapping[str, Any]], float] | None = None
     function: Callable[..., Any] | None = None  # The loss of embeddings and labels, if any.
     reference: str = ""  # The paper, for the manual's table; '' if the function cites it.
@@ -238,8 +238,8 @@ def declare(
     """Declares a loss function; its arguments named in `rules` become fields of `config.objective`.
 
     `build` makes the objective from the function with its settings, a run's configuration and its
-    space. `shared` are fields of all losses of this kind, and `attributes` are those of the
-    `Declaration`.
+    space. `shared` are fields of all losses of this kind, and `attributes` set further attributes
+    of the `Declaration`.
     """
     parameters = inspect.signature(function).parameters
     fields = {n: Field(parameters[n].default, rule, n in learnable) for n, rule in rules.items()}

@@ -100,19 +100,16 @@ def compare_proxies(
     classes, centres, dim = proxies.shape
     labels = jnp.asarray(class_indices(labels, classes))
     flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
-    own = labels[:, None] == jnp.arange(classes)
+    same = labels[:, None] == jnp.arange(classes)
     exact = space.distance(points[:, None], proxies[labels])[:, None]
-    distances = jnp.where(own[..., None], exact, flat.reshape(-1, classes, centres))
-    return distances, own
+    distances = jnp.where(same[..., None], exact, flat.reshape(-1, classes, centres))
+    return distances, same
 
 
 def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
     points = jnp.asarray(points)
     if points.ndim != 2 or np.shape(labels) != points.shape[:1]:
-        raise ValueError(
-            f"labels of shape {np.shape(labels)} do not fit embeddings {points.shape}; "
-            "give one label for each image"
-        )
+        raise ValueError(f"needs a label per embedding {points.shape}, got {np.shape(labels)}")
     return points
 
 
@@ -168,13 +165,14 @@ def _values(labels: Labels) -> list[Any]:
 def _with_subtracted_blocks(
     space: Space, points: Float[Array, "n dim"], distances: Float[Array, "n n"], size: int
 ) -> Float[Array, "n n"]:
+    """Recomputes the distances within groups of `size` adjacent images by subtraction."""
     if size < 1 or len(points) % size:
         raise ValueError(f"samples_per_class is {size}; it must divide {len(points)} images")
     groups = points.reshape(-1, size, points.shape[-1])
-    within = space.distance(groups[:, :, None], groups[:, None])
+    exact = space.distance(groups[:, :, None], groups[:, None])
     blocks = distances.reshape(len(groups), size, len(groups), size)
-    itself = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
-    return jnp.where(itself, within[:, :, None], blocks).reshape(distances.shape)
+    same_group = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
+    return jnp.where(same_group, exact[:, :, None], blocks).reshape(distances.shape)
 
 
 def log1p_sum_exp(

@@ -77,7 +77,7 @@ def _choose(logits: Float[Array, "t p"]) -> _Choice:
 
 
 def _distance_to(choice: _Choice, distances: Float[Array, "t p"]) -> Float[Array, " t"]:
-    """Distance to the chosen proxy; its gradient is that of a product with a one-hot vector."""
+    """Distance to the chosen proxy, with the gradient of a product with its one-hot vector."""
     index, gradient = choice
     chosen = jnp.take_along_axis(distances, index[:, None], axis=1)[:, 0]
     return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
@@ -93,8 +93,8 @@ def reciprocal_triplets(
     """Draws triplets whose first two points are mutual nearest neighbours (HIER, Section 3).
 
     A point's neighbours are the point itself and the most similar other points, `neighbors` in all.
-    For each anchor i, j is drawn from its mutual neighbours, and k from all points that are not. An
-    anchor with fewer than two possible j, or without a possible k, has no valid triplets. Draws are
+    For each anchor i, j is drawn from its mutual neighbours, and k from all other points. An anchor
+    with fewer than two mutual neighbours, or without other points, has no valid triplets. Draws are
     with replacement.
 
     Returns n · `per_anchor` triplets, some of which may not be valid.

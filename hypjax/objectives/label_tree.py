@@ -175,8 +175,9 @@ def label_triples(
 ) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
-    At that level, j has the same label as i, and k another label; without such a j or k, the triple
-    is not valid. Rows with equal `ids` are the same leaf, so a triple never has them as i and j.
+    At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as
+    k, the triple is not valid. Rows with equal `ids` are the same leaf, and never i and j of a
+    triple.
     Draws are with replacement.
     """
     triples, valid = [], []

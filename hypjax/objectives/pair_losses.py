@@ -192,7 +192,7 @@ def triplet(
     al., 2017, Eq. 5); the loss is the mean over the images that have both. "semihard" takes all
     pairs of images of one class, each with the nearest negative that is farther than the positive
     (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over all these pairs, and 0 for
-    pairs without such a negative.
+    pairs without a farther negative.
 
     On the sphere, distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
     distances without normalisation.
@@ -248,7 +248,7 @@ def tuple_contrastive(
 
     Embeddings are points of the space. Each `size` adjacent points are a tuple: the anchor, its
     positive, and its negatives, which count only up to the distance m, the `margin`. IRT does not
-    give the margin; the default is that of the code on which IRT builds.
+    give the margin; the default comes from the code on which IRT builds.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):

@@ -71,10 +71,7 @@ def _by_class(
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
     """Groups a flat batch by class; also returns whether each class has `samples` images."""
     if np.shape(labels) != embeddings.shape[:1]:
-        raise ValueError(
-            f"labels of shape {np.shape(labels)} do not fit embeddings {embeddings.shape}; "
-            "give one label for each image"
-        )
+        raise ValueError(f"needs a label per embedding {embeddings.shape}, got {np.shape(labels)}")
     (labels,) = class_numbers(labels)
     if not isinstance(labels, jax.core.Tracer):
         sizes = np.unique(labels, return_counts=True)[1]
@@ -83,7 +80,8 @@ def _by_class(
             counts = f"{sizes.min()} to {sizes.max()}"
             raise ValueError(f"needs {samples} images in each class, got {counts}")
     if samples is None or samples < 2 or len(embeddings) % samples:
-        raise ValueError(f"samples_per_class is {samples}, for {len(embeddings)} images")
+        rule = f"2 or more, and divide {len(embeddings)} images"
+        raise ValueError(f"samples_per_class is {samples}; it must be {rule}")
     labels = jnp.asarray(labels)
     order = jnp.argsort(labels, stable=True)
     grouped = labels[order].reshape(-1, samples)

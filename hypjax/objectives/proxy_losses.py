@@ -63,11 +63,11 @@ def proxy_anchor(
     `space.embed`. Labels count from 0; under `jit`, they must be integers. Raises a `ValueError`
     for missing labels, and, unless labels are traced, for labels without a proxy.
     """
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
-    pull = log1p_sum_exp(-alpha * (s - margin), own, axis=0)
-    push = log1p_sum_exp(alpha * (s + margin), ~own, axis=0)
-    return mean_where(pull, jnp.any(own, axis=0)) + jnp.mean(push)
+    pull = log1p_sum_exp(-alpha * (s - margin), same, axis=0)
+    push = log1p_sum_exp(alpha * (s + margin), ~same, axis=0)
+    return mean_where(pull, jnp.any(same, axis=0)) + jnp.mean(push)
 
 
 def proxy_nca(
@@ -86,8 +86,8 @@ def proxy_nca(
     which makes the loss unbounded below. The temperature τ > 0 is 1 in the original, and 1/9 in
     ProxyNCA++.
     """
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
-    return _cross_entropy(-distances[..., 0] / temperature, own)
+    distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    return _cross_entropy(-distances[..., 0] / temperature, same)
 
 
 def normalized_softmax(
@@ -121,17 +121,17 @@ def soft_triple(
 
     The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the K centres of the
     class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is the
-    cross-entropy of λ times these similarities, after δ is subtracted from that of the image's
-    class. The regularisation draws the centres of a class together: it is the mean over the classes
-    of Σ √separation / (K·(K − 1)), summed over pairs of centres. The root is the chord's length on
-    the sphere, and sinh(√c·distance/2)/√c in the ball.
+    cross-entropy of λ times these similarities, after δ is subtracted from the similarity to the
+    image's class. The regularisation draws the centres of a class together: it is the mean over the
+    classes of Σ √separation / (K·(K − 1)), summed over pairs of centres. The root is the chord's
+    length on the sphere, and sinh(√c·distance/2)/√c in the ball.
 
     `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` the weight τ of the paper.
     """
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)
     classes = jnp.sum(jax.nn.softmax(s / gamma, axis=-1) * s, axis=-1)
-    loss = _cross_entropy(scale * (classes - margin * own), own)
+    loss = _cross_entropy(scale * (classes - margin * same), same)
     if regularization == 0 or jnp.shape(proxies)[1] == 1:
         return loss
     return loss + regularization * _spread(space, jnp.asarray(proxies))
@@ -163,10 +163,10 @@ def arcface(
     """
     if not (space.squared and space.normalized):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
     distances = jnp.min(distances, axis=-1)
     target = _cosine_with_margin(distances, margin) - cosine_margin
-    return _cross_entropy(scale * jnp.where(own, target, similarity(distances)), own)
+    return _cross_entropy(scale * jnp.where(same, target, similarity(distances)), same)
 
 
 def cosface(
@@ -181,12 +181,12 @@ def cosface(
     """CosFace, with sub-centres as in `arcface` (Wang et al., CVPR 2018, Eq. 4).
 
     The loss is the cross-entropy of λ times the similarities of an image and the classes, after m
-    is subtracted from that of the image's class. The similarity is the cosine on the sphere and
+    is subtracted at the image's class. The similarity is the cosine on the sphere and
     1 − distance / 2 in other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half
     the scale and twice the margin. `scale` is λ > 0, the paper's s, and `margin` m.
     """
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
-    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * own), own)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
+    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * same), same)
 
 
 def _cosine_with_margin(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
@@ -200,10 +200,10 @@ def _cosine_with_margin(distances: Float[Array, "*b"], margin: float) -> Float[A
     return jnp.where(below, shifted, cosine - margin * jnp.sin(margin))
 
 
-def _cross_entropy(logits: Float[Array, "n classes"], own: Bool[Array, "n classes"]) -> Loss:
-    """Mean cross-entropy, written as log(1 + Σ exp(other − own)) to keep small losses' digits."""
-    target = jnp.sum(logits, axis=1, keepdims=True, where=own)
-    return jnp.mean(log1p_sum_exp(logits - target, ~own, axis=1))
+def _cross_entropy(logits: Float[Array, "n classes"], same: Bool[Array, "n classes"]) -> Loss:
+    """Mean cross-entropy, written as log(1 + Σ exp(other − same)) to keep small losses' digits."""
+    target = jnp.sum(logits, axis=1, keepdims=True, where=same)
+    return jnp.mean(log1p_sum_exp(logits - target, ~same, axis=1))
 
 
 def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float[Array, ""]:

@@ -142,8 +142,8 @@ class Agreement:
     def __call__(self, status: int) -> int:
         """Announces an exit status, and returns the highest of all processes; call it each step.
 
-        0 means to go on. With several processes, the result is that of the previous call, so that
-        no process waits.
+        0 means to go on. With several processes, the result covers the previous call's statuses, so
+        that no process waits.
         """
         if jax.process_count() == 1:
             return status

@@ -57,8 +57,8 @@ class Input:
             plans, self._end = self.run.plans, self.run.config.train.total_steps
             # An epoch's tuples are mined by the model of that time: no batch can be opened before.
             if isinstance(plans, TuplePlans):
-                epoch, rest = divmod(step, plans.batches_per_epoch)
-                if not rest:  # In later steps of the epoch, the state holds the tuples.
+                epoch, position = divmod(step, plans.batches_per_epoch)
+                if position == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
                         table, metrics = self.mine(trained_model(self.run.learner, state), epoch)
                     monitor.write(step + 1, {"mining": metrics})  # A resumed run writes it again.

@@ -20,7 +20,7 @@ from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
-ADAPTER = "lora"  # An adapter beside a kernel, see `hypjax.training.lora`.
+ADAPTER = "lora"  # Name of a kernel's adapter, see `hypjax.training.lora`.
 _Path = tuple[str, ...]
 
 
@@ -30,7 +30,7 @@ def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 
 
 def in_encoder(path: Sequence[str]) -> bool:
-    """Whether a path is that of an encoder's parameter."""
+    """Whether a path leads to a parameter of the encoder."""
     return matches(GROUPS["encoder"], path)
 
 

@@ -193,7 +193,7 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, str]:
     """Hashes of a run's images, code and precision, which must not change between resumes.
 
-    Without splits, only those of code and images that a user passes from Python.
+    Without splits, only hashes of code and images that a user passes from Python.
     """
     encoder = CUSTOM_ENCODERS.get(config.model.architecture)
     code = {"loss": declaration(config.objective.name).code, "encoder": encoder}

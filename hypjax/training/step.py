@@ -151,16 +151,20 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             with jax.named_scope("loss"):
                 scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
-                before, after = (params["objective"], state.objective_state), (teacher, batch, key)
-                value, (objective_state, metrics) = loss(*before, outputs, *after)
+
+                def loss_at(outputs: Outputs) -> tuple[Array, tuple[PyTree, Metrics]]:
+                    objective = params["objective"], state.objective_state
+                    return loss(*objective, outputs, teacher, batch, key)
+
+                value, (objective_state, metrics) = loss_at(outputs)
                 if learner.config.run.gradient_covariance:
-                    norm = _gradient_covariance(lambda x: loss(*before, x, *after)[0], outputs)
+                    norm = _gradient_covariance(lambda x: loss_at(x)[0], outputs)
                     metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, waiting))
-        return _updated(learner, state, gradient, loss, aux)
+        return _apply_gradient(learner, state, gradient, loss, aux)
 
     return train_step
 
@@ -191,13 +195,10 @@ def _gradient_covariance(loss_of: Callable[[Outputs], Array], outputs: Outputs) 
     return jnp.sum(jnp.var(len(slopes) * slopes, axis=0))
 
 
-def _updated(
+def _apply_gradient(
     learner: Learner, state: TrainState, gradient: PyTree, loss: Array, aux: tuple[PyTree, Metrics]
 ) -> tuple[TrainState, Metrics]:
-    """Applies a gradient; returns the next state and the metrics.
-
-    `aux` holds the objective's new state and its metrics.
-    """
+    """Returns the next state and metrics; `aux` are the objective's new state and metrics."""
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
@@ -210,7 +211,6 @@ def _updated(
             scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _update_averages(learner, state, updated.get("model", {}))
-        changed = updated, opt_state, objective_state, averages
     norms = {
         "loss": loss,
         "gradient_norm": optax.tree.norm(gradient),
@@ -219,13 +219,12 @@ def _updated(
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     if learner.config.train.on_nonfinite == "skip":
         # Selected on the devices, so that the host does not wait for every step.
-        averages = state.teacher, state.average
-        before = trained, state.opt_state, state.objective_state, averages
-        lasting = (), (), learner.objective.lasting_state, ()
-        changed = (_select(finite, *trees) for trees in zip(changed, before, lasting, strict=True))
-    trained, opt_state, objective_state, (teacher, average) = changed
+        lasting = learner.objective.lasting_state
+        updated = _select(finite, updated, trained)
+        opt_state = _select(finite, opt_state, state.opt_state)
+        objective_state = _select(finite, objective_state, state.objective_state, lasting)
+        averages = _select(finite, averages, (state.teacher, state.average))
     skipped = state.skipped + jnp.where(finite, 0, 1)
-    params = optim.merge(trained, frozen)
     metrics |= {
         **norms,
         # The optimiser does not count dropped updates, so neither does its schedule.
@@ -235,11 +234,21 @@ def _updated(
     }
     if "scalars" in state.params["model"]:
         metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
-    changed = params, opt_state, objective_state, skipped, teacher
-    return TrainState(state.step + 1, *changed, state.tuples, average), metrics
+    state = state._replace(
+        step=state.step + 1,
+        params=optim.merge(updated, frozen),
+        opt_state=opt_state,
+        objective_state=objective_state,
+        skipped=skipped,
+        teacher=averages[0],
+        average=averages[1],
+    )
+    return state, metrics
 
 
-def _select(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str]) -> PyTree:
+def _select(
+    valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str] = ()
+) -> PyTree:
     """Selects the new tree if the step is valid, or the old one; lasting entries are always new."""
 
     def choose(path: tuple[Any, ...], new: Array, old: Array) -> Array:

@@ -364,7 +364,7 @@ def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
 def test_what_does_not_fit_is_an_error():
     eye = np.eye(4)
     for call, message in [
-        (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
+        (lambda: objectives.supcon(eye, [0, 0]), "a label per embedding"),
         (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
         (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "but a label is 4"),
         (lambda: objectives.cosface(eye, [0, 1, 2, 2.5], eye[:, None]), "but .* 2.5"),
