@@ -287,9 +287,9 @@ def frechet_mean(
 
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
-    the iteration needs no step size and converges from any start. It is differentiable in x, c and
-    the weights: by the implicit function theorem, its derivative equals the derivative of a Newton
-    step.
+    the iteration needs no step size and converges from any start. The mean is differentiable in x,
+    c and the weights: by the implicit function theorem, its derivative equals the derivative of a
+    Newton step.
 
     Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0; None
     means equal weights.

@@ -93,9 +93,7 @@ def riemannian_adam(
 
         step = move_tangent if c is None else move
         results = jax.tree.map(step, params, gradient, state.mean, state.square)
-        updates, mean, square = (
-            jax.tree.map(lambda _, parts, i=i: parts[i], params, results) for i in range(3)
-        )
+        updates, mean, square = jax.tree.transpose(jax.tree.structure(params), None, results)
         return updates, RiemannianAdamState(count, mean, square)
 
     return optax.GradientTransformationExtraArgs(init, update)

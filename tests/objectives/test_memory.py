@@ -79,10 +79,10 @@ def test_losses_of_references_equal_plain_loops(float64, space):
             same[np.arange(6), own] = False
         (_, values), slopes = both(points, batch, references)
         assert np.isfinite(slopes).all() and np.any(slopes) == np.any(labels >= 0)
-        for name, found in zip(NAMES, values, strict=True):
+        for name, actual in zip(NAMES, values, strict=True):
             _, loop, settings = PAIRS[name]
             expected = loop(d, same, other, **settings)
-            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def configured(space="sphere", name="contrastive", **fields):
@@ -194,8 +194,8 @@ def test_images_are_not_pushed_from_their_copies(float64, space):
     points, ids = points_of(space, 7), np.array([0, 1, 2, 3, 4, 5, 6, 0, 1, 2])
     d = jax.jit(space.distance)(points[:, None], points) + np.diag([np.inf] * 7)
     nearest = d.min(axis=1) ** (0.5 if space is SPHERE else 1)
-    found = jax.jit(lambda x: koleo(x, space=space, ids=ids))(points[ids])
-    np.testing.assert_allclose(found, -np.mean(np.log(nearest[ids])), rtol=1e-9)
+    actual = jax.jit(lambda x: koleo(x, space=space, ids=ids))(points[ids])
+    np.testing.assert_allclose(actual, -np.mean(np.log(nearest[ids])), rtol=1e-9)
 
 
 @both_spaces
