@@ -93,7 +93,10 @@ def riemannian_adam(
 
         step = move_tangent if c is None else move
         results = jax.tree.map(step, params, gradient, state.mean, state.square)
-        updates, mean, square = jax.tree.transpose(jax.tree.structure(params), None, results)
-        return updates, RiemannianAdamState(count, mean, square)
+
+        def tree_of(index: int) -> PyTree:
+            return jax.tree.map(lambda _, result: result[index], params, results)
+
+        return tree_of(0), RiemannianAdamState(count, mean=tree_of(1), square=tree_of(2))
 
     return optax.GradientTransformationExtraArgs(init, update)
