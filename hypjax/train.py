@@ -28,7 +28,7 @@ from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance
-from hypjax.training.states import Measured, begin, build_with_weights, score_untrained
+from hypjax.training.states import Measured, build_with_weights, restore_or_start, score_untrained
 from hypjax.training.step import TrainState, jit_train_steps
 
 
@@ -126,7 +126,7 @@ def _train(
     facts = shared_provenance(run)
     with folder.locked(facts, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
-        state, measured = begin(run, checkpoints, pretrained)
+        state, measured = restore_or_start(run, checkpoints, pretrained)
         del pretrained  # Frees the memory of the weights.
         steps = range(int(state.step), total_steps)
         results = _run_steps(

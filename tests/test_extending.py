@@ -85,7 +85,7 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
 
 def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     class Largest(Product):
-        def combined(self, distances):
+        def combine(self, distances):
             return jnp.maximum(*distances)
 
     monkeypatch.setitem(SPACES, "largest", None)  # It is removed afterwards.

@@ -16,7 +16,7 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives.proxy_points import proxy_points
+from hypjax.objectives.proxy_losses import proxy_points
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
@@ -132,7 +132,7 @@ def untrained_parameters(run: Run) -> PyTree:
     """The model's parameters before the first step of a run: random or pretrained ones."""
     built = setup.training_run(run)
     state = states.random_state(built.learner, built.spec)
-    state = states.initialized(built, state, states.starting_parameters(built))
+    state = states.initialize(built, state, states.starting_parameters(built))
     return evaluated_model(built.learner, state)
 
 

@@ -10,14 +10,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 Scalar = float | Float[Array, ""]
-# What functions of points take and return. Leading axes of operands broadcast.
+# Types of arguments and results. The leading axes of operands broadcast.
 Vectors = Float[ArrayLike, "*b d"]
 Operand = Float[ArrayLike, "*#b d"]
 Points = Float[Array, "*b d"]
 Numbers = Float[Array, "*b"]
 Rows = Float[ArrayLike, "n d"]
 Cols = Float[ArrayLike, "m d"]
-Matrix = Float[Array, "n m"]  # Of all pairs.
+Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
 def floating(*arrays: ArrayLike) -> list[Array]:
@@ -40,13 +40,14 @@ def square_norm(x: Vectors, keepdims: bool = True) -> Array:
 def scaled(x: Points) -> tuple[Points, Float[Array, "*b 1"]]:
     """Divides vectors whose ‖x‖² would overflow or vanish by their largest coordinate.
 
-    Returns also the divisors: exactly 1 for ordinary vectors. No gradient flows through them.
+    Returns the quotients and the divisors, which are exactly 1 for ordinary vectors and have no
+    gradient.
     """
     largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     extreme = (largest > 1e15) | ((largest > 0) & (largest < 1e-15))
     # The reciprocal of a divisor must not vanish.
-    most = jnp.finfo(x.dtype).max / 16
-    scale = jnp.where(extreme & jnp.isfinite(largest), jnp.minimum(largest, most), 1)
+    max_divisor = jnp.finfo(x.dtype).max / 16
+    scale = jnp.where(extreme & jnp.isfinite(largest), jnp.minimum(largest, max_divisor), 1)
     return x / scale, scale
 
 
@@ -57,14 +58,13 @@ def sqrt(u: Array) -> Array:
 
 
 def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
-    """An even function of √u, smooth in u: its Taylor series near 0, the function elsewhere."""
+    """Evaluates an even function of √u, which is smooth in u; near 0 by its Taylor series."""
     # Below u = 1e-3, five terms leave an error below 1e-16. Just above, cancellation costs the
     # gradient up to three digits, but its share in the gradient of a distance is small there.
     near = u < 1e-3
     root = jnp.sqrt(jnp.where(near, 1, u))
-    return jnp.where(
-        near, jnp.polyval(jnp.asarray(series, u.dtype), jnp.where(near, u, 0)), function(root)
-    )
+    taylor = jnp.polyval(jnp.asarray(series, u.dtype), jnp.where(near, u, 0))
+    return jnp.where(near, taylor, function(root))
 
 
 def sinh_ratio(u: Array) -> Array:
@@ -78,7 +78,7 @@ def tanh_ratio(u: Array) -> Array:
 
 
 def artanh_ratio(u: Array) -> Array:
-    """artanh(√u) / √u, kept at its largest finite value for u ≥ 1."""
+    """artanh(√u) / √u; its largest finite value for u ≥ 1."""
     u = jnp.minimum(u, 1 - jnp.finfo(u.dtype).eps)
     return _even_function(u, lambda r: jnp.arctanh(r) / r, (1 / 9, 1 / 7, 1 / 5, 1 / 3, 1))
 
@@ -110,8 +110,8 @@ distance_from_ratio.defjvps(_jvp_in_ratio, _jvp_in_curvature)
 def inner_products(x: Rows, y: Cols) -> Matrix:
     """Inner products ⟨x_i, y_j⟩ of all pairs.
 
-    By default GPUs multiply float32 matrices in TF32 and TPUs in bfloat16, which leaves three
-    digits. Results on a CPU do not show the difference. They have the dtype of the inputs.
+    Products are true float32 on every device: by default, GPUs multiply float32 matrices in TF32
+    and TPUs in bfloat16, which leaves three digits. The result has the dtype of the inputs.
     """
     x, y = inexact(x, y)
     return jnp.matmul(x, y.T, precision="highest")
@@ -122,7 +122,7 @@ def square_distances(x: Rows, y: Cols) -> Matrix:
 
     Two measures limit the float32 rounding error to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are
     summed in two halves, and ⟨x, y⟩ is subtracted from each squared norm before the two differences
-    are added. Results have the dtype of the inputs.
+    are added. The result has the dtype of the inputs.
     """
     x, y = inexact(x, y)
     half = x.shape[-1] // 2

@@ -1,4 +1,4 @@
-"""The Poincaré ball as a space, and what it shares with the hyperboloid."""
+"""The Poincaré ball as a space, and its common base class with the hyperboloid."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from hypjax.geometry.spaces import (
     Role,
     SearchTerms,
     as_tree,
-    require_positive,
+    require_nonnegative,
 )
 
 # Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
@@ -29,34 +29,34 @@ _SQRT2 = 2**0.5
 
 
 def static(default: Any) -> Any:
-    """A field of a space that belongs to the structure of its pytree."""
+    """Declares a dataclass field that belongs to the structure of a space's pytree."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 class CurvedSpace(InnerProductSpace):
-    """A model of hyperbolic space, with distances and means by the functions of its module."""
+    """A model of hyperbolic space, whose module has the functions of its distances and means."""
 
-    functions: ClassVar[ModuleType]
+    functions: ClassVar[ModuleType]  # `hypjax.geometry.poincare` or `lorentz`.
     c: float | Float[Array, ""]
     clip_radius: float | None
     riemannian: bool
     max_distance: float | None
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` if a number is out of range, or no number."""
-        require_positive("c", self.c)
+        """Raises a `ValueError` if a field is out of range or no number."""
+        require_nonnegative("c", self.c)
         if self.clip_radius is not None and not self.clip_radius > 0:
             raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
 
     @property
     def longest(self) -> float:
-        """Largest norm of features once they are clipped or rescaled."""
+        """Largest norm of features after clipping or rescaling."""
         if self.max_distance is not None:
             return self.max_distance / 2
         return math.inf if self.clip_radius is None else self.clip_radius
 
     def embed(self, features: Vectors) -> Points:
-        """Clips or rescales features v, and maps them to the distance 2‖v‖ from the origin."""
+        """Clips or rescales features v; maps them to points at distance 2‖v‖ from the origin."""
         if self.riemannian:
             scale = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
             constant = lax.stop_gradient(features)
@@ -67,17 +67,20 @@ class CurvedSpace(InnerProductSpace):
         return self.from_tangent(self._shortened(features))
 
     def from_tangent(self, v: Vectors) -> Points:
-        """Points in the directions v at the distances 2‖v‖ from the origin, at most 12.2/√c."""
+        """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
         return self.from_ball(poincare.project(poincare.expmap0(v, self.c), self.c))
 
-    def _shortened(self, v: Vectors, longest: float = MAX_SQUARE_NORM**0.5) -> Points:
+    def _shortened(self, v: Vectors, max_norm: float = MAX_SQUARE_NORM**0.5) -> Points:
+        """Clips or rescales features."""
         if self.max_distance is not None:
             return poincare.rescale_features(v, self.max_distance)
-        return poincare.clip_features(v, min(self.longest, longest))
+        return poincare.clip_features(v, min(self.longest, max_norm))
 
     def _unshortened(self, v: Vectors) -> Points:
-        longest = self.max_distance
-        return v if longest is None else poincare.unrescale_features(v, longest)
+        """Inverts the rescaling of features, if any."""
+        if self.max_distance is None:
+            return v
+        return poincare.unrescale_features(v, self.max_distance)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
@@ -90,7 +93,7 @@ class CurvedSpace(InnerProductSpace):
         return self.functions.frechet_mean(x, self.c, weights)
 
     def separation(self, x: Operand, y: Operand) -> Numbers:
-        """sinh²(√c·d/2)/c of the distance d."""
+        """sinh²(√c·d/2)/c for points at distance d."""
         return self.functions.separation(x, y, self.c)
 
     def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
@@ -105,20 +108,20 @@ class CurvedSpace(InnerProductSpace):
         """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""
         root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
-        longest = math.atanh(poincare.MAX_NORM) / root
+        projected = math.atanh(poincare.MAX_NORM) / root  # Norm that `poincare.project` allows.
         if self.max_distance is not None:
             factor = scale * poincare.RESCALING / self.longest
-            if longest < self.longest:
-                norms = xp.clip(norms, None, math.atanh(longest / self.longest) / factor)
+            if projected < self.longest:
+                norms = xp.clip(norms, None, math.atanh(projected / self.longest) / factor)
             rescaled = self.longest * xp.tanh(factor * norms)
-            return norms, [self.length_at(root * rescaled, xp) / root]
-        clipped = xp.clip(norms, None, min(self.longest, longest) / scale)
-        return clipped, [self.length_at(root * scale * clipped, xp) / root]
+            return norms, [self._point_norms(root * rescaled, xp) / root]
+        clipped = xp.clip(norms, None, min(self.longest, projected) / scale)
+        return clipped, [self._point_norms(root * scale * clipped, xp) / root]
 
     def check(self, x: Rows, *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are points, and c is 0 or at least 1e-12."""
+        """Raises a `UserError` unless all rows are points and c is 0 or at least 1e-12."""
         if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
-            raise UserError(f"c is {float(self.c):g}; to search, it must be 0 or at least 1e-12")
+            raise UserError(f"c is {float(self.c):g}; a search needs 0, or at least 1e-12")
         super().check(x, first=first)
 
 
@@ -132,8 +135,8 @@ class PoincareBall(CurvedSpace):
         clip_radius: Largest norm of features before the exponential map, or None for no clipping.
         riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
-        max_distance: Bound of the distances from the origin to which features are rescaled, instead
-            of being clipped; None for no rescaling. See `poincare.rescale_features`.
+        max_distance: Bound of points' distances from the origin. Features are rescaled to it
+            instead of being clipped (`poincare.rescale_features`); None for no rescaling.
     """
 
     functions = poincare
@@ -155,16 +158,16 @@ class PoincareBall(CurvedSpace):
         """The clipped features, by the logarithmic map at the origin."""
         return self._unshortened(poincare.logmap0(x, self.c))
 
-    def length_at(self, radius: Any, xp: ModuleType) -> Any:
-        """√c times the norms of points at √c times some norms of scaled features: tanh."""
-        return xp.tanh(radius)
+    def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
+        """Norms of points from norms of shortened features, both times √c."""
+        return xp.tanh(norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         The query (2x, −(1 + c‖x‖²)) and the gallery item (y, ‖y‖²)/(1 − c‖y‖²) have the product
-        ‖x‖² − (1 − c‖x‖²)·s/P, with s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²). For each query
-        it decreases with the distance.
+        ‖x‖² − (1 − c‖x‖²)·s/P, with s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²). For each query,
+        the product falls as the distance grows.
         """
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1, keepdims=True)
@@ -175,11 +178,11 @@ class PoincareBall(CurvedSpace):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
-        For points x and y, s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²): s/P is their separation.
-        Let w = (−m) ⊕ x be the point moved by the Möbius translation that takes the centre m to the
+        The separation of points x and y is s/P, with s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²).
+        Let w = (−m) ⊕ x be the point after the Möbius translation that moves the centre m to the
         origin, g = 1 − c‖w‖², and σ = ‖w‖²/g its separation from the centre. Then the query
-        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offset σ give −s/P. With y = m in
-        s and P, they are σ = s/P and w/g = ((1 − c‖m‖²)(x − m) − c·s·m)/P, without cancellation.
+        √2·(w/g, −√c·σ), the gallery item √2·(w/g, √c·σ) and the offsets σ give −s/P. Without
+        cancellation, σ = s/P and w/g = ((1 − c‖m‖²)(x − m) − c·s·m)/P, with y = m in s and P.
         """
         x, centre = arithmetic.inexact(x, centre)
         c = jnp.asarray(self.c, x.dtype)

@@ -1,21 +1,22 @@
-"""Entailment cones on the hyperboloid: everything that a point stands for lies behind it.
+"""Entailment cones on the hyperboloid: a concept's cone holds everything that it entails.
 
 The cone of an apex x opens away from the origin O. It holds the points y whose exterior angle at x,
 between the ray from O through x and the geodesic from x to y, is at most the half-aperture of x,
 which shrinks as x moves out. Points, shapes, dtypes and c follow the conventions of
-`hypjax.geometry.lorentz`; points of the ball come here by `lorentz.from_poincare`. At c = 0, the
-cone of x is the half-space beyond it.
+`hypjax.geometry.lorentz`; `lorentz.from_poincare` converts points of the ball. At c = 0, the cone
+of x is the half-space beyond it.
 
-MERU has the exterior angle as acos((y_t + x_t·c⟨x, y⟩)/(‖x‖·√((c⟨x, y⟩)² − 1))), which loses half
-of the digits of small angles, and all digits of close points. Here it is the angle of a vector in
-the plane. With δ = y − x, of which a is the part along x, ρ the length of the rest, and with q
-from `lorentz.separation`, the boost that takes x to the origin moves y to the vector
+MERU computes the exterior angle as acos((y_t + x_t·c⟨x, y⟩)/(‖x‖·√((c⟨x, y⟩)² − 1))), which loses
+half of the digits of small angles, and all digits for close points. Here it is the angle of a
+vector in the plane. Let a be the component of y − x along x, ρ the length of the rest, and q the
+`lorentz.separation`. The boost that moves x to the origin then moves y to the vector
 
     (2(1 + cq)·a − c‖x‖·ρ², (T_x + T_y)·ρ) / (T_x + T_y)
 
-along and across x. Terms are subtracted only where the angle is about a right one. Largest errors
-in float32, in radians, for points x and y at the distances r and r + 1/√c from the origin, seen
-from it at an angle of at least 0.1 or in one direction, beside the errors of MERU's formula:
+along and across x. Terms are subtracted only where the angle is close to a right angle. The table
+lists the largest errors in float32, in radians, and those of MERU's formula. Points x and y lie
+at distances r and r + 1/√c from the origin, seen from there at an angle of at least 0.1 or in one
+direction:
 
     √c·r                            0.1   1     3     5     7     10
     at an angle: exterior_angle     3e-7  3e-7  3e-7  3e-7  3e-7  3e-7
@@ -23,7 +24,7 @@ from it at an angle of at least 0.1 or in one direction, beside the errors of ME
     in one direction:               4e-7  7e-7  5e-6  3e-5  3e-4  5e-3
                  MERU's formula     8e-4  2e-3  1e-2  1e-1  1     3
 
-In one direction, it is rounding of the points themselves that remains, see `lorentz`.
+In one direction, the rounding of coordinates limits accuracy, as in `lorentz`.
 
 Sources: Ganea et al., "Hyperbolic Entailment Cones for Learning Hierarchical Embeddings" (ICML
 2018), Section 3; Desai et al. (MERU, ICML 2023), Section 3, "Entailment loss".
@@ -40,9 +41,8 @@ from hypjax.geometry.arithmetic import Numbers, Operand, Scalar, Vectors
 def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
     """Half-apertures of the cones of x, asin(2K/(√c‖x‖)), in radians (MERU, Section 3).
 
-    Points are [..., d], apertures [...], and K > 0 is the radius. The aperture is a right angle,
-    with gradient 0, for √c‖x‖ ≤ 2K. The gradient is infinite in the limit there, and bounded by
-    rounding.
+    Points are [..., d], apertures [...], and K > 0 is the `radius`. For √c‖x‖ ≤ 2K the aperture is
+    a right angle with gradient 0. Just outside, the gradient is large; only rounding bounds it.
     """
     (x,) = arithmetic.floating(x)
     square = c * arithmetic.square_norm(x, keepdims=False) - 4 * radius**2
@@ -54,9 +54,10 @@ def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
 def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Exterior angles at x of the triangles O, x, y: from 0 to π radians (MERU, Section 3).
 
-    They are 0 for y beyond x on its ray from the origin. Where there is no angle, at equal points
-    or with x at the origin, it is a right one, as MERU's formula has it, with gradient 0. On the
-    ray, where the angle has no gradient, it is 0. Points are [..., d] and angles [...].
+    The angle is 0 for y beyond x on the ray from the origin through x; there, its gradient, which
+    does not exist, is set to 0. For equal points, and for x at the origin, the angle is undefined
+    and set to a right angle, as in MERU's formula, with gradient 0. Points are [..., d] and angles
+    [...].
     """
     x, y = arithmetic.floating(x, y)
     square = arithmetic.square_norm(x)
@@ -71,9 +72,9 @@ def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
 
 
 def _angle(along: Array, across: Array) -> Array:
-    """Angle of vectors, a right one with gradient 0 for those too short to have one."""
+    """Angle of a vector; a right angle with gradient 0 if the vector is too short."""
     size = lax.stop_gradient(jnp.maximum(jnp.abs(along), jnp.abs(across)))
-    none = size < jnp.finfo(size.dtype).tiny ** 0.5
-    along, across = jnp.where(none, 0, along), jnp.where(none, 1, across)
-    size = jnp.where(none, 1, size)  # Squares of long vectors would overflow.
+    too_short = size < jnp.finfo(size.dtype).tiny ** 0.5
+    along, across = jnp.where(too_short, 0, along), jnp.where(too_short, 1, across)
+    size = jnp.where(too_short, 1, size)  # Squares of long vectors would overflow.
     return jnp.arctan2(across / size, along / size)

@@ -1,4 +1,4 @@
-"""Spaces made of several: weighted sums of distances, and products."""
+"""Composite spaces: weighted sums of distances, and products."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -14,86 +14,86 @@ from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Numbers, Points, Vectors
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree, require_positive
+from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree, require_nonnegative
 from hypjax.geometry.sphere import Sphere
 
 
 @dataclasses.dataclass(frozen=True)
 class Composite(Space):
-    """Several spaces in one, which combines their distances.
+    """A space that combines the distances of several spaces, its parts.
 
-    A point holds its coordinates in each part, one after the other, as many in each. Inner products
-    do not rank such points, but the products of each part bound its distances, and so what is
-    combined of them, see `hypjax.retrieval.scores`.
+    A point concatenates its coordinates in each part; all parts have equally many. Inner products
+    do not rank such points, but the inner products of each part bound the combined distance, which
+    `hypjax.retrieval.scores` uses to search.
     """
 
-    # Pairs of a space and the weight of its distance, at least 0.
+    # Pairs of a space and the weight of its distance, which is at least 0.
     parts: tuple[tuple[InnerProductSpace, float | Float[Array, ""]], ...]
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` if there is no space, or if a weight is out of range."""
+        """Raises a `ValueError` without parts, for a composite part or a negative weight."""
         if not self.parts or any(isinstance(space, Composite) for space, _ in self.parts):
-            raise ValueError("there must be at least one space, and none may have parts itself")
+            raise ValueError("parts must name one space or more, none of which has parts itself")
         for _, weight in self.parts:
-            require_positive("a weight", weight)
+            require_nonnegative("a weight", weight)
 
     def __str__(self) -> str:
         pairs = ((w if isinstance(w, jax.Array) else round(w, 4), space) for space, w in self.parts)
         return " + ".join(f"{weight} × {space}" for weight, space in pairs)
 
-    def shares(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
+    def features_by_part(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
         """The features that each part embeds: by default an equal share, in the parts' order."""
         return self.split(features)
 
-    def combined(self, distances: Iterable[Numbers]) -> Numbers:
-        """The distance from those in each part, with which it increases: by default their sum."""
+    def combine(self, distances: Iterable[Numbers]) -> Numbers:
+        """Combines the parts' distances into an increasing function: by default, a weighted sum."""
         pairs = zip(self.parts, distances, strict=True)
         return sum(weight * distance for (_, weight), distance in pairs)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Points]:
-        """The coordinates of points in each part.
+        """Splits points into their coordinates in each part.
 
         Raises:
-            UserError: Their number is not a multiple of the number of parts.
+            UserError: The number of coordinates is not a multiple of the number of parts.
         """
         if jnp.shape(x)[-1] % len(self.parts):
             count = len(self.parts)
-            raise UserError(f"{jnp.shape(x)[-1]} dimensions cannot be shared by the {count} parts")
+            raise UserError(f"{jnp.shape(x)[-1]} dimensions cannot be split among {count} parts")
         return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
 
     def embed(self, features: Vectors) -> Float[Array, "*b m*k"]:
-        """Embeds each part's share of features."""
-        pairs = zip(self.parts, self.shares(features), strict=True)
-        return jnp.concatenate([space.embed(share) for (space, _), share in pairs], axis=-1)
+        """Embeds each part's features."""
+        pairs = zip(self.parts, self.features_by_part(features), strict=True)
+        return jnp.concatenate([space.embed(v) for (space, _), v in pairs], axis=-1)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks features that a part shortens."""
-        pairs = zip(self.parts, self.shares(features), strict=True)
-        return jnp.any(jnp.stack([space.clipped(share) for (space, _), share in pairs]), axis=0)
+        """Marks features that any part shortens."""
+        pairs = zip(self.parts, self.features_by_part(features), strict=True)
+        return jnp.any(jnp.stack([space.clipped(v) for (space, _), v in pairs]), axis=0)
 
-    def _in_parts(self, *points: ArrayLike) -> Iterable[tuple[Any, ...]]:
-        """Each part, with its coordinates of points."""
+    def _by_part(self, *points: ArrayLike) -> Iterable[tuple[Any, ...]]:
+        """Pairs each part with its coordinates of points."""
         return zip((space for space, _ in self.parts), *map(self.split, points), strict=True)
 
     def distance(self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]) -> Numbers:
-        """The parts' distances, combined."""
-        return self.combined(space.distance(a, b) for space, a, b in self._in_parts(x, y))
+        """The combined distances of the parts."""
+        return self.combine(space.distance(a, b) for space, a, b in self._by_part(x, y))
 
     def distance_matrix(
         self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]
     ) -> Float[Array, "n k"]:
-        """The parts' distance matrices, combined."""
-        return self.combined(space.distance_matrix(a, b) for space, a, b in self._in_parts(x, y))
+        """The combined distance matrices of the parts."""
+        return self.combine(space.distance_matrix(a, b) for space, a, b in self._by_part(x, y))
 
     def mean(
         self, x: Float[ArrayLike, "*b n m*d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Float[Array, "*b m*d"]:
-        """The means in each part."""
-        means = [space.mean(a, weights) for space, a in self._in_parts(x)]
+        """The concatenated means of the parts."""
+        means = [space.mean(a, weights) for space, a in self._by_part(x)]
         return jnp.concatenate(means, axis=-1)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces fields of its parts; "curvatures" holds a c for each part that has one."""
+        """Replaces fields of the parts; "curvatures" lists a c for each part that has one."""
         curvatures = iter(scalars.get("curvatures", ()))
 
         def replaced(space: InnerProductSpace) -> InnerProductSpace:
@@ -105,61 +105,62 @@ class Composite(Space):
         return dataclasses.replace(self, parts=parts)
 
     def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
-        """Raises a `UserError` unless all rows are points of each part."""
-        for space, coordinates in self._in_parts(x):
+        """Raises a `UserError` unless the coordinates of all rows are points of their parts."""
+        for space, coordinates in self._by_part(x):
             space.check(coordinates, first=first)
 
 
 @as_tree
 @dataclasses.dataclass(frozen=True)
 class Fused(Composite):
-    """Several geometries of one feature vector, whose distances are added (HypMix, Eq. 10).
+    """Adds the distances of several spaces, each of which embeds all features (HypMix, Eq. 10).
 
     With m spaces, d features become m·d coordinates.
 
     Attributes:
-        parts: Pairs of a space and the weight of its distance. For HypMix these are
-            (Sphere(), 1 / (2·τ_e)) and (PoincareBall(c, clip_radius), λ / τ_h), for a temperature
-            of 1.
+        parts: Pairs of a space and the weight of its distance. HypMix is the pairwise cross-entropy
+            at temperature 1 with (Sphere(), 1 / (2·τ_e)) and
+            (PoincareBall(c, clip_radius), λ / τ_h).
         normalized: Whether features are scaled to length 1 before the spaces embed them, as in
             HypMix.
     """
 
     normalized: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def shares(self, features: Vectors) -> list[Vectors]:
+    def features_by_part(self, features: Vectors) -> list[Vectors]:
         """All features, for each part."""
         return [Sphere().embed(features) if self.normalized else features] * len(self.parts)
 
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Points:
-        """The features of the points in the first space."""
+        """Features from the points' coordinates in the first part."""
         return self.parts[0][0].features(self.split(x)[0])
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
         """The first part's norms of features, and all parts' norms of points."""
         norms = xp.ones_like(norms) if self.normalized else norms
-        of_parts = [space.radii(norms, xp) for space, _ in self.parts]
-        if any(radii is None for radii in of_parts):
+        radii_by_part = [space.radii(norms, xp) for space, _ in self.parts]
+        if any(radii is None for radii in radii_by_part):
             return None
-        return of_parts[0][0], [radius for _, points in of_parts for radius in points]
+        point_norms = [radius for _, points in radii_by_part for radius in points]
+        return radii_by_part[0][0], point_norms
 
     def geometries(self, x: Float[ArrayLike, "n m*d"]) -> Iterable[tuple[Space, Points]]:
-        """The parts."""
-        return self._in_parts(x)
+        """The parts, with the points' coordinates: each part embeds all features."""
+        return self._by_part(x)
 
 
 @as_tree
 @dataclasses.dataclass(frozen=True)
 class Product(Composite):
-    """A product of spaces, each with as many of the features (Gu et al., ICLR 2019, Section 3).
+    """A product of spaces, which share the features equally (Gu et al., ICLR 2019, Section 3).
 
-    With weights w and lengths l in each part, the distance is √Σ(w·l)², as in the product
-    manifold. Lengths are distances, but chords on the sphere, whose distance is a square. Or it is
-    Σ w·d of the distances d.
+    With weight w and length l in each part, the distance is √Σ(w·l)², as in the product manifold.
+    The length is the part's distance; on the sphere, whose distance is a squared chord, it is the
+    chord.
 
     Attributes:
         parts: Pairs of a space and its weight w.
-        summed: Whether distances are added.
+        summed: Whether the distance is Σ w·d instead, the weighted sum of the parts' distances d.
     """
 
     summed: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -167,13 +168,13 @@ class Product(Composite):
     def __str__(self) -> str:
         return f"the product {super().__str__()}"
 
-    def combined(self, distances: Iterable[Numbers]) -> Numbers:
-        """The root of the sum of squared lengths, or the sum; the root has gradient 0 at 0."""
+    def combine(self, distances: Iterable[Numbers]) -> Numbers:
+        """√Σ(w·l)², with gradient 0 at 0; if `summed`, the weighted sum of distances."""
         if self.summed:
-            return super().combined(distances)
+            return super().combine(distances)
         pairs = zip(self.parts, distances, strict=True)
         return arithmetic.sqrt(sum((w * part.length(d)) ** 2 for (part, w), d in pairs))
 
     def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b m*d"]:
-        """The features of the points in each part."""
-        return jnp.concatenate([space.features(a) for space, a in self._in_parts(x)], axis=-1)
+        """Concatenated features from the points' coordinates in each part."""
+        return jnp.concatenate([space.features(a) for space, a in self._by_part(x)], axis=-1)

@@ -1,4 +1,4 @@
-"""How close a set of points is to a tree: Gromov's δ, and the curvature it suggests.
+"""Gromov's δ, which measures how close a set of points is to a tree, and the curvature it suggests.
 
 A tree has δ = 0. The less hyperbolic a space is, the larger its δ relative to its diameter.
 
@@ -32,8 +32,8 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     has no base point, is the maximum over all base points and at most twice the δ at any of them
     (Fournier et al.).
 
-    Takes O(n³) time and O(n²) memory, and can be jitted. The diagonal is taken as 0, whatever
-    rounding left there. δ is NaN if a distance is not finite.
+    Takes O(n³) time and O(n²) memory, and can be jitted. The diagonal counts as 0, even if rounding
+    left other values there. δ is NaN if a distance is not finite.
 
     Raises:
         UserError: The matrix is not square, or there are fewer than 4 points.
@@ -54,19 +54,19 @@ def relative_delta(
 ) -> Float[np.ndarray, " num_trials"]:
     """Relative δ of random samples of points: 2δ/diameter with Euclidean distances.
 
-    It is between 0 (a tree) and 1 (Khrulkov et al.), and invariant to scaling and translation.
-    Points are floats, [n, d], from before any map into a hyperbolic space. Each trial draws a
-    sample without replacement; with the same key, more trials start with the same samples. If there
-    are no more points than in a sample, every sample is all of them in their order.
+    The relative δ is between 0 (a tree) and 1 (Khrulkov et al.), and invariant to scaling and
+    translation. Points are floats, [n, d], before any map into a hyperbolic space. Each trial draws
+    a sample without replacement; with the same key, more trials begin with the same samples. If
+    there are at most `num_samples` points, every sample holds all points in their order.
 
     Raises:
-        UserError: There are fewer than 4 points, one is not finite, or those of a sample are
-            identical.
+        UserError: There are fewer than 4 points, a point is not finite, or all points of a sample
+            are identical.
     """
     points = np.asarray(points)
     _require_four(points)
     if not np.isfinite(points).all():
-        raise UserError("the points are not all finite: they have no relative delta")
+        raise UserError("some points are not finite, so they have no relative delta")
     if len(points) <= num_samples:
         return np.full(num_trials, _relative_delta(_normalise(points)), np.float32)
     deltas = np.empty(num_trials, np.float32)
@@ -78,11 +78,10 @@ def relative_delta(
 
 
 def curvature_from_delta(delta: float) -> float:
-    """Curvature parameter c = (0.144/δ_rel)² of a ball that suits data of a given relative δ.
+    """Curvature c = (0.144/δ_rel)² of the ball with a given relative δ (Khrulkov et al.).
 
-    The Poincaré ball of curvature −c then has the relative δ of the data (Khrulkov et al.), which
-    may be the mean of `relative_delta`. A δ that is not finite and above 0 is a `UserError`: for a
-    tree, δ = 0 and c would be infinite.
+    `delta` is the data's relative δ, such as the mean of `relative_delta`. It must be finite and
+    above 0, or a `UserError` is raised: for a tree, δ = 0 and c would be infinite.
     """
     if not 0 < delta < np.inf:
         raise UserError(f"a curvature needs a positive relative delta, got {delta:g}")
@@ -100,7 +99,7 @@ def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
     translated = points.astype(np.float64) - points[0].astype(np.float64)
     largest = np.abs(translated).max()
     if largest == 0:
-        raise UserError(f"the {len(points)} sampled points are identical: they have no delta")
+        raise UserError(f"all {len(points)} sampled points are identical, so they have no delta")
     return (translated / largest).astype(np.float32)
 
 
@@ -116,9 +115,9 @@ def _relative_delta(points: Float[Array, "n d"]) -> Float[Array, ""]:
 
 @jax.jit
 def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
-    """Implements `gromov_delta`. M ⊗ M is symmetric, so only its upper tiles are computed."""
+    """Gromov's δ of a distance matrix, from the upper tiles of M ⊗ M, which is symmetric."""
     masked = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
-    products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov's, M.
+    products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov products, M.
     num_sides = -(-len(distances) // _TILE)
     side = -(-len(distances) // (num_sides * _CHUNK)) * _CHUNK  # Chosen for little padding.
     # Row 0 is 0, so padding to whole tiles with 0 repeats the first point and does not change δ.
@@ -129,8 +128,8 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
         row, column = rows[tile], columns[tile]
         zeros = jnp.zeros((side, side), products.dtype)  # A lower bound: row 0 of M is 0.
         product = _fold(_max_min, products, row, column, zeros)
-        part = lax.dynamic_slice(products, (row, column), (side, side))
-        return jnp.maximum(delta, jnp.max(product - part))
+        gromov_tile = lax.dynamic_slice(products, (row, column), (side, side))
+        return jnp.maximum(delta, jnp.max(product - gromov_tile))
 
     delta = lax.fori_loop(0, len(rows), visit, jnp.zeros((), products.dtype))
     return jnp.where(jnp.all(jnp.isfinite(distances)), delta, jnp.nan)
@@ -149,7 +148,7 @@ def _fold(
     column: int | Int[Array, ""],
     tile: Float[Array, "h w"],
 ) -> Float[Array, "h w"]:
-    """A tile of a matrix product, with `combine(element, left, right)` in place of + and ·."""
+    """Computes a tile of a matrix product, with `combine(element, left, right)` for + and ·."""
     # A chunk of terms becomes one fused loop over the tile, without intermediate matrices. Chunks
     # are loaded one step ahead: otherwise XLA on a CPU may load them again for every element, which
     # is up to eight times slower. k is a multiple of `_CHUNK`.

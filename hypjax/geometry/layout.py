@@ -1,9 +1,10 @@
 """Layouts: positions in the Poincaré disk for points of any space, so that they can be drawn.
 
 `lay_out` is metric multidimensional scaling in the hyperbolic plane: it minimises the squared
-differences between distances in the disk and in the space, from the two principal components of the
-features. In high dimensions distances are all large, and no plane can hold many points that are far
-from each other. So the smallest distance is subtracted from all, which keeps their order.
+differences between distances in the disk and in the space, starting from the features' first two
+principal components. In high dimensions, all distances are large, but a plane cannot hold many
+points that are far from each other. The smallest distance is therefore subtracted from all
+distances, which keeps their order.
 """
 
 import warnings
@@ -20,23 +21,23 @@ from hypjax.geometry import spaces
 from hypjax.geometry.spaces import Space
 
 _STEPS = 400
-_SETTLED, _SETTLING_STEPS = 16, 100  # Points that are placed among others at once.
+_ADDED, _ADDING_STEPS = 16, 100  # Points that are added to a layout at once, and the steps.
 _BLOCK = 1024  # Points whose distances to each other are compared in one step.
-_RATE = 0.5  # Of the first step; it falls to 0.
-_LARGEST_MOVE = 1.0  # Of a point in one step, before the rate.
-_NEAREST = 0.01  # Quantile of the distances that stands for the smallest one.
+_RATE = 0.5  # Learning rate of the first step, from which it falls to 0.
+_LARGEST_MOVE = 1.0  # Largest move of a point in one step, before the learning rate.
+_NEAREST = 0.01  # Quantile of the distances that counts as the smallest distance.
 _SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
-_PAIRED = 1500  # Points whose pairs are ranked.
+_MAX_RANKED = 1500  # Points whose pairwise distances are ranked.
 _SMALLEST = 1e-12
-_FARTHEST = 40.0  # Length of a tangent, beyond which all places are at the edge; cosh² is finite.
-_EDGE = 1 - 1e-6  # Largest radius of a place: outliers are farther than numbers below 1 can say.
-Places = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
+_FARTHEST = 40.0  # Tangents longer than this lead to the disk's edge; cosh² is still finite.
+_EDGE = 1 - 1e-6  # Largest radius of a position, for outliers that float would put on the circle.
+Positions = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
 # The smallest distance, which is subtracted from the others, and the factor of the difference.
 _Scaling = tuple[float, float] | tuple[Float[Array, ""], Float[Array, ""]]
 
 
-def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Places:
-    """Places points of a space in the Poincaré disk, so that distances resemble those in the space.
+def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) -> Positions:
+    """Lays out points in the Poincaré disk so that distances resemble those in the space.
 
     Positions are inside the unit circle. The seed draws the order in which points are compared.
     """
@@ -44,32 +45,36 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     block = min(_BLOCK, count)
     scaling = _scaling(points[rng.permutation(count)[:block]], space)
     features = np.asarray(spaces.features(space, points))
-    start, smallest = principal_components(features), 1e-6 * np.abs(features).max() + _SMALLEST
+    start = principal_components(features)
+    smallest = 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     blocks = np.stack([rng.permutation(count)[:block] for _ in range(_STEPS)])
     return to_disk(np.asarray(_descend(start, points, space, blocks, scaling)))
 
 
 def placing_among(
-    points: Float[np.ndarray, "n d"], positions: Places, space: Space
-) -> Callable[[Float[np.ndarray, "m d"]], Places]:
-    """Returns a function that places further points among those that `lay_out` has placed.
+    points: Float[np.ndarray, "n d"], positions: Positions, space: Space
+) -> Callable[[Float[np.ndarray, "m d"]], Positions]:
+    """Returns a function that adds points to a layout by `lay_out`, which stays as it is.
 
-    The placed points, up to 1,024, stay where they are. Each further one starts from the best of
-    their positions, and minimises the squared differences of its distances to them.
+    The layout has at most 1,024 points. An added point starts from the position of the layout that
+    fits it best, and minimises the squared differences of its distances to all points of the
+    layout.
     """
     tangents = np.stack([positions.real, positions.imag], axis=1)
     radii = np.abs(positions)[:, None]
     tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
-    fixed = jnp.asarray(tangents, jnp.float32), jnp.asarray(points), space, _scaling(points, space)
+    layout = jnp.asarray(tangents, jnp.float32), jnp.asarray(points)
+    scaling = _scaling(points, space)
 
-    def place(further: Float[np.ndarray, "m d"]) -> Places:
-        settled = np.empty((len(further), 2), np.float32)
-        for first in range(0, len(further), _SETTLED):
-            rows = further[first : first + _SETTLED]
-            padded = np.resize(rows, (_SETTLED, rows.shape[1]))  # One size to compile for.
-            settled[first : first + _SETTLED] = np.asarray(_settle(padded, *fixed))[: len(rows)]
-        return to_disk(settled)
+    def place(added: Float[np.ndarray, "m d"]) -> Positions:
+        added_tangents = np.empty((len(added), 2), np.float32)
+        for first in range(0, len(added), _ADDED):
+            rows = added[first : first + _ADDED]
+            padded = np.resize(rows, (_ADDED, rows.shape[1]))  # One size to compile for.
+            moved = np.asarray(_add(padded, *layout, space, scaling))
+            added_tangents[first : first + _ADDED] = moved[: len(rows)]
+        return to_disk(added_tangents)
 
     return place
 
@@ -78,18 +83,18 @@ def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
     nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
-    nearest = min(nearest, median / 2)  # Of very few points, distances may all be equal.
+    nearest = min(nearest, median / 2)  # With very few points, all distances may be equal.
     return nearest, _SPREAD / max(median - nearest, _SMALLEST)
 
 
 def lay_out_by_umap(
     points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0, neighbours: int = 15
-) -> Places:
-    """Places points of a space by UMAP on the hyperboloid, as in Hyp-ViT's figures.
+) -> Positions:
+    """Lays out points by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
-    Its `neighbours` are the nearest points of the space; its distances are measured on the
-    hyperboloid, which is then projected to the Poincaré disk. It starts from `lay_out`, which
-    arranges groups of neighbours. With a seed, UMAP runs in one thread.
+    UMAP takes neighbours by distances in the space, and lays them out on the hyperboloid, which is
+    then projected to the Poincaré disk. It starts from `lay_out`, which arranges groups of
+    neighbours. With a seed, UMAP runs in one thread.
 
     Raises:
         UserError: UMAP is not installed, or there are no more points than neighbours.
@@ -108,15 +113,15 @@ def lay_out_by_umap(
         random_state=seed,
         init=np.stack([start.real, start.imag], axis=1).astype(np.float32),
     )
-    with warnings.catch_warnings():  # UMAP warns of what these settings imply.
+    with warnings.catch_warnings():  # UMAP warns of effects that these settings intend.
         warnings.simplefilter("ignore", UserWarning)
-        placed = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
-    placed = placed.astype(np.float64)
-    return (placed[:, 0] + 1j * placed[:, 1]) / (1 + np.sqrt(1 + (placed**2).sum(axis=1)))
+        lorentz = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
+    lorentz = lorentz.astype(np.float64)
+    return (lorentz[:, 0] + 1j * lorentz[:, 1]) / (1 + np.sqrt(1 + (lorentz**2).sum(axis=1)))
 
 
 def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n 2"]:
-    """The first two principal components of features; the second is 0 for one coordinate."""
+    """The features' first two principal components; with one coordinate, the second is 0."""
     centred = features.astype(np.float64) - features.mean(axis=0)
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, :-3:-1]
     projected = np.zeros((len(features), 2), np.float32)
@@ -124,37 +129,37 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
     return projected
 
 
-def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Places:
-    """The exponential map at the origin, of tangents as long as the hyperbolic distance."""
+def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Positions:
+    """Maps tangents at the origin, as long as the hyperbolic distance, to the disk."""
     lengths = np.linalg.norm(tangents, axis=1)
     factors = np.minimum(np.tanh(lengths / 2), _EDGE) / np.maximum(lengths, _SMALLEST)
     return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
 
 
 def faithfulness(
-    points: Float[np.ndarray, "n d"], positions: Places, space: Space
+    points: Float[np.ndarray, "n d"], positions: Positions, space: Space
 ) -> tuple[float, float] | None:
-    """How faithful a layout is, compared with the simplest one.
+    """Measures how faithful a layout is, compared with a plot of two principal components.
 
     Returns Spearman's rank correlations between distances in the space and in the disk, for the
-    layout and for the features' two principal components. At most 1,500 points are compared; None
-    for fewer than three.
+    layout and for the features' first two principal components; None for fewer than three points.
+    At most 1,500 points are compared.
     """
     from scipy.stats import spearmanr
 
     if len(points) < 3:
         return None
-    chosen = np.random.default_rng(0).permutation(len(points))[:_PAIRED]
-    pairs = np.triu_indices(len(chosen), 1)
-    distances = spaces.distance_matrix(space, points[chosen], points[chosen])
+    sample = np.random.default_rng(0).permutation(len(points))[:_MAX_RANKED]
+    pairs = np.triu_indices(len(sample), 1)
+    distances = spaces.distance_matrix(space, points[sample], points[sample])
 
-    def correlation(positions: Places) -> float:
-        start, end = (positions[chosen][side] for side in pairs)
+    def correlation(positions: Positions) -> float:
+        start, end = (positions[sample][indices] for indices in pairs)
         drawn = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
         return float(spearmanr(np.asarray(distances)[pairs], drawn).statistic)
 
-    plain = to_disk(1e-6 * principal_components(np.asarray(spaces.features(space, points))))
-    return correlation(positions), correlation(plain)
+    components = principal_components(np.asarray(spaces.features(space, points)))
+    return correlation(positions), correlation(to_disk(1e-6 * components))
 
 
 @jax.jit
@@ -168,16 +173,16 @@ def _descend(
     """Minimises the stress within one block of points after another, by gradient descent."""
     apart = 1 - jnp.eye(blocks.shape[1])
 
-    def stress(tangents: Float[Array, "block 2"], wanted: Float[Array, "block block"]) -> Array:
+    def stress(tangents: Float[Array, "block 2"], targets: Float[Array, "block block"]) -> Array:
         drawn = _distances(tangents, tangents)
-        return jnp.sum(apart * (drawn - wanted) ** 2) / len(tangents) / 4
+        return jnp.sum(apart * (drawn - targets) ** 2) / len(tangents) / 4
 
     def step(
         tangents: Float[Array, "n 2"], inputs: tuple[Int[Array, " block"], Float[Array, ""]]
     ) -> tuple[Float[Array, "n 2"], None]:
         block, rate = inputs
-        wanted = _wanted(points[block], points[block], space, scaling)
-        moves = rate * _bounded(jax.grad(stress)(tangents[block], wanted))
+        targets = _target_distances(points[block], points[block], space, scaling)
+        moves = rate * _bounded(jax.grad(stress)(tangents[block], targets))
         return tangents.at[block].add(-moves), None
 
     rates = jnp.linspace(_RATE, 0, len(blocks))
@@ -185,32 +190,32 @@ def _descend(
 
 
 @jax.jit
-def _settle(
-    further: Float[Array, "m d"],
-    placed: Float[Array, "n 2"],
+def _add(
+    added: Float[Array, "m d"],
+    layout: Float[Array, "n 2"],
     points: Float[Array, "n d"],
     space: Space,
     scaling: _Scaling,
 ) -> Float[Array, "m 2"]:
-    """Minimises the stress of each further point by gradient descent; the others stay."""
-    wanted = _wanted(further, points, space, scaling)
+    """Minimises the stress of each added point by gradient descent; the layout stays."""
+    targets = _target_distances(added, points, space, scaling)
 
     def stress(tangents: Float[Array, "m 2"]) -> Array:
-        return jnp.sum((_distances(tangents, placed) - wanted) ** 2) / len(placed) / 2
+        return jnp.sum((_distances(tangents, layout) - targets) ** 2) / len(layout) / 2
 
     def step(tangents: Float[Array, "m 2"], rate: Float[Array, ""]) -> tuple[Array, None]:
         return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
 
-    among = _distances(placed, placed)
-    misfits = (among**2).sum(axis=1) - 2 * wanted @ among  # At each position, up to a constant.
-    rates = jnp.linspace(_RATE, 0, _SETTLING_STEPS)
-    return lax.scan(step, placed[misfits.argmin(axis=1)], rates)[0]
+    drawn = _distances(layout, layout)
+    misfits = (drawn**2).sum(axis=1) - 2 * targets @ drawn  # At each position, up to a constant.
+    rates = jnp.linspace(_RATE, 0, _ADDING_STEPS)
+    return lax.scan(step, layout[misfits.argmin(axis=1)], rates)[0]
 
 
-def _wanted(
+def _target_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], space: Space, scaling: _Scaling
 ) -> Float[Array, "n m"]:
-    """Distances to draw between all pairs of points."""
+    """Distances in the disk that a layout aims at, between all pairs of points."""
     nearest, scale = scaling
     distances = scale * jnp.maximum(space.distance_matrix(x, y) - nearest, 0)
     return jnp.minimum(distances, 2 * _FARTHEST)
@@ -221,7 +226,7 @@ def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
     return moves / jnp.maximum(lengths / _LARGEST_MOVE, 1)
 
 
-def _distances(one: Float[Array, "n 2"], two: Float[Array, "m 2"]) -> Float[Array, "n m"]:
+def _distances(x: Float[Array, "n 2"], y: Float[Array, "m 2"]) -> Float[Array, "n m"]:
     """Distances in the hyperbolic plane of the points to which tangents at the origin lead."""
 
     # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
@@ -230,5 +235,5 @@ def _distances(one: Float[Array, "n 2"], two: Float[Array, "m 2"]) -> Float[Arra
         drawn = jnp.minimum(lengths, _FARTHEST)
         return jnp.cosh(drawn), tangents * (jnp.sinh(drawn) / lengths)
 
-    (time, place), (other_time, other_place) = lift(one), lift(two)
-    return jnp.arccosh(jnp.maximum(time * other_time.T - place @ other_place.T, 1 + 1e-6))
+    (x_time, x_space), (y_time, y_space) = lift(x), lift(y)
+    return jnp.arccosh(jnp.maximum(x_time * y_time.T - x_space @ y_space.T, 1 + 1e-6))

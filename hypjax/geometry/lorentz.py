@@ -1,22 +1,23 @@
 """The hyperboloid of curvature −c, or Lorentz model, as pure functions on arrays.
 
-A point is stored by its d space components x only, as in MERU; any x in R^d is a point. Its time
-component x_t = √(1/c + ‖x‖²) follows, and T = √c·x_t is cosh(√c·r) at the distance r from the
-origin. Coordinates, shapes, dtypes and c follow the conventions of `hypjax.geometry.poincare`. The
-space is isometric to the ball of the same c, by `to_poincare` and `from_poincare`; for c → 0 it is
-flat, with the distance ‖x − y‖: twice the distance of the ball's points x/2 and y/2.
+A point is stored by its d space components x, as in MERU; any x in R^d is a point. Its time
+component is x_t = √(1/c + ‖x‖²), and T = √c·x_t is cosh(√c·r) at the distance r from the origin.
+Coordinates, shapes, dtypes and c follow the conventions of `hypjax.geometry.poincare`. The space is
+isometric to the ball of the same c, by `to_poincare` and `from_poincare`; for c → 0 it is flat,
+with the distance ‖x − y‖, which is twice the distance of x/2 and y/2, their images in the ball.
 
-Textbooks have the distance arccosh(−c⟨x, y⟩)/√c with ⟨x, y⟩ = xᵀy − x_t·y_t, which loses all digits
-of close points. Here everything follows from q = sinh²(√c·d/2)/c = (−⟨x, y⟩ − 1/c)/2 as the square
-of one vector,
+The textbook distance arccosh(−c⟨x, y⟩)/√c, with ⟨x, y⟩ = xᵀy − x_t·y_t, loses all digits for close
+points. Here everything follows from q = sinh²(√c·d/2)/c = (−⟨x, y⟩ − 1/c)/2 as the square of one
+vector,
 
     q = ‖x/λ − λy‖² / 4,    λ² = (1 + T_x)/(1 + T_y),
 
-which is computed from x − y and T_x − T_y = c⟨x − y, x + y⟩/(T_x + T_y). It is smooth in x, y and
-c, also at the origin, at coincident points and at c = 0, and so are all gradients. Unlike
-1 − c‖x‖² of the ball, T keeps its digits everywhere. Largest relative errors in float32 between two
-points at the distance √c·r from the origin, at an angle of at least 0.1, or in one direction and
-at most 0.1/√c apart, beside the errors of `poincare.dist` for their images in the ball:
+which is computed from x − y and T_x − T_y = c⟨x − y, x + y⟩/(T_x + T_y). The vector and its
+gradients are smooth in x, y and c, also at the origin, at coincident points and at c = 0. Unlike
+the ball's 1 − c‖x‖², T keeps its digits everywhere. The table lists the largest relative errors in
+float32, next to the errors of `poincare.dist` for the same points in the ball. Two points lie at
+distance r from the origin, at an angle of at least 0.1, or in one direction and at most 0.1/√c
+apart:
 
     √c·r                         0.1   1     3     5     7     10    12
     at an angle: dist            4e-7  4e-7  4e-7  4e-7  4e-7  4e-7  4e-7
@@ -25,8 +26,8 @@ at most 0.1/√c apart, beside the errors of `poincare.dist` for their images in
     in one direction: dist       4e-7  4e-7  5e-6  4e-5  3e-4  5e-3  5e-2
                  poincare.dist   4e-7  2e-6  3e-5  2e-4  2e-3  4e-2  3e-1
 
-Points in one direction are compared by what rounding has left of their directions: an error of 1e-7
-of ‖x‖ across is one of 1e-7·sinh(√c·r)/√c in distance.
+For points in one direction, the rounding of coordinates limits accuracy: an error of 1e-7·‖x‖
+across the direction is an error of 1e-7·sinh(√c·r)/√c in distance.
 
 Sources: Nickel & Kiela, "Learning Continuous Hierarchies in the Lorentz Model of Hyperbolic
 Geometry" (ICML 2018), Section 3; Desai et al., "Hyperbolic Image-Text Representations" (MERU, ICML
@@ -45,7 +46,7 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 
-# Largest √c·r of `shorten`, as of `poincare.project`: about 12.2.
+# Largest √c·r that `shorten` and `poincare.project` allow: about 12.2.
 MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
@@ -56,7 +57,7 @@ def with_time(x: Vectors, c: Scalar) -> Float[Array, "*b d+1"]:
 
 
 def to_poincare(x: Vectors, c: Scalar) -> Points:
-    """The isometry to the ball of the same c, x / (1 + T), of points [..., d]."""
+    """The isometry to the ball of the same c, x / (1 + T), for points [..., d]."""
     (x,) = arithmetic.floating(x)
     return x / (1 + _cosh(x, c))
 
@@ -70,8 +71,8 @@ def from_poincare(x: Vectors, c: Scalar) -> Points:
 def shorten(v: Vectors, c: Scalar) -> Points:
     """Shortens tangent vectors at the origin, [..., d], to a length of at most 12.2/√c.
 
-    `expmap0` would overflow in float32 at 88/√c. At this bound, which the ball has, too, directions
-    in float32 still tell distances of 0.01/√c.
+    `expmap0` would overflow in float32 at 88/√c. At this bound, which the ball shares, float32
+    directions still resolve distances of 0.01/√c.
     """
     (v,) = arithmetic.floating(v)
     u = c * arithmetic.square_norm(v)
@@ -82,8 +83,8 @@ def shorten(v: Vectors, c: Scalar) -> Points:
 def expmap0(v: Vectors, c: Scalar) -> Points:
     """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Section 3).
 
-    Maps tangent vectors at the origin to points at the distance ‖v‖ from it, both [..., d].
-    `poincare.expmap0`, whose tangent vectors are half as long, leads to the distance 2‖v‖.
+    Maps tangent vectors at the origin to points at distance ‖v‖ from the origin, both [..., d].
+    `poincare.expmap0` maps them to the distance 2‖v‖, since the ball's metric there is 4·⟨u, v⟩.
     """
     (v,) = arithmetic.floating(v)
     return v * arithmetic.sinh_ratio(c * arithmetic.square_norm(v))
@@ -113,8 +114,8 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     Points are compared in the ball. If the points x are nearer to their mean than to the origin, an
-    isometry first takes the mean to the origin (`poincare.best_origin`). Close points lose digits
-    as in `poincare.dist_matrix`.
+    isometry first moves the mean to the origin (`poincare.best_origin`). Distances of close points
+    lose digits as in `poincare.dist_matrix`.
     """
     x, y = arithmetic.floating(x, y)
     centre = poincare.best_origin(separation, lax.stop_gradient(x), c)
@@ -126,10 +127,12 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
 def moved_to_origin(
     x: Float[Array, "n d"], centre: Float[Array, "*#n d"], c: Scalar
 ) -> tuple[Float[Array, "n d"], Float[Array, "n 1"]]:
-    """Points after the boost that takes a centre m, one or each its own, to the origin; q from m.
+    """Applies the boost that moves a centre m to the origin.
 
-    The textbooks' x + (c⟨m, x⟩/(1 + T_m) − T_x)·m is rearranged into (x/λ − λm)·λ − 2cq·m/(1 + T_m)
-    with λ² = (1 + T_x)/(1 + T_m), so that points close to the centre keep their digits.
+    Returns the moved points and their separations q from the centre. All points may share a centre,
+    or each may have its own. The textbook formula x + (c⟨m, x⟩/(1 + T_m) − T_x)·m is rearranged as
+    (x/λ − λm)·λ − 2cq·m/(1 + T_m) with λ² = (1 + T_x)/(1 + T_m), so that points close to the centre
+    keep their digits.
     """
     half = _difference(x, centre, c)
     q = arithmetic.square_norm(half)
@@ -140,7 +143,7 @@ def moved_to_origin(
 def frechet_mean(
     x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
 ) -> Points:
-    """Fréchet mean, computed in the ball by `poincare.frechet_mean`."""
+    """Fréchet means, [..., d], of n points, [..., n, d]; see `poincare.frechet_mean`."""
     return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
 
 
@@ -149,14 +152,15 @@ def centroids(
 ) -> Float[Array, "count d"]:
     """Centroid of each of `count` groups of points; the origin for an empty group.
 
-    It is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian Distance Learning", ICML 2019), in the ball
-    Einstein's midpoint (HypStructure, NeurIPS 2024, Eq. 6). Far from the origin, the difference
-    cancels. So sums are taken again after the boosts that take the first centroids to the origin,
-    where T = 1 + 2cq is small. Since any point near them serves, they have no gradient.
+    A centroid is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian Distance Learning", ICML 2019), in
+    the ball Einstein's midpoint (HypStructure, NeurIPS 2024, Eq. 6). Far from the origin, this
+    difference loses digits. The sums are therefore taken a second time, after boosts that move the
+    first centroids to the origin, where T = 1 + 2cq is small. The first centroids have no gradient:
+    any point nearby would do.
     """
     (x,) = arithmetic.floating(x)
     sums = functools.partial(jax.ops.segment_sum, segment_ids=groups, num_segments=count)
-    # (ΣT)² − c‖Σx‖² is at least the square of the number of points, but for rounding errors.
+    # Without rounding errors, (ΣT)² − c‖Σx‖² is at least the square of the number of points.
     least = jnp.maximum(sums(jnp.ones_like(x[:, :1])), 1) ** 2
 
     def centroid(x: Array, cosh: Array) -> Array:
@@ -187,6 +191,6 @@ def _difference(x: Array, y: Array, c: Scalar) -> Array:
 
 
 def _in_ball(x: Array, q: Array, c: Scalar) -> tuple[Array, Array]:
-    """Images p of points with given q from the origin, and 1 − c‖p‖² = 1/(1 + c·q)."""
+    """The ball's points p for x at separations q from the origin, and 1 − c‖p‖² = 1/(1 + c·q)."""
     gap = 1 / (1 + c * q)
     return x * gap / 2, gap

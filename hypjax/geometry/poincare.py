@@ -39,7 +39,7 @@ from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, R
 MAX_NORM = 1 - 1e-5
 
 _FRECHET_STEPS = 1000
-_LONGEST = 1e18  # Longer vectors have no ‖v‖² in float32.
+_LONGEST = 1e18  # The ‖v‖² of longer vectors overflows in float32.
 RESCALING = float(np.arctanh(0.99)) / 3  # Factor of small distances in `rescale_features`.
 
 
@@ -61,9 +61,9 @@ def clip_features(v: Vectors, radius: Scalar) -> Points:
 def rescale_features(v: Vectors, max_distance: Scalar) -> Points:
     """Maximum-distance rescaling of vectors, [..., d], before `expmap0` (Bdeir et al., 2024).
 
-    A vector that `expmap0` maps to the distance D = 2‖v‖ from the origin leads to M·tanh(D ·
-    artanh(0.99)/(3M)) for M = `max_distance`: to 0.99·M where D is 3M. Experimental: the formula is
-    from code of the authors' group, not from the paper.
+    `expmap0` maps v to the distance D = 2‖v‖ from the origin, and the rescaled v to the distance
+    M·tanh(D·artanh(0.99)/(3M)), where M is `max_distance`; this is 0.99·M at D = 3M. Experimental:
+    the formula is from code of the authors' group, not from the paper.
     """
     v = clip_features(v, _LONGEST)
     u = arithmetic.square_norm(v) * (2 * RESCALING / max_distance) ** 2
@@ -71,30 +71,31 @@ def rescale_features(v: Vectors, max_distance: Scalar) -> Points:
 
 
 def unrescale_features(v: Vectors, max_distance: Scalar) -> Points:
-    """The inverse of `rescale_features`, finite also for lengths from max_distance / 2 on."""
+    """Inverts `rescale_features`; finite even for lengths of max_distance / 2 or more."""
     (v,) = arithmetic.floating(v)
     u = arithmetic.square_norm(v) * (2 / max_distance) ** 2
     return v * arithmetic.artanh_ratio(u) / RESCALING
 
 
 def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
-    """Moves points, [..., d], to their centroids with the origin, whose weight w is from 0 to 1.
+    """Moves points, [..., d], towards the origin: the weight decay of Riemannian AdamW.
 
-    The centroid is (1 − w)·p + w·o on the hyperboloid, normalised: the weight decay of Riemannian
-    AdamW (Bdeir et al., 2024; experimental, after code of the authors' group). A point at distance
-    R/√c from the origin keeps its direction and moves to R'/√c, where
-    tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w). At c = 0 the centroid is (1 − w)·x.
+    A point p becomes its centroid with the origin o, which is (1 − w)·p + w·o on the hyperboloid,
+    normalised, for a weight w from 0 to 1 (Bdeir et al., 2024; experimental, after code of the
+    authors' group). A point at distance R/√c from the origin keeps its direction and moves to
+    R'/√c, where tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w). At c = 0 the centroid is
+    (1 − w)·x.
     """
     (x,) = arithmetic.floating(x)
-    u, rest = c * arithmetic.square_norm(x), 1 - weight
+    u, point_weight = c * arithmetic.square_norm(x), 1 - weight
     # √((1 − w)² + w² + 2w(1 − w)·cosh R)·(1 − u), in sums of positive terms.
-    length = (rest**2 + weight**2) * (1 - u) + 2 * weight * rest * (1 + u)
+    length = (point_weight**2 + weight**2) * (1 - u) + 2 * weight * point_weight * (1 + u)
     norm = jnp.sqrt(length * (1 - u))
-    return x * (2 * rest / (norm + rest * (1 + u) + weight * (1 - u)))
+    return x * (2 * point_weight / (norm + point_weight * (1 + u) + weight * (1 - u)))
 
 
 def project(x: Vectors, c: Scalar) -> Points:
-    """Moves points [..., d] outside the ball of radius (1 − 1e-5)/√c radially onto its surface."""
+    """Moves points, [..., d], whose norm exceeds (1 − 1e-5)/√c radially to that norm."""
     (x,) = arithmetic.floating(x)
     u = c * arithmetic.square_norm(x)
     outside = u > MAX_NORM**2
@@ -132,12 +133,12 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
     """
     x, v = arithmetic.floating(x, v)
-    # Products that XLA forms ahead with constant vectors of 3e38 overflow.
+    # Without the barrier, XLA's constant folding overflows for vectors of 3e38.
     v = lax.optimization_barrier(v)
     w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
-    # The squares of longer vectors overflow; these reach the boundary, too.
+    # The squares of longer vectors would overflow; the clipped ones reach the boundary, too.
     w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
-    # From far out towards the centre, the terms of the Möbius addition cancel.
+    # On the way from far out towards the centre, the terms of the Möbius addition cancel.
     xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
     added = mobius_add(x, expmap0(jnp.where(inward, 0, w), c), c)
@@ -145,7 +146,7 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
 
 
 def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
-    """The sum x ⊕ tanh(a)·ŵ/√c for a = √c‖w‖, where it points inward; anything finite elsewhere."""
+    """The sum x ⊕ tanh(a)·ŵ/√c, a = √c‖w‖, where `inward` holds; any finite value elsewhere."""
     # Numerator and denominator, times cosh²(a)·e^(−2a), are written in sums of positive terms:
     # r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
     root = jnp.sqrt(jnp.where(c > 0, c, 1))
@@ -153,7 +154,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
     outward, direction = root * x / r, root * w / a
     turn, across = outward + direction, outward - direction
-    # The two are orthogonal, but for rounding errors, which count where the turn is small.
+    # Both are orthogonal but for rounding errors, which matter where the turn is small.
     radial = jnp.sum(turn * across, axis=-1, keepdims=True)
     turn -= across * radial / jnp.where(inward, arithmetic.square_norm(across), 1)
     decay = jnp.exp(-2 * a)
@@ -167,11 +168,11 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
 def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     """Parallel transport of tangent vectors v from x to y along their geodesic, all [..., d].
 
-    That is gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry", 2009).
-    The gyration is a rotation, so lengths in the metric of the ball stay as they are.
+    Computes gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry",
+    2009). The gyration is a rotation, so the transport preserves lengths in the ball's metric.
     """
     x, y, v = arithmetic.floating(x, y, v)
-    # In terms of δ = y − x: far out, the textbook formula subtracts numbers near 1.
+    # Written in δ = y − x: far out, the textbook formula subtracts numbers near 1.
     delta = y - x
     xx, yy, s = map(arithmetic.square_norm, (x, y, delta))
     xd, xv, dv = (
@@ -185,7 +186,7 @@ def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
 
 
 def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
-    """Logarithmic map at x of the point y, both [..., d]: the inverse of `expmap` by v."""
+    """Logarithmic map at x of the point y, both [..., d]: the tangent that `expmap` takes to y."""
     x, y = arithmetic.floating(x, y)
     difference, s, p = _mobius_difference(x, y, c)
     q = s / p
@@ -230,12 +231,13 @@ def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
 
 
 def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
-    """Distances [...] from the origin to the geodesics through x and y, points [..., d].
+    """Distances [...] from the origin to the geodesics through points x and y, [..., d].
 
-    Of two leaves equally far out, the nearest point of their geodesic is the lowest common ancestor
-    (HypHC, Chami et al., NeurIPS 2020, where c = 1). The distance is asinh(2√c‖m‖/√(P + c·s))/√c,
-    where m is the part of (x + y)/2 across y − x. Geodesics do not end at x and y. Points within
-    1,000 rounding errors of each other, whose geodesic is unknown, are taken for such leaves.
+    HypHC (Chami et al., NeurIPS 2020, where c = 1) takes the point of the geodesic nearest to the
+    origin as the lowest common ancestor of two leaves at equal distances from the origin. The
+    distance is asinh(2√c‖m‖/√(P + c·s))/√c, where m is the part of (x + y)/2 orthogonal to y − x.
+    Geodesics extend beyond x and y. Points within 1,000 rounding errors of each other, whose
+    geodesic is unknown, count as equally far from the origin.
     """
     x, y = arithmetic.floating(x, y)
     delta, s, p = y - x, *_mobius_difference(x, y, c)[1:]
@@ -250,29 +252,30 @@ def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
 def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
-    If the points x are a crowd, a Möbius translation first takes their mean to the origin, which
-    changes no distance. Then s is ‖x‖² + ‖y‖² − 2⟨x, y⟩, whose float32 error of a few
-    2⁻²³·(‖x‖² + ‖y‖²) matters for points that are close beside their distance from the mean: at
-    c = 0.1 and clip radius 2.3, distances of coincident points are up to 4e-3 in a batch that is
-    spread out, and gradients of distances below about 0.01 are too small. `dist` has no such error.
+    If the points x are nearer to their mean than to the origin (`best_origin`), a Möbius
+    translation first moves the mean to the origin, which changes no distance. Then s is computed as
+    ‖x‖² + ‖y‖² − 2⟨x, y⟩. Its float32 error, a few 2⁻²³·(‖x‖² + ‖y‖²), matters for pairs that are
+    much closer to each other than to the mean: at c = 0.1 and clip radius 2.3, coincident points in
+    a spread-out batch get distances of up to 4e-3, and gradients of distances below about 0.01 are
+    too small. `dist` has no such error.
     """
     x, y = arithmetic.floating(x, y)
     centre = best_origin(separation, lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = (_moved_to_origin(z, centre, c) for z in (x, y))
-    # Multiplying by the two factors of 1/P in turn avoids another matrix of this size.
+    # Multiplying by one factor of 1/P after the other avoids another matrix of this size.
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
 
 
 def best_origin(separation: Callable[[Array, Array, Scalar], Array], x: Array, c: Scalar) -> Array:
-    """The mean of the points if all are nearer to it than the farthest is to the origin."""
+    """The mean if all points are nearer to it than the farthest is to the origin; or the origin."""
     mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
     from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
     return jnp.where(from_mean < from_origin, mean, origin)
 
 
 def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
-    """W = (−m) ⊕ x for a centre m, and 1 − c‖w‖²."""
+    """Moved points w = (−m) ⊕ x for a centre m, and 1 − c‖w‖²."""
     moved, s, p = _mobius_difference(centre, x, c)
     return moved, p / (p + c * s)
 
@@ -284,12 +287,12 @@ def frechet_mean(
 
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
-    the iteration needs no step size and converges from any start. It is differentiable in x, c and
-    the weights: by the implicit function theorem, its derivative equals the derivative of a Newton
-    step.
+    the iteration needs no step size and converges from any start. The mean is differentiable in x,
+    c and the weights: by the implicit function theorem, its derivative equals the derivative of a
+    Newton step.
 
     Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0; None
-    stands for equal ones.
+    means equal weights.
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
     x, weights = arithmetic.floating(x, weights)
@@ -299,21 +302,21 @@ def frechet_mean(
 
 @jax.custom_jvp
 def _mean(x: Array, c: Scalar, weights: Array) -> Array:
-    """Repeats majorise-minimise steps until they are no larger than rounding errors."""
+    """Repeats majorise-minimise steps until they are as small as rounding errors."""
     tolerance = 4 * jnp.finfo(x.dtype).eps
 
     def step(carry):
         mean, moving, count = carry
         w, s, p = _mobius_difference(mean[..., None, :], x, c)
         q = s / p
-        # D² = (√c·d)² is bounded by its tangent in cosh D, whose slope weights a point by D/sinh D.
-        # In coordinates with the mean at the origin, the points' weighted sum on the hyperboloid is
-        # (T, S), time and space; the bound is least at (T, S)/√(T² − c‖S‖²).
+        # The tangent in cosh D bounds D² = (√c·d)²; its slope weights a point by D/sinh D. In
+        # coordinates with the mean at the origin, the points' weighted sum on the hyperboloid is
+        # (T, S), time and space, and the bound is least at (T, S)/√(T² − c‖S‖²).
         a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
         time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
         space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
         move = space / (time + jnp.sqrt(time**2 - c * arithmetic.square_norm(space)))
-        mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each on its own.
+        mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each mean stops by itself.
         moving &= arithmetic.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
         return mean, moving, count + 1
 
@@ -331,7 +334,7 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
-    """The mean after a Newton step, which does not move it but carries its derivatives."""
+    """Newton step from the mean: its value is the mean itself, its derivatives are the mean's."""
     # At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
     # direction of the point and D is √c times its distance.
     w, s, p = _mobius_difference(mean[..., None, :], x, c)

@@ -1,4 +1,4 @@
-"""The spaces that configurations and files name."""
+"""Registry of spaces: their names in configurations and files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,23 @@ _BUILT_IN = frozenset(SPACES)
 
 
 def register_space(name: str, space: type[Space]) -> None:
-    """Makes a user's space a value of `objective.space`, in this process.
+    """Registers a user-defined space as a value of `objective.space`, in this process.
 
-    `space` is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
-    have defaults, or are set by fields of `config.objective` of the same name, such as `c`. A later
-    registration replaces it. Raises a `UserError` for a name of hypjax's or a missing method.
+    Args:
+        name: A name that hypjax does not use. A later registration under the same name replaces
+            this one.
+        space: A frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
+            have defaults, or get the values of fields of `config.objective` with the same names,
+            such as `c`.
+
+    Raises:
+        UserError: The name belongs to hypjax, or the space lacks a method.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
-        raise UserError(f"the space {name} is no dataclass; decorate it by @dataclass(frozen=True)")
+        raise UserError(
+            f"the space {name} is not a dataclass; decorate its class with @dataclass(frozen=True)"
+        )
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
@@ -40,12 +48,12 @@ def register_space(name: str, space: type[Space]) -> None:
 
 
 def space_name(space: Space) -> str | None:
-    """The name under which the class of a space is registered; None if it is not."""
+    """The registered name of a space's class; None for an unregistered class."""
     return next((name for name, kind in SPACES.items() if type(space) is kind), None)
 
 
 def describe_space(space: Space) -> dict[str, object]:
-    """Describes a space in values that JSON can hold; `space_of` is the inverse."""
+    """Describes a space by JSON values; `space_of` is the inverse."""
     if (name := space_name(space)) is None:
         raise UserError(f"{type(space).__name__} has no name; call hypjax.register_space first")
     fields = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
@@ -57,7 +65,7 @@ def describe_space(space: Space) -> dict[str, object]:
 
 
 def space_of(description: dict[str, object]) -> Space:
-    """Builds a space from its description; Key-, Type- or ValueError if it is invalid."""
+    """Inverts `describe_space`; an invalid description is a KeyError, TypeError or ValueError."""
     fields = dict(description)
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])
@@ -66,30 +74,30 @@ def space_of(description: dict[str, object]) -> Space:
 
 
 def simple_spaces() -> list[str]:
-    """Names of the spaces without parts, whose points are ranked by inner products."""
+    """Names of the spaces whose points inner products rank; they have no parts."""
     return [name for name, space in SPACES.items() if hasattr(space, "search_terms")]
 
 
 def has_parts(space: str) -> bool:
-    """Whether `objective.parts` names the parts of a space, by its name."""
+    """Whether the space of this name has parts, which `objective.parts` lists."""
     return issubclass(SPACES[space], Composite)
 
 
 def is_product(space: str) -> bool:
-    """Whether a space, by its name, shares the features among its parts."""
+    """Whether the space of this name splits the features among its parts."""
     return issubclass(SPACES[space], Product)
 
 
 def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
-    """Names of a space's parts in `config.objective`, or of its only space."""
+    """Names of the parts of the space in `config.objective`; without parts, the space's name."""
     return fields["parts"] if has_parts(fields["space"]) else [fields["space"]]
 
 
 def create_space(fields: Mapping[str, Any]) -> Space:
     """Builds the space that `config.objective` describes.
 
-    Several curvatures belong to the curved parts, in their order. Without parts, the space averages
-    the distances of one space per curvature.
+    With several curvatures, each curved part gets one, in order. A space without parts becomes the
+    average of the distances of one such space per curvature.
     """
 
     def create(space: str, **parts: Any) -> Space:
@@ -114,9 +122,15 @@ def unused_fields(fields: Mapping[str, Any]) -> set[str]:
     These are the fields of other spaces, `c` if there are several curvatures, and the bounds and
     rate of a curvature that is not learned.
     """
-    named = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
-    unused = set().union(*named.values())
-    unused -= named[fields["space"]].union(*(named[part] for part in named_parts(fields)))
-    unused |= set() if has_parts(fields["space"]) else {"weights"}
-    unused |= {"curvatures"} if "c" in unused else {"c"} if fields["curvatures"] else set()
-    return unused if fields["learn_c"] else unused | {"c_bounds", "c_rate"}
+    names = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
+    used = names[fields["space"]].union(*(names[part] for part in named_parts(fields)))
+    unused = set().union(*names.values()) - used
+    if not has_parts(fields["space"]):
+        unused.add("weights")
+    if "c" in unused:
+        unused.add("curvatures")
+    elif fields["curvatures"]:
+        unused.add("c")
+    if not fields["learn_c"]:
+        unused |= {"c_bounds", "c_rate"}
+    return unused

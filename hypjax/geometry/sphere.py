@@ -13,7 +13,7 @@ from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms
 
-# Tolerated error in the length of unit vectors, which admits those rounded to bfloat16.
+# Tolerated error in the length of unit vectors; large enough for bfloat16.
 _LENGTH_TOLERANCE = 2**-7
 _SQRT2 = 2**0.5
 
@@ -29,7 +29,7 @@ class Sphere(InnerProductSpace):
         return "the sphere"
 
     def embed(self, features: Vectors) -> Points:
-        """Scales features to length 1; a zero vector stays zero, and what is not finite is NaN."""
+        """Scales features to length 1; zero vectors stay zero, infinite values become NaN."""
         (features,) = arithmetic.floating(features)
         features, _ = arithmetic.scaled(features)
         square = jnp.sum(features * features, axis=-1, keepdims=True)
@@ -46,17 +46,17 @@ class Sphere(InnerProductSpace):
         return 1 - jnp.asarray(distance) / 2
 
     def features(self, x: Vectors) -> Points:
-        """The points themselves: `embed` forgets lengths."""
+        """The points themselves: `embed` discards lengths."""
         return jnp.asarray(x)
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """1 for both."""
+        """Ones: features and points have length 1."""
         return xp.ones_like(norms), [xp.ones_like(norms)]
 
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Points:
-        """The weighted sum, scaled to length 1; it minimises the weighted sum of distances."""
+        """The weighted sum scaled to length 1, which minimises the weighted sum of distances."""
         (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))
@@ -66,13 +66,13 @@ class Sphere(InnerProductSpace):
         return 2 - 2 * arithmetic.inner_products(x, y)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d"]:
-        """The points themselves in both roles: the inner product is the cosine."""
+        """The points themselves, in both roles: the inner product is the cosine."""
         return x
 
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
-        """√2·(x − centre) in both roles, and offsets ‖x − centre‖².
+        """Vectors √2·(x − centre), in both roles, and offsets ‖x − centre‖².
 
-        They rank by ‖x − y‖², whatever the rounding errors of the lengths.
+        They rank by ‖x − y‖², even if rounding has changed the lengths of points.
         """
         x, centre = arithmetic.inexact(x, centre)
         moved = x - centre

@@ -17,7 +17,7 @@ from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
 from hypjax.models.weight_files import PROXIES, read_state_dict, repository, timm_weights
 from hypjax.objectives import create_objective
-from hypjax.objectives.proxy_points import proxy_parameters
+from hypjax.objectives.proxy_losses import proxy_parameters
 from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint

@@ -25,11 +25,11 @@ from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
 
 
 class Weights(NamedTuple):
-    """Facts of published weights whose names match a pattern, such as '*.augreg*'."""
+    """Pixel scaling and licence of published weights, by a pattern of their names."""
 
-    names: str
-    mean: tuple[float, float, float]  # Of pixels, each from 0 to 1,
-    std: tuple[float, float, float]  # and their deviation.
+    names: str  # Pattern, such as '*.augreg*'.
+    mean: tuple[float, float, float]  # Mean of pixels from 0 to 1, for each channel.
+    std: tuple[float, float, float]  # Standard deviation of these pixels.
     licence: str
 
 
@@ -38,11 +38,11 @@ class Family(NamedTuple):
 
     title: str  # Name and papers.
     encoder: type[Encoder]
-    options: Mapping[str, Any]  # Attributes of the module, unless a member differs.
+    options: Mapping[str, Any]  # Attributes of the module, which a member may override.
     pooling: str  # timm's default.
-    # Attributes by timm's name, without the sides that the name gives, as in 'patch16_224'.
+    # Attributes by timm's name, without sides that the name contains, as in 'patch16_224'.
     members: Mapping[str, Mapping[str, Any]]
-    weights: tuple[Weights, ...]  # The first pattern that matches counts.
+    weights: tuple[Weights, ...]  # The first matching pattern counts.
 
 
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -64,7 +64,7 @@ _SIZES = {  # Width, blocks, heads.
 
 
 def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Members by patterns, as 'vit_{tiny,small}_patch16_224', whose names contain their size."""
+    """Members by patterns, such as 'vit_{tiny,small}_patch16_224'; names contain their size."""
     members = {}
     for pattern in patterns:
         parts = [part.split(",") for part in re.split("[{}]", pattern)]
@@ -99,14 +99,14 @@ _LARGE_EVA_BLOCKS = dataclasses.replace(
 
 
 def _dino3(sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
-    """Members without and, for timm's names with 'qkvb', with biases of queries and values."""
-    members = _sized(f"vit_{{{sizes}}}_patch16_dinov3{{,_qkvb}}", blocks=blocks)
-    biased = {"blocks": dataclasses.replace(blocks, qkv_bias="qv")}
-    return {n: m | biased if n.endswith("qkvb") else m for n, m in members.items()}
+    """DINOv3's members; those with 'qkvb' in timm's name have biases of queries and values."""
+    biased = dataclasses.replace(blocks, qkv_bias="qv")
+    pattern = f"vit_{{{sizes}}}_patch16_dinov3"
+    return _sized(pattern, blocks=blocks) | _sized(f"{pattern}_qkvb", blocks=biased)
 
 
 def _perception(side: int) -> dict[str, Any]:
-    """Blocks of the Perception Encoder, pretrained with grids of a side."""
+    """Blocks of a Perception Encoder that was pretrained with grids of side × side patches."""
     rotary = Rotary(reference=side, offset=1, columns_first=True)
     return {"blocks": BlockDesign(norm_eps=1e-5, rotary=rotary)}
 
@@ -277,8 +277,8 @@ FAMILIES = (
 )
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
 ARCHITECTURES = tuple(_FAMILY_OF)
-_MOST_PATCHES = 128  # Along a side.
-_MOST_LISTED = 5  # Names in a message.
+_MAX_PATCHES = 128  # Patches along a side of an image.
+_MAX_LISTED = 5  # Names in a message.
 
 
 def create_encoder(
@@ -293,9 +293,9 @@ def create_encoder(
 
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
-        image_size: Side of the images in pixels, or height and width; None for timm's.
-        pooling: See `hypjax.models.layers.poolings`, or `map` for encoders that pool by attention;
-            None for timm's.
+        image_size: Side of the images in pixels, or height and width; None for timm's default.
+        pooling: One of `hypjax.models.layers.poolings`, or "map" for encoders that pool by
+            attention; None for timm's default.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
     """
@@ -312,34 +312,36 @@ def create_encoder(
 
 
 def is_transformer(architecture: str) -> bool:
-    """Whether an architecture, by its name in timm or as 'vit', is a Vision Transformer."""
+    """Whether an architecture, named as in timm or 'vit', is a Vision Transformer."""
     family = _FAMILY_OF.get(architecture)  # None for a user's encoder.
     return architecture == "vit" or (family is not None and family.encoder is VisionTransformer)
 
 
 def published_weights(name: str) -> Weights | None:
-    """Facts of weights by timm's name, such as 'vit_small_patch16_224.dino'; None if unknown."""
+    """Published weights by timm's name, such as 'vit_small_patch16_224.dino'; None if unknown."""
     family = _FAMILY_OF.get(name.partition(".")[0])
     weights = family.weights if family else ()
     return next((entry for entry in weights if fnmatch.fnmatchcase(name, entry.names)), None)
 
 
 def supported(name: str) -> str:
-    """Lists the supported architectures for a message: those most similar to a name."""
-    nearest = difflib.get_close_matches(name, ARCHITECTURES, _MOST_LISTED, cutoff=0)
+    """Lists, for a message, the supported architectures with the most similar names."""
+    nearest = difflib.get_close_matches(name, ARCHITECTURES, _MAX_LISTED, cutoff=0)
     return f"{', '.join(nearest)} or another of docs/encoders.md"
 
 
 def check_encoder(encoder: Encoder) -> Encoder:
-    """Returns an encoder after checking its image size and pooling."""
+    """Checks an encoder's image size and pooling, and returns the encoder."""
     if encoder.pooling not in encoder.poolings:
         names = ", ".join(encoder.poolings)
         raise UserError(f"model.pooling or eval_pooling is {encoder.pooling!r}; it must be {names}")
     sides, patch = encoder.sides, getattr(encoder, "patch_size", 1)
     smallest = getattr(encoder, "min_side", patch)
-    most = _MOST_PATCHES * patch if patch > 1 else max(sides)
-    if any(side % patch or not smallest <= side <= most for side in sides):
-        limits = f"at least {smallest}" + f" and at most {most}" * (patch > 1)
+    largest = _MAX_PATCHES * patch if patch > 1 else max(sides)
+    if any(side % patch or not smallest <= side <= largest for side in sides):
+        limits = f"at least {smallest}"
+        if patch > 1:
+            limits += f" and at most {largest}"
         raise UserError(
             f"data.image_size is {encoder.image_size}; it must be {limits}, a multiple of {patch}"
         )
@@ -347,21 +349,21 @@ def check_encoder(encoder: Encoder) -> Encoder:
 
 
 def same_architecture(encoder: Encoder, other: Encoder) -> bool:
-    """Whether two encoders have the same parameters, apart from sizes that the images decide."""
+    """Whether two encoders have the same parameters, except for sizes that depend on the images."""
     names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
     names += ("gem_exponent", "learn_gem")
-    fields = other.__dataclass_fields__  # A class may fix what others have as a field.
+    fields = other.__dataclass_fields__  # Some names are class attributes of some encoders.
     ignored = {name: getattr(other, name) for name in names if name in fields}
     return type(encoder) is type(other) and encoder.clone(**ignored) == other
 
 
 def timm_name(encoder: Encoder) -> str | None:
-    """The name in timm of an encoder's architecture, or None if it has none."""
+    """The name of an encoder's architecture in timm; None for an architecture without a name."""
     same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
     return next(same, None)
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
-    """A tree of `jax.ShapeDtypeStruct` of an encoder's parameters, without computing them."""
+    """Shapes of an encoder's parameters, a tree of `jax.ShapeDtypeStruct`; computes nothing."""
     images = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
     return jax.eval_shape(encoder.init, jax.random.key(0), images).get("params", {})

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by a kernel chosen by the device."""
+"""Scaled dot-product attention, with a kernel that suits the device."""
 
 import functools
 import math
@@ -21,17 +21,18 @@ def attend(
 
     The softmax is always float32. Only the first `length` keys and values count.
 
-    In half precision on NVIDIA GPUs, the kernel `cudnn` is cuDNN's fused one, which does not store
-    the matrix of probabilities (Dao et al., FlashAttention, NeurIPS 2022), and `xla` the program of
-    other devices. `auto` is `cudnn` where JAX's first device and the heads' dimension allow it.
+    `kernel` applies to half precision on NVIDIA GPUs. "cudnn" is cuDNN's fused kernel, which does
+    not store the matrix of probabilities (FlashAttention, Dao et al., NeurIPS 2022); "xla" is the
+    program of other accelerators. "auto" is "cudnn" if JAX's first device and the heads' dimension
+    allow it.
 
     Raises:
-        UserError: The kernel is `cudnn`, which this GPU does not support for these shapes.
+        UserError: The kernel is "cudnn", which this GPU does not support for these shapes.
     """
     if kernel == "auto":
-        # A fixed rule: a choice by time could differ between processes, which then wait for each
-        # other forever, and after a resume. On an H100, A100 and L4, XLA's program takes 1.6 to 1.8
-        # times the roofline time of a ViT-S/16's step, and 2.6 to 3.3 times a ViT-S/8's.
+        # A fixed rule, since a choice by measured time could differ between processes, which then
+        # wait for each other forever, and after a resume. On an H100, A100 and L4, XLA's program
+        # takes 1.6 to 1.8 times the roofline time of a ViT-S/16 step, and 2.6 to 3.3 of a ViT-S/8.
         supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
         kernel = "cudnn" if supported and cuda_capability() >= 8 else "xla"
     kernels = {"cpu": _by_head, "default": _by_xla}
@@ -54,13 +55,14 @@ def _by_head(query: Heads, key: Heads, value: Heads, length: int | None = None) 
     if query.dtype == jnp.float32:  # Half precision would round the scaled queries.
         query, scale = query * scale, 1
     heads = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    query, key, value = jax.lax.optimization_barrier(tuple(heads))  # Or XLA undoes it.
+    # Without the barrier, XLA undoes the transposition.
+    query, key, value = jax.lax.optimization_barrier(tuple(heads))
     key, value = key[:, :, :length], value[:, :, :length]
-    full = {"preferred_element_type": jnp.float32}
-    logits = scale * jnp.einsum("bhqd,bhkd->bhqk", query, key, **full)
+    in_float32 = {"preferred_element_type": jnp.float32}
+    logits = scale * jnp.einsum("bhqd,bhkd->bhqk", query, key, **in_float32)
     # The softmax's sums divide the result, which is smaller than the matrix of probabilities.
     weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value, **full)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value, **in_float32)
     mixed = (mixed / jnp.sum(weights, axis=-1, keepdims=True)).astype(value.dtype)
     return jnp.swapaxes(jax.lax.optimization_barrier(mixed), 1, 2)
 

@@ -1,7 +1,7 @@
 """Random changes of colour and sharpness of training images, made on the devices.
 
-As in MoCo v2 (Chen et al., 2020), colours are jittered, some images lose their colours, and some
-are blurred. Hyp-ViT's supplement names these changes for training without labels.
+As in MoCo v2 (Chen et al., 2020), colours are jittered, some images become grey, and some are
+blurred. Hyp-ViT's supplement mentions these changes for training without labels.
 """
 
 from typing import NamedTuple
@@ -11,28 +11,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 _JITTERED = 0.8  # Share of images whose colours are jittered.
-_SIGMA = 0.1, 2.0  # Range of the blur's deviation, in pixels
-_SIDE = 224  # of an image with this side.
+_SIGMA = 0.1, 2.0  # Range of the blur's standard deviation, in pixels of images of side `_SIDE`.
+_SIDE = 224
 _LUMA = jnp.array((0.299, 0.587, 0.114))
-_SLICE = 32  # Images that are in memory as float32 at a time.
+_SLICE = 32  # Images that are in memory as float32 at the same time.
 Pixels = Float[Array, "side side channels"]
 
 
 class ColourChanges(NamedTuple):
     """How strongly and how often images are changed; see `config.data`."""
 
-    jitter: tuple[float, ...]  # Of brightness, contrast, saturation and hue, as in torchvision.
-    grey: float  # Share of images without colours.
+    jitter: tuple[float, ...]  # Brightness, contrast, saturation and hue, as in torchvision.
+    grey: float  # Share of grey images.
     blur: float  # Share of blurred images.
 
 
 class Draws(NamedTuple):
     """Random changes of the images of a batch."""
 
-    factors: Float[Array, "images 3"]  # Of brightness, contrast and saturation; 1: unchanged.
-    hue: Float[Array, " images"]  # Rotation, in turns.
-    grey: Bool[Array, " images"]
-    sigma: Float[Array, " images"]  # Of the blur, in pixels of images of side `_SIDE`; 0: none.
+    factors: Float[Array, "images 3"]  # Factors of brightness, contrast and saturation.
+    hue: Float[Array, " images"]  # Rotation of the hue, in turns.
+    grey: Bool[Array, " images"]  # Whether an image becomes grey.
+    sigma: Float[Array, " images"]  # The blur's deviation, in pixels of side `_SIDE`; 0: no blur.
 
 
 def draw_changes(key: PRNGKeyArray, changes: ColourChanges, images: int) -> Draws:
@@ -54,7 +54,7 @@ def changed(images: UInt8[Array, "n side side channels"], draws: Draws) -> UInt8
 
 
 def _changed(image: UInt8[Array, "side side channels"], draws: Draws) -> Array:
-    """Changes brightness, contrast, saturation, hue and sharpness, in this order."""
+    """Changes an image's brightness, contrast, saturation, hue and sharpness, in this order."""
     brightness, contrast, saturation = draws.factors
     x = _clipped(brightness * image.astype(jnp.float32))
     mean = jnp.mean(_luma(x))
@@ -77,10 +77,10 @@ def _luma(x: Pixels) -> Float[Array, "side side 1"]:
 def _rotated(x: Pixels, turns: Float[Array, ""]) -> Pixels:
     """Rotates the hue about the axis of greys by Rodrigues' formula, as in YIQ, keeping luma."""
     grey, angle = _luma(x), 2 * jnp.pi * turns
-    rest = x - grey
-    across = (jnp.roll(rest, 1, -1) - jnp.roll(rest, -1, -1)) / jnp.sqrt(3.0)  # k × rest.
-    rotated = jnp.cos(angle) * rest + jnp.sin(angle) * across
-    rotated += (1 - jnp.cos(angle)) * jnp.mean(rest, axis=-1, keepdims=True)
+    chroma = x - grey
+    across = (jnp.roll(chroma, 1, -1) - jnp.roll(chroma, -1, -1)) / jnp.sqrt(3.0)  # k × chroma.
+    rotated = jnp.cos(angle) * chroma + jnp.sin(angle) * across
+    rotated += (1 - jnp.cos(angle)) * jnp.mean(chroma, axis=-1, keepdims=True)
     return _clipped(grey + rotated - _luma(rotated))
 
 

@@ -1,4 +1,4 @@
-"""ConvNeXt (Liu et al., CVPR 2022) with timm's numerics; DINOv3's (Siméoni et al., 2025) are these.
+"""ConvNeXt (Liu et al., CVPR 2022), also DINOv3's (Siméoni et al., 2025), with timm's numerics.
 
 A depthwise 7×7 convolution mixes positions, and a perceptron mixes channels.
 """
@@ -25,7 +25,7 @@ class ConvNeXt(ConvNet):
     that do not fill a patch are ignored. The residual stream is float32.
     """
 
-    depths: tuple[int, ...] = (3, 3, 27, 3)  # Blocks; each stage halves the side.
+    depths: tuple[int, ...] = (3, 3, 27, 3)  # Blocks of each stage, which halves the side.
     widths: tuple[int, ...] = (96, 192, 384, 768)  # Channels of each stage.
     classifiers = ("head.fc",)
     names = (
@@ -77,7 +77,7 @@ class Downsample(nn.Module):
     def __call__(self, x: FeatureMap) -> Float[Array, "batch h//2 w//2 width"]:
         """Applies the layers."""
         x, affine = LayerNorm(self.dtype, name="norm")(x)
-        affine = tuple(jnp.tile(array, 4) for array in affine)  # For each position of a patch.
+        affine = tuple(jnp.tile(array, 4) for array in affine)  # Repeated for a patch's positions.
         x = Dense(self.width, self.dtype, name="conv")(_patches(x, 2), affine)
         return x.astype(jnp.float32)
 
@@ -102,6 +102,6 @@ class Block(nn.Module):
 def _patches(
     x: Float[ArrayLike, "batch h w c"], side: int
 ) -> Float[ArrayLike, "batch h//side w//side side*side*c"]:
-    """Splits images into patches, without incomplete ones at the bottom and on the right."""
+    """Splits images into patches, and drops incomplete patches at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)

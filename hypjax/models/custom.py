@@ -1,4 +1,4 @@
-"""Users' encoders: any Flax module from pixels to vectors, registered under a name."""
+"""User-defined encoders: Flax modules from pixels to vectors, registered under a name."""
 
 from typing import Any
 
@@ -15,24 +15,25 @@ from hypjax.models.vit import VisionTransformer
 from hypjax.types import View
 
 CUSTOM_ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
-SIZES = ("patch_size", "width", "depth", "num_heads")  # Of `VisionTransformer` and `config.model`.
+# Fields of both `VisionTransformer` and `config.model`.
+SIZES = ("patch_size", "width", "depth", "num_heads")
 
 
 def register_encoder(name: str, module: nn.Module) -> None:
-    """Makes a user's module a value of `model.architecture`, in this process.
+    """Registers a user-defined encoder as a value of `model.architecture`, in this process.
 
     The module is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
-    channels] to [images, dim] and has no variables but parameters. The name must not be one of
-    hypjax's; a later registration replaces it.
+    channels] to [images, dim] and has no variables except parameters. The name must not be one that
+    hypjax uses. A later registration under the same name replaces this one.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
-        raise UserError(f"{module!r} is no Flax module; give an instance of flax.linen.Module")
+        raise UserError(f"{module!r} is not a Flax module; pass an instance of flax.linen.Module")
     CUSTOM_ENCODERS[name] = module.clone(name=None, parent=None)
 
 
 class CustomEncoder(Encoder):
-    """A user's module as an encoder; weights are named by their paths: "encoder/Dense_0/kernel"."""
+    """Wraps a user's module as an encoder; its weights are named by path."""
 
     module: nn.Module
     dim: int
@@ -42,12 +43,12 @@ class CustomEncoder(Encoder):
     poolings = ("own",)
 
     def setup(self) -> None:
-        """Keeps the module's parameters at the top of the tree."""
+        """Puts the module's parameters at the top of the tree, without the wrapper's level."""
         nn.share_scope(self, self.module)
 
     @property
     def layers(self) -> list[list[str]]:
-        """Only an `Encoder` says what its layers are."""
+        """Raises a `UserError`: a wrapped module does not define its layers."""
         raise UserError(
             "your encoder has no layers: set optim.layer_decay=1, and optim.frozen=encoder to cache"
         )
@@ -58,7 +59,7 @@ class CustomEncoder(Encoder):
 
 
 def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
-    """The encoder of a registered name for images of a view; options as for an `Encoder`."""
+    """Builds a registered encoder for images of a view; `options` are fields of an `Encoder`."""
     module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
         return module.clone(**options)
@@ -78,7 +79,7 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
-    """The fields of `config.model` that describe one of hypjax's encoders; None for any other."""
+    """Fields of `config.model` that describe an encoder of hypjax; None for other modules."""
     if not isinstance(encoder, Encoder):
         return None
     if name := timm_name(encoder):

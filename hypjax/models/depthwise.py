@@ -1,7 +1,7 @@
 """Depthwise convolution: one kernel per channel.
 
-XLA's convolutions, and above all their gradients, are slow on CPUs. There, sums of shifted images
-take their place: XLA compiles these to one loop over adjacent channels.
+XLA's convolutions, and especially their gradients, are slow on CPUs. On CPUs, sums of shifted
+images replace them, which XLA compiles to a loop over adjacent channels.
 """
 
 import functools
@@ -19,10 +19,10 @@ Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after
 
 
 class DepthwiseConv(nn.Module):
-    """The layer, without bias, padded by TensorFlow's 'SAME'.
+    """Depthwise convolution without bias, with TensorFlow's 'SAME' padding.
 
-    The result's sides are the images' divided by the stride, rounded up. If the number of zeros is
-    odd, there is one more below and on the right.
+    The result's sides are the images' sides divided by the stride, rounded up. If the number of
+    padding zeros is odd, the extra zeros are below and on the right.
     """
 
     size: int
@@ -50,10 +50,10 @@ class DepthwiseConv(nn.Module):
 def depthwise_conv(
     x: Images, kernel: Kernel, stride: int, padding: Padding
 ) -> Float[Array, "batch h2 w2 channels"]:
-    """Correlates each channel with its kernel, as convolutions of neural networks do.
+    """Correlates each channel with its kernel, as usual in neural networks.
 
-    Images, kernels and the result share a dtype. Sums are float32 on CPUs, and for float32 on every
-    device.
+    Images, kernels and result have the same dtype. Sums are float32 on CPUs, and for float32 inputs
+    on every device.
     """
     return jax.lax.platform_dependent(
         x,
@@ -103,7 +103,7 @@ def _padded(x: Images, padding: Padding) -> Images:
 
 
 def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
-    """Sum over the kernel's positions of the shifted images times the weights there."""
+    """Sums, over the kernel's positions, the shifted images times the weight at the position."""
     side = len(kernel)
     height, width = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
     return sum(
@@ -116,17 +116,17 @@ def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
 def _by_images(
     slope: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
 ) -> Images:
-    """Gradient by the images: the dilated slopes, convolved with the flipped kernel."""
-    spread = [(0, 0, 0)]
-    for side, number, (before, _) in zip(shape[1:3], slope.shape[1:3], padding, strict=True):
-        length = (number - 1) * stride + 1
-        spread.append((len(kernel) - 1 - before, side - length + before, stride - 1))
-    slope = jax.lax.pad(slope, jnp.zeros((), slope.dtype), [*spread, (0, 0, 0)])
+    """Gradient with respect to the images: dilated slopes, convolved with the flipped kernel."""
+    dilation = [(0, 0, 0)]
+    for side, count, (before, _) in zip(shape[1:3], slope.shape[1:3], padding, strict=True):
+        length = (count - 1) * stride + 1
+        dilation.append((len(kernel) - 1 - before, side - length + before, stride - 1))
+    slope = jax.lax.pad(slope, jnp.zeros((), slope.dtype), [*dilation, (0, 0, 0)])
     return _shifted(slope, kernel[::-1, ::-1].astype(jnp.float32), 1)
 
 
 def _by_kernel(x: Images, slope: Images, side: int, stride: int) -> Kernel:
-    """Gradient by the kernel: the sum of all windows of padded images, times their slopes."""
+    """Gradient with respect to the kernel: padded images' windows, times their slopes, summed."""
 
     def add_row(row: Array, total: Array) -> Array:
         strip = jax.lax.dynamic_slice_in_dim(x, row * stride, side, axis=1)

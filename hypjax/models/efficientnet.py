@@ -1,8 +1,8 @@
 """EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020) with timm's numerics.
 
-EfficientNet without squeeze-and-excitation, and with ReLU6. Padding and the ε of BatchNorm are
-TensorFlow's. The scale of the frozen BatchNorm is folded into the convolution before it, which
-saves a pass over the images.
+Lite models are EfficientNets with ReLU6 and without squeeze-and-excitation. Padding and BatchNorm's
+ε are TensorFlow's. The scale of the frozen BatchNorm is folded into the preceding convolution,
+which saves a pass over the images.
 """
 
 import math
@@ -19,14 +19,14 @@ from hypjax.models.encoder import ConvNet
 from hypjax.models.layers import Dense, FeatureMap
 from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
 
-_STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # Not scaled in the Lite models.
+_STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # `width_factor` does not scale these in the Lite models.
 _EPS = 1e-3
 
 
 class _Stage(NamedTuple):
-    """Blocks with the same kernel and width; the first one has the stride."""
+    """Blocks with the same kernel and width; only the first block has the stride."""
 
-    blocks: int
+    blocks: int  # Number of blocks.
     kernel: int
     stride: int
     expansion: int
@@ -47,15 +47,15 @@ _STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
 class EfficientNetLite(ConvNet):
     """Maps images to the pooled features of the last layer; the residual stream is float32."""
 
-    width_factor: float = 1  # Of the number of channels, relative to Lite0.
-    depth_factor: float = 1  # Of the number of blocks.
+    width_factor: float = 1  # Factor of the number of channels, relative to Lite0.
+    depth_factor: float = 1  # Factor of the number of blocks, relative to Lite0.
     classifiers = ("classifier",)
     names = (
         ("^stem_conv", "conv_stem"),
         ("^stem_norm", "bn1"),
         ("^head_conv", "conv_head"),
         ("^head_norm", "bn2"),
-        # timm counts the layers that a block has; blocks of the first stage have no expansion.
+        # timm numbers a block's layers; blocks of the first stage have no expansion.
         (r"^(stage_0.*)\.depthwise_norm", r"\1.bn1"),
         (r"^(stage_0.*)\.project_conv", r"\1.conv_pw"),
         (r"^(stage_0.*)\.project_norm", r"\1.bn2"),
@@ -100,7 +100,7 @@ class EfficientNetLite(ConvNet):
 
 
 def _divisible(width: float) -> int:
-    """The multiple of 8 nearest to a width, but at least 90% of it, as in the authors' code."""
+    """The nearest multiple of 8 that is at least 90% of the width, as in the authors' code."""
     nearest = max(8, int(width + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * width else nearest + 8
 
@@ -108,7 +108,7 @@ def _divisible(width: float) -> int:
 class InvertedBottleneck(nn.Module):
     """Expansion of channels, depthwise convolution, projection (Sandler et al., CVPR 2018).
 
-    The input is added if the shape stays the same. The result is float32.
+    If the result has the input's shape, the input is added. The result is float32.
     """
 
     kernel: int
@@ -140,5 +140,5 @@ def _pointwise(x: FeatureMap, features: int, dtype: DTypeLike, name: str) -> Fea
 
 
 def _relu6(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """min(max(x, 0), 6) of float32, rounded to a dtype; its gradient is 0 at both ends, too."""
+    """min(max(x, 0), 6) of float32, cast to a dtype; the gradient at both ends is 0."""
     return jax.lax.clamp(jnp.float32(0), x, jnp.float32(6)).astype(dtype)

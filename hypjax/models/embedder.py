@@ -1,4 +1,4 @@
-"""The model: an encoder and a head, which map images to the vectors that objectives use."""
+"""The model: an encoder and a head, which map images to an objective's inputs."""
 
 import math
 
@@ -21,10 +21,10 @@ from hypjax.types import Outputs, View
 class Embedder(nn.Module):
     """An encoder, and a head that maps its embedding to a lower dimension.
 
-    `head_kind` is 'dense', a float32 Dense layer, initialised with a semi-orthogonal kernel and
-    zero bias (Hyp-ViT, Section 3.2); 'norm_dense', the same after a LayerNorm without parameters (ε
-    = 1e-5, as in HIER's code); or 'none' (IRT), with the encoder's dimension as `head_dim`. The
-    head's output is not yet mapped into any space.
+    `head_kind` is "dense", a float32 Dense layer, initialised with a semi-orthogonal kernel and
+    zero bias (Hyp-ViT, Section 3.2); "norm_dense", such a layer after a LayerNorm without
+    parameters (ε = 1e-5, as in HIER's code); or "none" (IRT), with the encoder's dimension as
+    `head_dim`. No space has embedded the head's output yet.
     """
 
     encoder: Encoder
@@ -67,7 +67,7 @@ def create_embedder(
 ) -> Embedder:
     """Builds the model of a run's validated configuration, for a device.
 
-    When evaluating, it pools by `model.eval_pooling` instead of `model.pooling`.
+    With `evaluating`, the encoder pools by `model.eval_pooling` instead of `model.pooling`.
     """
     model = config.model
     if model.architecture == FEATURES:
@@ -96,7 +96,7 @@ def create_embedder(
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:
-    """The model with another pooling; unchanged if a user's module or features are its encoder."""
+    """Changes a model's pooling, unless its encoder is a user's module or takes features."""
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model
@@ -104,15 +104,15 @@ def pooled_by(model: Embedder, pooling: str) -> Embedder:
 
 
 def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) -> PyTree:
-    """A tree of `jax.ShapeDtypeStruct` of a model's parameters and learned scalars."""
+    """Shapes of a model's parameters and learned scalars, a tree of `jax.ShapeDtypeStruct`."""
     init = jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))
     return init["params"] | jax.eval_shape(lambda: initial_parameters(scalars or {}))
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
-    """The side of images, in pixels, at a scale relative to `encoder.image_size`.
+    """Side of images, in pixels, at a scale relative to `encoder.image_size`.
 
-    Rounded, halves up, to whole patches, as position embeddings need, or to pixels.
+    The side is rounded, halves up, to whole patches, as position embeddings require, or to pixels.
     """
     unit = getattr(encoder, "patch_size", 1)
     return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
@@ -125,7 +125,7 @@ def resize_images(images: Images, side: int) -> Float[Array, "batch side side ch
 
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:
-    """Returns a model for images of another side, in pixels, with interpolated positions."""
+    """Adapts a model to images of another side, in pixels, by interpolating position embeddings."""
     encoder = check_encoder(model.encoder.clone(image_size=side))
     if isinstance(encoder, VisionTransformer) and "pos_embed" in params["encoder"]:
         resized = encoder.resized(params["encoder"]["pos_embed"])

@@ -1,4 +1,4 @@
-"""Base class of encoders: modules that map images to embeddings, and their tensors' names."""
+"""Base classes of encoders: modules that map images to embeddings, and name their tensors."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from hypjax.models.layers import (
 from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
-Path: TypeAlias = tuple[str, ...]  # Of a parameter in the encoder's tree.
+Path: TypeAlias = tuple[str, ...]  # Path of a parameter in the encoder's tree.
 
 
 class Encoder(nn.Module):
@@ -38,25 +38,25 @@ class Encoder(nn.Module):
     - `dim`: dimension of the embedding,
     - `classifiers`: names in timm of the layers that follow the embedding,
     - `layers`: names of the parameters of each layer, from the images to the embedding, as in timm;
-      parameters of no layer belong with the head, above all layers,
-    - `names`: patterns and replacements, for `re.sub`, that turn a parameter's path, such as
-      'block_0.norm_1.bias', into timm's name; kernels and scales are 'weight' already,
-    - `patches`: modules that are dense here and convolutions in timm, and the sides of the kernels,
+      parameters that are in no layer count as part of the head, above all layers,
+    - `names`: (pattern, replacement) pairs for `re.sub` that turn a parameter's path, such as
+      'block_0.norm_1.bias', into timm's name; kernels and scales are already called 'weight',
+    - `patches`: modules that are dense here but convolutions in timm, and the sides of the kernels,
 
     and `__call__(images, return_tokens=False)`, which embeds normalised pixels [batch, height,
-    width, channels] to [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
+    width, channels] as [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
     [batch, tokens, dim].
     """
 
     gem_exponent = GEM_EXPONENT  # Exponent of the pooling `gem`, and whether it is learned.
     learn_gem = False
-    takes_pixels = True  # False: the inputs are embeddings of another model.
+    takes_pixels = True  # False if the inputs are embeddings of another model.
     num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
-    names = None  # Parameters of a user's module keep their paths and layouts.
+    names = None  # None for a user's module, whose parameters keep their paths and layouts.
     patches = {}
 
     def example(self, view: View) -> Float[Array, "1 ..."]:
-        """A float32 batch of one all-zero image, with which a model can be initialised."""
+        """A float32 batch of one zero image, for initialising a model."""
         return jnp.zeros((1, view.side, view.side, view.channels))
 
     @property
@@ -78,18 +78,18 @@ class Encoder(nn.Module):
 
 
 def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
-    """Replaces all patterns of a table in a name, one row after the other."""
+    """Applies all (pattern, replacement) pairs of a table to a name, in order."""
     for pattern, replacement in table:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 class ConvNet(Encoder):
-    """A stem, stages of residual blocks, and the pooled features of the last one.
+    """Convolutional encoder: a stem, stages of residual blocks, and pooling of the last features.
 
-    A subclass has the number of blocks of each stage, `depths`, and applies `_stem` and `_block`.
-    Activations within blocks have the `dtype` of products, which in float32 are true float32 on
-    every device.
+    A subclass defines `depths`, the number of blocks in each stage, and the methods `_stem` and
+    `_block`. Activations within blocks have the products' `dtype`; float32 products are true
+    float32 on every device.
     """
 
     image_size: int
@@ -102,11 +102,10 @@ class ConvNet(Encoder):
     @property
     def layers(self) -> list[Path]:
         """The stem, then the blocks; downsampling and head convolutions join a block's layer."""
-        blocks = [
-            ((f"stage_{stage}_downsample",) if i == 0 else ()) + (f"stage_{stage}_block_{i}",)
-            for stage, depth in enumerate(self.depths)
-            for i in range(depth)
-        ]
+        blocks = []
+        for stage, depth in enumerate(self.depths):
+            blocks += [(f"stage_{stage}_block_{i}",) for i in range(depth)]
+            blocks[-depth] = (f"stage_{stage}_downsample", *blocks[-depth])
         return [("stem_conv", "stem_norm"), *blocks[:-1], (*blocks[-1], "head_conv", "head_norm")]
 
     @nn.compact
@@ -115,7 +114,7 @@ class ConvNet(Encoder):
     ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
         """Embeds normalised pixels, in float32.
 
-        With `return_tokens` it returns all features of the last stage, row by row.
+        With `return_tokens`, returns all features of the last stage, row by row.
         """
         with full_products_in(self.dtype):
             x = self._stem(jnp.asarray(images))
@@ -135,7 +134,7 @@ class ConvNet(Encoder):
 
 
 class FeatureEncoder(Encoder):
-    """Returns its inputs: embeddings of another model."""
+    """Encoder of precomputed features, the embeddings of another model, which it returns."""
 
     dim: int
     takes_pixels = False
@@ -143,7 +142,7 @@ class FeatureEncoder(Encoder):
     layers = ()
 
     def example(self, view: View) -> Float[Array, "1 dim"]:
-        """A float32 batch of one all-zero embedding."""
+        """A float32 batch of one zero embedding."""
         return jnp.zeros((1, self.dim))
 
     def __call__(self, features: Float[ArrayLike, "batch dim"]) -> Float[ArrayLike, "batch dim"]:

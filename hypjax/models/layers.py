@@ -1,4 +1,4 @@
-"""Pieces that encoders share: input pixels, precision of products, layers, pooling of tokens."""
+"""Components shared by encoders: pixel scaling, precision of products, layers, token pooling."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ KERNEL_INIT = nn.initializers.truncated_normal(0.02)
 def normalize(
     images: UInt8[Array, "batch height width channels"], mean: Sequence[float], std: Sequence[float]
 ) -> Float[Array, "batch height width channels"]:
-    """Scales pixels to [0, 1], then by the mean and deviation of each channel, to float32."""
+    """Scales pixels to [0, 1], and normalises them by each channel's mean and deviation."""
     scaled = images.astype(jnp.float32) / 255
     return (scaled - jnp.asarray(mean, jnp.float32)) / jnp.asarray(std, jnp.float32)
 
@@ -37,17 +37,18 @@ def mirror(images: Images, flips: Bool[Array, " batch"]) -> Images:
 def cuda_capability(device: jax.Device | None = None) -> float:
     """Compute capability of an NVIDIA GPU, by default JAX's first device; 0 for other devices."""
     capability = getattr(device or jax.local_devices()[0], "compute_capability", "")
-    return float(capability) if re.match(r"\d", capability) else 0.0  # AMD's are words.
+    return float(capability) if re.match(r"\d", capability) else 0.0  # AMD reports a name.
 
 
 def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype:
-    """Dtype of the encoder's matrix products on a device; by default JAX's first one.
+    """Dtype of the encoder's matrix products on a device, by default JAX's first device.
 
-    The precision is `float32`, `bfloat16`, or `auto`: bfloat16, but float32 on CPUs.
+    The precision is "float32", "bfloat16" or "auto", which is float32 on CPUs and bfloat16
+    elsewhere. GPUs older than Ampere get float32, with a warning.
     """
     device = device or jax.local_devices()[0]
     if precision != "float32" and 0 < cuda_capability(device) < 8:  # Before Ampere.
-        message = f"{device.device_kind} cannot multiply bfloat16; float32 takes its place"
+        message = f"{device.device_kind} cannot multiply bfloat16; using float32 instead"
         warnings.warn(message, stacklevel=2)
         precision = "float32"
     elif precision == "auto":
@@ -56,20 +57,20 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
 
 
 def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
-    """Whether a device, by default JAX's first, is an NVIDIA GPU and the dtype half precision."""
+    """Whether products of a dtype run on NVIDIA tensor cores: half precision on such a GPU."""
     return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
 
 
 def full_products_in(dtype: DTypeLike) -> contextlib.AbstractContextManager:
     """Context in which float32 products are true float32 on every device."""
-    # By default GPUs and TPUs round the factors.
+    # By default, GPUs and TPUs round the factors.
     if jnp.dtype(dtype) == jnp.float32:
         return jax.default_matmul_precision("highest")
     return contextlib.nullcontext()
 
 
 class Dense(nn.Module):
-    """A linear layer; affine maps before and after it are folded into its weights."""
+    """Linear layer, whose weights absorb affine maps before and after the layer."""
 
     features: int
     dtype: DTypeLike
@@ -84,9 +85,10 @@ class Dense(nn.Module):
         parts: int = 1,
         factor: Float[Array, " features"] | None = None,
     ) -> Float[Array, "... features"]:
-        """Applies the layer, or one of equal parts of its outputs, to x · scale + shift.
+        """Applies the layer to x · scale + shift, where `affine` is (scale, shift).
 
-        The factor multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
+        Computes only the part number `part` of `parts` equal parts of the outputs. `factor`
+        multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
         """
         kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
         zeros, shape = nn.initializers.zeros, (self.features,)
@@ -115,7 +117,7 @@ def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
 
 
 def _product_backward(precision: str | None, residuals: tuple, slope: Array) -> tuple[Array, Array]:
-    # JAX derives the transpose of the kernel's gradient: XLA would then copy a factor on CPUs.
+    # JAX would derive the kernel's gradient transposed, for which XLA copies a factor on CPUs.
     x, kernel = residuals
     by_x = jnp.matmul(slope, kernel.T, precision=precision)
     x, slope = (rearrange(array, "... dim -> (...) dim") for array in (x, slope))
@@ -126,7 +128,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """GELU, x·Φ(x), by erf as in timm; JAX's uses erfc, which is slow on CPUs."""
+    """GELU, x·Φ(x), by erf as in timm; JAX's GELU uses erfc, which is slow on CPUs."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
@@ -139,7 +141,7 @@ _ACTIVATIONS = {
 
 
 def activate(x: Float[Array, "..."], name: str = "gelu") -> Float[Array, "..."]:
-    """Applies `gelu`, which is exact, `gelu_tanh`, `quick_gelu` or `silu`, in float32."""
+    """Applies "gelu" (exact), "gelu_tanh", "quick_gelu" or "silu", in float32."""
 
     @jax.checkpoint  # Nothing inside is stored for the backward pass.
     def activated(x: Array) -> Array:
@@ -151,8 +153,8 @@ def activate(x: Float[Array, "..."], name: str = "gelu") -> Float[Array, "..."]:
 class LayerNorm(nn.Module):
     """LayerNorm over the last axis (Ba et al., 2016), in float32.
 
-    Returns its normalised input in `dtype`, and the scale and shift, for the weights of the next
-    `Dense`: their gradients are then sums over weights, and not over all tokens.
+    Returns the normalised input in `dtype`, and the (scale, shift), which the next `Dense` folds
+    into its weights: gradients of scale and shift are then sums over weights instead of tokens.
     """
 
     dtype: DTypeLike
@@ -167,7 +169,7 @@ class LayerNorm(nn.Module):
 
 
 def normed(x: Float[Array, "... dim"], name: str, eps: float = 1e-6) -> Float[Array, "... dim"]:
-    """A LayerNorm that no linear layer follows, in float32; it is part of the calling module."""
+    """Applies a LayerNorm that no linear layer follows, in float32, as part of the caller."""
     x, (scale, shift) = LayerNorm(jnp.float32, eps, name=name)(x)
     return x * scale + shift
 
@@ -181,14 +183,14 @@ def _normalized(
 
 def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
     mean = jnp.mean(x, axis=-1, keepdims=True)
-    # The fast variance E[x²] − E[x]² loses digits for tokens whose mean exceeds their deviation.
+    # E[x²] − E[x]² is faster, but loses digits for tokens whose mean exceeds their deviation.
     variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
     factor = jax.lax.rsqrt(variance + eps)
     return ((x - mean) * factor).astype(dtype), (x, mean, factor)
 
 
 def _normalized_backward(_: jnp.dtype, eps: float, saved: tuple, slope: Array) -> tuple[Array]:
-    # JAX's derivative would store several arrays of the size of x; this one stores only x.
+    # JAX's derivative would store several arrays of the size of x; this derivative stores only x.
     x, mean, factor = saved
     slope, unit = slope.astype(jnp.float32), (x - mean) * factor
     along = jnp.mean(slope * unit, axis=-1, keepdims=True)
@@ -199,9 +201,9 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
-    """The largest value of each dimension; the first such patch gets the gradient."""
-    # jnp.max sends the gradient to patches that equal the maximum. In compiled programs there may
-    # be none: XLA computes the patches again and rounds differently.
+    """Maximum of each dimension over patches; the first maximal patch gets the gradient."""
+    # jnp.max sends the gradient to patches that equal the maximum. In compiled programs, no patch
+    # may be equal: XLA computes the patches a second time and rounds differently.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)
     return jnp.take_along_axis(patches, first, axis=1)[:, 0]
 
@@ -214,7 +216,7 @@ _RMAC_SCALES = 3
 def _gem(
     patches: Float[Array, "batch patches dim"], exponent: float | Float[Array, ""]
 ) -> Float[Array, "batch dim"]:
-    """Generalised mean (GeM) of the values, after a clip to a small positive minimum."""
+    """Generalised mean (GeM) of the values, which are clipped to a small positive minimum."""
     powers = jnp.maximum(patches, _GEM_MIN) ** exponent
     return jnp.mean(powers, axis=1) ** (1 / exponent)
 
@@ -227,17 +229,17 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
         _maximum(rearrange(grid[:, y : y + n, x : x + n], "b h w c -> b (h w) c"))
         for y, x, n in rmac_regions(side)
     ]
-    # The square of the small number keeps the gradient finite where a region is all zeros.
+    # The added constant keeps the gradient finite where a region is all zeros.
     squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
     return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
 
 
 def rmac_regions(side: int) -> list[tuple[int, int, int]]:
-    """Row, column and side of each region of R-MAC in a square grid.
+    """Regions of R-MAC in a square grid: (row, column, side) of each.
 
-    Scale l has l × l regions, whose side is 2/(l + 1) of the grid's, rounded down, at equal
-    distances, also rounded down (Tolias et al., ICLR 2016, Section 3.2). The maximum of the whole
-    grid counts twice, as in the released code.
+    Scale l has l × l equally spaced regions, whose side is 2/(l + 1) of the grid's; sides and
+    positions are rounded down (Tolias et al., ICLR 2016, Section 3.2). The full grid counts twice,
+    as in the released code.
     """
     regions = [(0, 0, side)]
     for scale in range(1, _RMAC_SCALES + 1):
@@ -254,21 +256,21 @@ _PATCH_POOLINGS = {
     "gem": _gem,
     "rmac": _rmac,
 }
-_PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens averaged.
+_PREFIX_POOLINGS = {"cls": 1, "cls_dist_mean": 2}  # Number of leading tokens that are averaged.
 
 
 def poolings(class_tokens: int) -> list[str]:
     """Names of the poolings of an encoder with 0, 1 or 2 class and distillation tokens.
 
-    `cls` is the class token, and `cls_dist_mean` the mean of the class and distillation tokens
-    (DeiT). The others pool patch tokens: `avg`, `max`, their sum `avg_max`, `gem`, the generalised
-    mean, and `rmac`, regional maxima (compared by El-Nouby et al., IRT, 2021).
+    "cls" is the class token, and "cls_dist_mean" the mean of the class and distillation tokens
+    (DeiT). Other poolings take patch tokens: "avg", "max", their sum "avg_max", "gem" (generalised
+    mean) and "rmac" (regional maxima), which El-Nouby et al. (IRT, 2021) compare.
     """
     return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
 
 def pooled_tokens(pooling: str) -> int | None:
-    """How many of the first tokens a pooling reads; None for all."""
+    """Number of leading tokens that a pooling reads; None for all tokens."""
     return _PREFIX_POOLINGS.get(pooling)
 
 
@@ -278,7 +280,7 @@ def pool_tokens(
     pooling: str,
     exponent: float | Float[Array, ""] = GEM_EXPONENT,
 ) -> Float[Array, "batch dim"]:
-    """Pools tokens, the prefix first, by one of the `poolings`; the exponent belongs to `gem`."""
+    """Pools tokens, prefix tokens first, by one of the `poolings`; `exponent` is for "gem"."""
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
     options = {"exponent": exponent} if pooling == "gem" else {}

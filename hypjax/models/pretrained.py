@@ -1,7 +1,6 @@
 """Conversion of encoder weights from timm, in files or on the Hugging Face hub, and back to timm.
 
-A table maps timm's tensors to parameters, and says how to convert each. Nothing that could execute
-code is ever loaded.
+Loading never executes code of a file.
 """
 
 import json
@@ -27,8 +26,8 @@ from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
 from hypjax.system.files import replacing
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
-# Tensors without a counterpart: classifiers, update counts of BatchNorm, mask tokens; and in the
-# authors' files, heads, proxies, and the second names of a ResNet's layers.
+# Tensors to ignore: classifiers, update counts of BatchNorm and mask tokens; and in files of the
+# papers' authors, heads, proxies, and the second names of a ResNet's layers.
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
     rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
@@ -39,7 +38,7 @@ _LEAVES = dict(kernel="weight", scale="weight", mean="running_mean", variance="r
 
 
 def name_in_timm(encoder: Encoder, path: Path) -> str:
-    """Name of a parameter in timm; its path for a user's module: 'encoder/Dense_0/kernel'."""
+    """Name of a parameter in timm; for a user's module, its path, 'encoder/Dense_0/kernel'."""
     if encoder.names is None:
         return "/".join(("encoder", *path))
     *modules, leaf = (part for part in path if part != "statistics")
@@ -47,10 +46,10 @@ def name_in_timm(encoder: Encoder, path: Path) -> str:
 
 
 def to_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
-    """Lays out a parameter as in timm.
+    """Converts a parameter to timm's layout; `from_timm` is the inverse.
 
-    Kernels are [inputs, outputs] and [h, w, inputs, outputs] here, [outputs, inputs] and [outputs,
-    inputs, h, w] there. A convolution of patches is a dense layer on their values here.
+    Kernels are [inputs, outputs] and [h, w, inputs, outputs] here, but [outputs, inputs] and
+    [outputs, inputs, h, w] in timm. timm's convolutions of patches are dense layers here.
     """
     if encoder.names is None or path[-1] != "kernel":
         return array
@@ -60,7 +59,7 @@ def to_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
-    """Inverts `to_timm`."""
+    """Converts a parameter from timm's layout; `to_timm` is the inverse."""
     if encoder.names is None or path[-1] != "kernel":
         return array
     if path[-2] in encoder.patches:
@@ -71,10 +70,10 @@ def from_timm(encoder: Encoder, path: Path, array: np.ndarray) -> np.ndarray:
 def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
-    Weights have timm's name on the hub, such as `vit_small_patch16_224.dino`, or the name of
-    another model, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers'
-    names; or they are a file: `.safetensors`, or `.pth`, `.pt` and `.bin`, which need torch and may
-    contain only tensors. Weights that are absent, damaged or of another model are a `UserError`.
+    Weights are named as in timm, such as `vit_small_patch16_224.dino`, or as another model of the
+    hub, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers' names. Files
+    end in `.safetensors`, or in `.pth`, `.pt` or `.bin`, which need torch and may contain only
+    tensors. Raises a `UserError` for weights that are missing, damaged or of another model.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -91,17 +90,17 @@ def convert_timm(
     """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
     Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
-    size are interpolated as in timm: bicubic with antialiasing. A `UserError` names a tensor that
-    is missing, unknown or of another shape.
+    size are interpolated as in timm: bicubic with antialiasing. Raises a `UserError` for a tensor
+    that is missing, unknown or of another shape.
     """
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)
     state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
-    if encoder.learn_gem:  # No weights of timm have it.
+    if encoder.learn_gem:  # timm's weights have no exponent.
         state.setdefault("gem_exponent", np.float32(encoder.gem_exponent))
     _raise_on_names("they lack", expected.keys() - state.keys())
     _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
-    for name, value in state.items():  # A cast would drop imaginary parts, and scales of integers.
+    for name, value in state.items():  # A cast would drop imaginary parts and integers' scales.
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
         state[name] = np.asarray(value, np.float32)
@@ -112,12 +111,12 @@ def convert_timm(
         if state[name].shape != shape:
             theirs, ours = ("×".join(map(str, x)) for x in (state[name].shape, shape))
             raise UserError(f"{name} is {theirs}, not {ours}: the weights belong to another model")
-    named = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
-    return unflatten_dict({k: from_timm(encoder, k, x) for k, x in named.items()})
+    arrays = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
+    return unflatten_dict({path: from_timm(encoder, path, x) for path, x in arrays.items()})
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
-    """Converts an encoder's parameters to arrays under timm's names: inverse of `convert_timm`."""
+    """Converts an encoder's parameters to arrays under timm's names; inverts `convert_timm`."""
     return {
         name_in_timm(encoder, path): np.ascontiguousarray(to_timm(encoder, path, np.asarray(x)))
         for path, x in flatten_dict(params).items()
@@ -125,14 +124,16 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
 
 
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
-    """Converts a Dense layer on an encoder to timm's classifier.
+    """Converts a Dense head to timm's classifier.
 
-    timm averages the two classifiers of a distilled model, one per token. Two copies of the layer
-    therefore compute what the layer computes from the mean of the tokens.
+    A distilled model has two classifiers, one per token, whose outputs timm averages. Two copies of
+    the head therefore give the head's output for the mean of the tokens.
     """
-    kernel, bias = (np.asarray(head[part]) for part in ("kernel", "bias"))
-    parts = {"weight": np.ascontiguousarray(kernel.T), "bias": bias}
-    return {f"{n}.{part}": x.copy() for n in encoder.classifiers for part, x in parts.items()}
+    state = {}
+    for name in encoder.classifiers:
+        state[f"{name}.weight"] = np.array(np.asarray(head["kernel"]).T, order="C")
+        state[f"{name}.bias"] = np.array(head["bias"])
+    return state
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
@@ -140,14 +141,14 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     from safetensors.numpy import save
 
     state = timm_state_dict(params["encoder"], model.encoder)
-    if model.head_kind == "dense":  # Other heads have no counterpart.
+    if model.head_kind == "dense":  # timm has no other heads.
         state |= timm_classifier(params["head"], model.encoder)
     with writing(path), replacing(path) as temporary:
         temporary.write_bytes(save(state))
 
 
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
-    """Converts the arrays of a file that `save_timm` wrote: the inverse, bit for bit."""
+    """Converts the arrays of a file by `save_timm` back to parameters, bit for bit."""
     params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
     if model.head_kind == "dense":
         name = model.encoder.classifiers[0]
@@ -157,24 +158,24 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
 
 
 def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTree | None:
-    """The head in a file of the papers' authors; None if it holds none.
+    """Reads the head from a file of a paper's authors; None if the file holds no head.
 
-    A head of another kind than the model's, or of another size, is a `UserError`. In the first
-    release of Hyp-ViT it has no bias.
+    A head of another kind or size than the model's is a `UserError`. Heads of Hyp-ViT's first
+    release have no bias.
     """
     for kind in HEADS:
         if (weight := state_dict.get(f"{kind}.weight")) is None:
             continue
         if (model.head_kind, model.head_dim) != (kind, len(weight)):
             fields = f"--config.model.head={kind} --config.model.head_dim={len(weight)}"
-            raise UserError(f"their head needs {fields}")
+            raise UserError(f"their head is of another kind or size; set {fields}")
         bias = state_dict.get(f"{kind}.bias", np.zeros(len(weight), np.float32))
         return check_head({"kernel": weight.T, "bias": bias}, model)
     return None
 
 
 def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
-    """Returns a head's parameters, contiguous and float32, if they fit the model's head."""
+    """Checks that a head's parameters fit the model; returns them contiguous and in float32."""
     shapes = {"kernel": (model.encoder.dim, model.head_dim), "bias": (model.head_dim,)}
     if {name: value.shape for name, value in head.items()} != shapes or not all(
         jnp.issubdtype(value.dtype, jnp.floating) for value in head.values()
@@ -184,7 +185,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
 
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:
-    """A line of Python that builds the timm model for weights written by `save_timm`."""
+    """Line of Python code that builds the timm model for weights by `save_timm`."""
     name, settings = timm_model(params, model)
     arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     if name is None:
@@ -193,7 +194,7 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
 
 
 def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
-    """The config.json with which timm builds a model from a folder or a repository."""
+    """Content of the config.json from which timm builds a model of a folder or a repository."""
     name, settings = timm_model(params, model)
     classes, side = settings.pop("num_classes"), model.encoder.image_size
     squashed, share = data.test_view == "squash", side / data.resize
@@ -219,7 +220,7 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
 
 
 def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
-    """Name of a model in timm, None if it has none, and the settings that differ from its own."""
+    """Name of a model in timm, None if it has none, and settings that differ from timm's."""
     encoder, name = model.encoder, timm_name(model.encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
     stem = {k: v for k, v in params["encoder"].items() if k in encoder.layers[0]}
@@ -235,23 +236,23 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
 
 
 def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
-    """Settings with which timm pools tokens as the encoder does, or None if it cannot."""
+    """Settings with which timm pools tokens like the encoder; None if timm cannot."""
     name = timm_name(encoder)
     default = create_encoder(name).pooling if name else "cls"
     if encoder.pooling == default:
         return {}
-    # With the class token, timm's EVA-02 has other parameters.
+    # timm's EVA-02 has other parameters if it pools by the class token.
     by_class_token = default == "avg" and not getattr(encoder, "pool_first", True)
     return {"global_pool": "token"} if encoder.pooling == "cls" and by_class_token else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:
-    """Whether timm's model of this architecture can pool tokens as the encoder does."""
+    """Whether timm's model of this architecture can pool tokens like the encoder."""
     return _timm_pooling(encoder) is not None
 
 
 def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-    """Shapes in timm of parameters, which may be their `jax.ShapeDtypeStruct`."""
+    """Shapes in timm's layout, by timm's names, of parameters or `jax.ShapeDtypeStruct`s."""
     arrays = {path: np.broadcast_to(0, leaf.shape) for path, leaf in flatten_dict(params).items()}
     return {
         name_in_timm(encoder, path): to_timm(encoder, path, array).shape

@@ -1,6 +1,6 @@
-"""ResNet-50 and ResNet-101 (He et al., CVPR 2016): timm's numerics, frozen BatchNorm statistics.
+"""ResNet-50 and ResNet-101 (He et al., CVPR 2016), with frozen BatchNorm and timm's numerics.
 
-The 3×3 convolution of a bottleneck has the stride, as in torchvision and timm ("v1.5").
+A bottleneck's 3×3 convolution has the stride, as in torchvision and timm ("v1.5").
 """
 
 import functools
@@ -18,10 +18,10 @@ CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class ResNet(ConvNet):
-    """Maps images to pooled features of the last stage.
+    """Maps images to the pooled features of the last stage.
 
-    Each stage halves the side and doubles the width. `depths` are numbers of bottlenecks; `width`
-    is the inner width of those in the first stage, a quarter of the output's.
+    Each stage halves the side and doubles the width. `depths` are the stages' numbers of
+    bottlenecks. `width` is the inner width of the first stage, a quarter of its output's width.
     """
 
     depths: tuple[int, ...] = (3, 4, 6, 3)
@@ -91,7 +91,7 @@ class FrozenBatchNorm(nn.Module):
 
     @nn.compact
     def affine(self, channels: int) -> Affine:
-        """Factor and shift of each channel, to which the layer amounts."""
+        """The layer's equivalent factor and shift of each channel."""
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         statistics = self.param(

@@ -1,6 +1,6 @@
-"""Splits an encoder at a block, so that upper blocks train on cached outputs of frozen ones.
+"""Splits an encoder at a block, so that upper blocks can train on cached outputs of lower blocks.
 
-Both parts apply the full encoder. XLA removes the layers whose results are not used.
+Both parts apply the full encoder; XLA removes layers whose results are not used.
 """
 
 import itertools
@@ -15,9 +15,9 @@ from hypjax.models.layers import Images
 
 
 def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
-    """Name of the highest block up to which no layer is trained; None if there is none.
+    """Name of the highest block up to which all layers are frozen; None if there is none.
 
-    `trained` has names of modules and parameters, as in `Encoder.layers`.
+    `trained` holds names of trained modules and parameters, as in `Encoder.layers`.
     """
     frozen = itertools.takewhile(lambda names: not {*names} & {*trained}, encoder.layers[:-1])
     _, *blocks = [*frozen] or [()]  # The first layer is no block.
@@ -27,7 +27,7 @@ def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
 def lower_blocks(
     encoder: Encoder, block: str, params: PyTree, images: Images
 ) -> Float[Array, "batch ..."]:
-    """Returns the output of a block for normalised pixels, in the block's dtype."""
+    """Computes a block's output for normalised pixels, in the block's dtype."""
     _, captured = encoder.apply(
         {"params": params},
         images,
@@ -44,9 +44,9 @@ def upper_blocks(
     activations: Float[Array, "batch ..."],
     example: Float[Array, "1 height width channels"],
 ) -> Float[Array, "batch dim"]:
-    """Embeds images from a block's output, as `lower_blocks` returns it.
+    """Embeds images from a block's output, which `lower_blocks` computes.
 
-    The example is any image of the size that `lower_blocks` took; its pixels do not matter.
+    `example` is any image of the size that `lower_blocks` took; its pixels do not matter.
     """
 
     def replace(

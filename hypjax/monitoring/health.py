@@ -1,4 +1,4 @@
-"""Detects steps that are not finite, and training that learns nothing."""
+"""Detects steps that are not finite, and training that fails to learn."""
 
 import itertools
 import math
@@ -14,20 +14,21 @@ from hypjax.errors import UserError
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
 
-_NAMED = 3  # Images that a message names.
+_MAX_NAMED = 3  # Images that a message names.
 _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-5  # Share of the norm. Of such small differences, float32 keeps two digits.
+_POINT = 1e-5  # Spread relative to the norm; float32 keeps two digits of such differences.
 
 Metrics = Mapping[str, Any]
 
 
 class HealthWatch:
-    """Warns once of each fault that shows in two reports in a row: one may cover a single step.
+    """Warns of failed training: once of each fault that two consecutive reports show.
 
-    Checks begin after the warm-up and a tenth of the steps.
+    A single report may cover only one step. Checks begin after the warm-up and a tenth of the
+    steps.
     """
 
     def __init__(self, config: ConfigDict) -> None:
@@ -35,15 +36,15 @@ class HealthWatch:
         self._settled = max(config.optim.warmup_steps, train.total_steps // 10)
         self._stop = train.on_collapse == "stop"
         self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
-        # Recall at chance is at most 1.5 times chance, and a tenth of the way from it to 1.
+        # Learning begins at 1.5 times chance, or a tenth of the way from chance to 1 if lower.
         self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
-        # With 2n − 2 negatives, a positive needs a logit this much above theirs for p = 1/2.
+        # With 2n − 2 negatives, a positive has p = 1/2 if its logit exceeds theirs by this much.
         self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._last: str | None = None
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Checks the means of the metrics, and the extremes of the logits, of the last steps."""
+        """Checks the last report's values: means of metrics, and extremes of logits."""
         if step <= self._settled:
             return
         last, (self._last, evidence) = self._last, self._fault(values)
@@ -57,12 +58,14 @@ class HealthWatch:
             console.warn(f"{fault}; {_ADVICE}")
 
     def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
-        """Returns a fault, or None, and its evidence."""
+        """A fault that the values show, or None, and its evidence."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
             clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
-            evidence = f"the logits span {span:.2g}, and to tell the classes of a batch apart they"
-            evidence += f" must span {self._range:.2g}; {clipped}"
+            evidence = (
+                f"the logits span {span:.2g}, but must span {self._range:.2g} to tell the classes "
+                f"of a batch apart; {clipped}"
+            )
             return "the embeddings have collapsed, or the temperature is too high", evidence
         if (recall := values.get("batch_recall@1", math.inf)) < self._least_recall:
             evidence = f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
@@ -71,7 +74,7 @@ class HealthWatch:
 
 
 def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> None:
-    """Warns if embeddings are so close that float32 distances keep few digits."""
+    """Warns if embeddings are so close to each other that float32 distances keep few digits."""
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
@@ -83,22 +86,24 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
 def check_finite(
     step: int, images: Iterator[str], metrics: Metrics, train: ConfigDict, checkpoints: Checkpoints
 ) -> None:
-    """Warns of a step that is not finite, or raises an error where it may not be skipped."""
+    """Warns of a step that is not finite, or raises an error if it may not be skipped."""
     if metrics["finite"]:
         return
     values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
     name = next(name for name, value in values.items() if not math.isfinite(value))
-    shown = f"{', '.join(itertools.islice(images, _NAMED))} and {train.batch_size - _NAMED} others"
-    fault = f"the {name.replace('_', ' ')} of step {step} is {values[name]} (images {shown})"
-    most = train.max_nonfinite if train.on_nonfinite == "skip" else 0
+    named = ", ".join(itertools.islice(images, _MAX_NAMED))
+    named = f"images {named} and {train.batch_size - _MAX_NAMED} others"
+    fault = f"the {name.replace('_', ' ')} of step {step} is {values[name]} ({named})"
+    max_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
     skipped = int(jax.device_get(metrics["skipped"]))
-    if skipped <= most:
-        console.warn(f"{fault}; its update is skipped, {skipped} of {most} so far")
+    if skipped <= max_skipped:
+        console.warn(f"{fault}; its update is skipped, {skipped} of {max_skipped} so far")
         return
     checkpoints.wait()
     steps = checkpoints.steps
-    good = f"the last good checkpoint is of step {steps[-1]}" if steps else "none is saved"
-    if most:  # Resuming would repeat this.
-        fault += f", after {most} skipped updates (train.max_nonfinite)"
+    saved = f"the last checkpoint is of step {steps[-1]}" if steps else "no checkpoint is saved"
+    if max_skipped:
+        fault += f", after {max_skipped} skipped updates (train.max_nonfinite)"
+    # Resuming would repeat the fault.
     advice = "lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
-    raise UserError(f"{fault}; {good}; {advice}")
+    raise UserError(f"{fault}; {saved}; {advice}")

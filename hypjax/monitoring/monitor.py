@@ -1,4 +1,4 @@
-"""Watches training: measurements, speed, progress, and steps that are not finite."""
+"""Monitors training: measurements, speed, progress, traces, and steps that are not finite."""
 
 import contextlib
 import pathlib
@@ -20,23 +20,26 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console, machine
 
 
-def summarised(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Means over finite steps; extremes of metrics in _min and _max, last values of `latest`."""
+def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
+    """Means of metrics over finite steps; extremes of those in _min and _max.
+
+    For names in `latest`, the value of the last finite step.
+    """
     steps = jax.device_get(steps)
     finite = [metrics for metrics in steps if metrics["finite"]]
-    values = {"skipped": int(steps[-1]["skipped"])}
+    summary = {"skipped": int(steps[-1]["skipped"])}
     for name in finite[0].keys() - {"finite", "skipped"} if finite else ():
-        of_steps = [metrics[name] for metrics in finite]
-        summary = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
-        values[name] = float(of_steps[-1] if name in latest else summary(of_steps))
-    return values
+        values = [metrics[name] for metrics in finite]
+        reduce = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
+        summary[name] = float(values[-1] if name in latest else reduce(values))
+    return summary
 
 
 class Trace:
-    """Traces the device and the host during some steps."""
+    """Profiler trace of the device and the host during a range of steps."""
 
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
-        """Prepares a trace from a first to a last step of a total; None for no trace."""
+        """Prepares a trace of the steps (first, last), of `total`; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(f"--profile must be two ascending steps from 1 to {total}")
         self._folder, self._open = folder, contextlib.ExitStack()
@@ -45,15 +48,15 @@ class Trace:
     def before(self, step: int) -> None:
         """Starts the trace at the first traced step; call it before dispatching each step."""
         if self._first <= step <= self._last:
-            self._first = self._last + 1  # Once.
+            self._first = self._last + 1  # The trace starts only once.
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
-            written = f"trace written to {self._folder}; open it with XProf or Perfetto"
-            self._open.callback(console.say, written)
+            message = f"trace written to {self._folder}; open it with XProf or Perfetto"
+            self._open.callback(console.say, message)
             self._open.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def after(self, step: int, outputs: Any) -> None:
-        """Ends the trace with its last step; call it with the step's outputs."""
+        """Ends the trace after its last step; call it with each step's outputs."""
         if step == self._last:
             jax.block_until_ready(outputs)
             self.end()
@@ -64,7 +67,7 @@ class Trace:
 
 
 class Monitor(contextlib.AbstractContextManager):
-    """Everything that observes the steps; a context manager around the loop."""
+    """Observes the steps of training, as a context manager around the loop."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Monitor(contextlib.AbstractContextManager):
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0; `name` returns an image's name by its index."""
+        """Starts to observe steps, counted from 0; `name` maps an image's index to its name."""
         self._first = self._reported = steps.start
         self._train, self._checkpoints, self._name = config.train, checkpoints, name
         self._trace, self.stopwatch = trace, stopwatch
@@ -86,7 +89,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
         scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
         self._latest = {"learning_rate", *scalars}
-        self._metrics: list[Mapping[str, Any]] = []  # Of the steps since the last report.
+        self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.
         self._restart_clock()
 
     def __exit__(self, *args: object) -> None:
@@ -96,15 +99,15 @@ class Monitor(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """Counts the body as waiting for a step's input."""
+        """Counts the time of the body as waiting for a step's input."""
         with self.stopwatch.part("input"):
             yield
         self._trace.before(step)
 
     def add(self, step: int, ids: Int[np.ndarray, " batch"], metrics: Mapping[str, Any]) -> None:
-        """Records a running step's metrics and its images' indices; checks the step before it.
+        """Records the metrics and images of a dispatched step; checks the previous step.
 
-        At most two steps are in flight: while one computes, the input of the next is fetched.
+        At most two steps are in flight: while a step computes, the next step's input is fetched.
         """
         self._trace.after(step, metrics)
         self._metrics.append(metrics)
@@ -117,18 +120,18 @@ class Monitor(contextlib.AbstractContextManager):
     def report(self, step: int, *, judging: bool = True) -> None:
         """Writes the metrics of the steps since the last report, at most once per step.
 
-        Call it before a state is saved, so that no step's values are lost with the process. Raises
-        an error if this step was not finite, or, with `judging`, if training has failed.
+        Call it before saving a state, so that no step's values are lost if the process dies. Raises
+        an error if this step was not finite or, with `judging`, if training has failed.
         """
         self.settle()
         if step == self._reported:
             return
         self._reported = step
-        values = summarised(self._metrics, self._latest)
+        values = summarise(self._metrics, self._latest)
         seconds = time.monotonic() - self._started
         if steps := len(self._metrics) - self._timed:
             values["images_per_second"] = steps * self._train.batch_size / seconds
-            # Waiting counts even while the device computes: this is an upper bound.
+            # An upper bound, since the device may compute during the wait.
             values["input_wait"] = (self.stopwatch.seconds()["input"] - self._waited) / seconds
         values |= machine.memory_peaks()
         self._metrics = []
@@ -139,19 +142,19 @@ class Monitor(contextlib.AbstractContextManager):
             self._health.check(step, values)
 
     def settle(self) -> None:
-        """Waits for the last step and checks it; call it before its state is used."""
+        """Waits for the last step and checks it; call it before using the step's state."""
         if self._unchecked:
             (step, ids, metrics), self._unchecked = self._unchecked, None
             images = (self._name(int(i)) for i in ids)
             check_finite(step, images, metrics, self._train, self._checkpoints)
 
     def write(self, step: int, values: Values) -> None:
-        """Writes other values of a step; the time of computing them does not count as training."""
+        """Writes other values of a step; the time since the last report does not count in rates."""
         self._telemetry.write(step, values)
         self._restart_clock()
 
     def _restart_clock(self) -> None:
-        """Excludes the time since the last report from the rates, for example a compilation."""
+        """Excludes the time until now, such as a compilation, from the rates."""
         jax.block_until_ready(self._metrics[-1:])
         self._waited = self.stopwatch.seconds()["input"]
         self._timed, self._started = len(self._metrics), time.monotonic()

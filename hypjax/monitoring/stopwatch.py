@@ -1,4 +1,4 @@
-"""Splits the time of a run, from launch to results, into parts: times.json."""
+"""Splits a run's time, from launch to results, into parts for times.json."""
 
 import contextlib
 import functools
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 _IMPORTED = time.monotonic()
 
-# Parts of a run's time, which do not overlap, in the order in which they begin.
+# Parts of a run's time, which do not overlap, in the order of their beginnings.
 PARTS = (
-    "import",  # Python, packages, starting JAX; with several processes, until they have met.
+    "import",  # Python, packages, starting JAX; with several processes, until all have joined.
     "prepare",  # Opening images, caches and weights; initial state.
     "compile",  # Tracing, lowering, and compiling or reading from the compilation cache.
     "input",  # Steps that wait for their batches.
     "steps",  # The rest of the loop.
     "mining",  # Embedding images and choosing the tuples of an epoch.
     "evaluation",
-    "saving",  # The time that the loop waits for; the rest overlaps with the steps.
+    "saving",  # While the loop waits; the rest of saving overlaps with the steps.
     "other",
 )
 
@@ -32,17 +32,18 @@ _threads = threading.local()  # Each thread's latest stopwatch: JAX reports even
 
 
 class Stopwatch:
-    """Splits the time of a run into `PARTS`, for the thread that creates it.
+    """Splits a run's time into `PARTS`, for the thread that creates the stopwatch.
 
-    It starts with "import", at a value of `time.monotonic` (see `launch`), or now. A nested part
-    counts only as itself; so does compilation. The device's time shows up where the loop waits for
-    it: in "steps", or in "input" if the next batch arrives after the device is ready. "input" is
-    therefore an upper bound of what faster input could save.
+    The first part is "import", which begins at `launched`, a value of `time.monotonic` (see
+    `launch`), or now. The time of a nested part, or of compilation, does not count in the part
+    around it. The device's time counts where the loop waits for the device: in "steps", or in
+    "input" if the next batch arrives after the device is ready. "input" is therefore an upper bound
+    of the time that faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        # Programs compiled, and read from the compilation cache; both are 0 without one.
+        # Programs compiled, and read from the compilation cache; 0 without a cache.
         self.programs = {"compiled": 0, "cached": 0}
         self._compiled: list[tuple[float, float]] = []  # End and length of the outermost events.
         self._part = "import"
@@ -52,23 +53,23 @@ class Stopwatch:
         _listen()
 
     def turn_to(self, part: str) -> str:
-        """Counts the time from now on as another part, and returns the previous part."""
-        now, before = time.monotonic(), self._part
-        self._seconds[before] += now - self._since
+        """Counts the time from now on as this part, and returns the previous part."""
+        now, previous = time.monotonic(), self._part
+        self._seconds[previous] += now - self._since
         self._part, self._since = part, now
-        return before
+        return previous
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Counts the body as a part; profiler traces show it under its name."""
+        """Counts the time of the body as a part, whose name profiler traces show."""
         import jax
 
-        before = self.turn_to(name)
+        previous = self.turn_to(name)
         try:
             with jax.profiler.TraceAnnotation(name):
                 yield
         finally:
-            self.turn_to(before)
+            self.turn_to(previous)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each part so far, and their sum as "total"."""
@@ -96,7 +97,7 @@ class Stopwatch:
 
 
 def launch() -> float:
-    """`time.monotonic` at the launch of this process, or else at the import of this module."""
+    """Value of `time.monotonic` at the process's launch, or at this module's import if unknown."""
     try:
         stat = pathlib.Path("/proc/self/stat").read_text()
         ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine booted.
@@ -108,7 +109,7 @@ def launch() -> float:
 
 @functools.cache
 def _listen() -> None:
-    """Registers listeners for JAX's compilation events; once, as not every JAX can remove them."""
+    """Registers listeners for JAX's compilation events, once: not every JAX can remove them."""
     from jax import monitoring
 
     def on_duration(event: str, seconds: float, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""Writes measurements: to metrics.jsonl, TensorBoard, and Weights & Biases."""
+"""Writes measurements to metrics.jsonl, TensorBoard, and Weights & Biases."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 
 
 class Telemetry:
-    """Writes measurements to all sinks; a resumed run removes values after its checkpoint."""
+    """Writes measurements to all sinks; a resumed run discards values after its checkpoint."""
 
     def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
         self._sinks: list[_JsonLines | _EventFiles | _WandbRun] = []
@@ -51,7 +51,7 @@ class Telemetry:
 
 
 class _JsonLines:
-    """A file with one JSON object per line; lines after the first step are removed."""
+    """A file with a JSON object per line; opening it removes lines of later steps."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
         self._path, earlier = path, ""
@@ -65,7 +65,7 @@ class _JsonLines:
             write_text(path, earlier)
 
     def write(self, step: int, values: Values) -> None:
-        """Appends a line; if the disk is full, a partial line is removed again."""
+        """Appends a line; removes a partial line if the disk is full."""
         end = self._path.stat().st_size
         try:
             with self._path.open("a") as file:
@@ -79,10 +79,10 @@ class _JsonLines:
 
 
 class _EventFiles:
-    """TensorBoard's event files: a new one for each start and after each failure.
+    """TensorBoard's event files: a new file for each start and after each failure.
 
-    TensorBoard drops the steps of earlier files that a new file repeats. tensorboardX's
-    SummaryWriter would write in a thread; when a full disk ends it, the loop waits forever.
+    TensorBoard drops steps of earlier files that a new file repeats. tensorboardX's SummaryWriter
+    would write in a thread; when a full disk ends the thread, the loop waits forever.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
@@ -133,7 +133,8 @@ class _WandbRun:
                 name=folder.name,
                 resume="allow",
                 config=for_files(config),
-                settings=wandb.Settings(silent=True, x_disable_meta=True),  # The command line.
+                # Metadata would include the command line.
+                settings=wandb.Settings(silent=True, x_disable_meta=True),
             )
 
     def write(self, step: int, values: Values) -> None:
@@ -144,6 +145,6 @@ class _WandbRun:
 
 
 def _flat(values: Values) -> dict[str, float]:
-    """Numbers by their paths; top-level ones are under train/."""
-    flat = flatten_dict(values, sep="/").items()  # Such as validation/head/recall@1.
+    """Flattens values to paths, such as validation/head/recall@1; top-level ones get train/."""
+    flat = flatten_dict(values, sep="/").items()
     return {name if "/" in name else f"train/{name}": float(value) for name, value in flat}

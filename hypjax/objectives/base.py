@@ -1,4 +1,4 @@
-"""The interface between objectives and the train step."""
+"""Interface between objectives and the train step, and declarations for configurations."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from hypjax.types import Batch, Outputs
 
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
-# Samplings, among the values of `train.sampling`, whose batches are made of classes.
+# Values of `train.sampling` whose batches hold several images of each class, side by side.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
-LEARNED = "learned"  # In place of a number that is learned.
+LEARNED = "learned"  # Value of `Group.ball_c` for a learned curvature.
 
 
 class ProblemSizes(NamedTuple):
@@ -30,21 +30,22 @@ class ProblemSizes(NamedTuple):
     head_dim: int  # Dimension of the head's output.
     training_images: int
     batch_size: int
-    # Tuples of an epoch and images of each; zeros if batches are not made of tuples.
+    # Tuples in an epoch, and images in a tuple; zeros if batches are not made of tuples.
     tuples: tuple[int, int] = (0, 0)
-    # Of classes at each level of coarse classes, finest first, from 0 without gaps.
+    # The coarse class of each class, at each level, finest first; numbered from 0 without gaps.
     coarse_labels: tuple[tuple[int, ...], ...] = ()
 
 
 class Group(NamedTuple):
-    """Settings for a group of parameters; the longest path to a parameter decides its group."""
+    """Optimiser settings of a subtree of parameters; the longest matching path counts."""
 
-    path: tuple[str, ...]  # Of its subtree within the parameters.
+    path: tuple[str, ...]  # Path of the subtree.
     rate: float = 1.0  # Factor of the learning rate.
-    weight_decay: float | None = None  # None for the general one.
-    start: int = 0  # Step from which it changes; until then its moments accumulate.
-    # For points of the ball of this c, or tangent vectors at its origin if c is `LEARNED`:
-    # `riemannian_adam` moves them, without clipping, and only the group's own decay acts.
+    weight_decay: float | None = None  # None for the optimiser's.
+    start: int = 0  # First step that changes the group; until then its moments accumulate.
+    # c of the ball whose points the parameters are; `LEARNED` for tangent vectors at the origin of
+    # a ball with learned c. `riemannian_adam` moves both, without gradient clipping and without
+    # weight decay other than the group's.
     ball_c: float | str | None = None
 
 
@@ -55,10 +56,10 @@ class Objective(Protocol):
     Attributes:
         space: Space in which the loss measures distances.
         score_space: Space in which evaluation compares the head's outputs; by default `space`.
-        groups: Groups of the objective's parameters with settings different from those of the group
-            `objective`, with paths within these parameters.
-        lasting_state: Names of state entries that change even if a step's update is dropped, since
-            choosing between old and new would copy them.
+        groups: Optimiser settings that differ from the group `objective`; paths begin in the
+            objective's parameters.
+        lasting_state: Names of state entries that change even if a step's update is dropped:
+            keeping the old ones would copy them.
         teacher_decay: Decay of the teacher, an exponential moving average of the model's
             parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
             for a loss without a teacher.
@@ -74,7 +75,7 @@ class Objective(Protocol):
         return self.space
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces scalars, perhaps by traced values; unknown names are ignored.
+        """Replaces scalars by values, which may be traced; ignores unknown names.
 
         By default, scalars are fields of the dataclass, arguments of partial functions in its
         fields, and fields of its spaces (`Space.with_scalars`).
@@ -86,28 +87,29 @@ class Objective(Protocol):
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[PyTree, PyTree]:
-        """Returns trees of parameters, which are trained, and of state; empty by default."""
+        """Returns a tree of trained parameters, and a tree of state; by default both are empty."""
         del key, spec
         return {}, {}
 
     def loss(self, **values: Any) -> tuple[Loss, Any]:
-        """Loss of a whole batch.
+        """Computes the loss of a whole batch.
 
-        A method names the arguments that it needs:
+        An implementation takes, by name, the arguments that it needs:
 
         - `params` and `state`: the objective's parameters and state,
         - `outputs`: the model's `Outputs` for the images of the batch, float32,
         - `teacher`: the teacher's outputs before the step, without a gradient; None if
           `teacher_decay` is None,
-        - `batch`: the `Batch`, of which a loss may read labels and ids,
+        - `batch`: the `Batch`, whose labels and ids a loss may read,
         - `key`: the random key of the step, a function of the run's seed and the step.
 
-        It returns (loss, metrics): a float32 scalar, and float32 scalars by name. A method that
-        names `state` returns (loss, (state, metrics)), with the next state.
+        Returns (loss, metrics): a float32 scalar, and a dict of float32 scalars. An implementation
+        that takes `state` returns (loss, (state, metrics)), with the next state.
         """
 
 
 def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
+    """Replaces scalars in the value of an objective's field."""
     if isinstance(value, Space):
         return value.with_scalars(scalars)
     if isinstance(value, functools.partial):
@@ -120,31 +122,31 @@ Create = Callable[[ConfigDict, Space], Objective]
 
 
 def setting(*arguments: Any, **options: Any) -> Any:
-    """A field of an extension that configurations have, too, as a `Field` of the arguments."""
+    """Declares a field of an `Extension` that configurations set; takes `Field`'s arguments."""
     return dataclasses.field(metadata={"declared": Field(*arguments, **options)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Extension(Objective):
-    """An objective that extends `base`, with its spaces, state and teacher by default.
+    """An objective that extends a `base` objective, whose parameters are params["base"].
 
-    The base's parameters are params["base"].
+    By default, it has the base's spaces, state and teacher.
     """
 
-    prefix: ClassVar[str] = ""  # Of the settings' names in configurations.
+    prefix: ClassVar[str] = ""  # Prefix of the settings' names in configurations.
     base: Objective
 
     @classmethod
     def declared(cls) -> dict[str, Field]:
-        """The settings, by their names in configurations."""
+        """The fields declared by `setting`, by their names in configurations."""
         fields = {cls.prefix + field.name: field.metadata for field in dataclasses.fields(cls)}
         return {name: data["declared"] for name, data in fields.items() if "declared" in data}
 
     @classmethod
-    def create(cls, create_base: Create, config: ConfigDict, space: Space, **others: Any) -> Self:
-        """Builds a run's objective; `create_base` builds the base."""
+    def create(cls, create_base: Create, config: ConfigDict, space: Space, **fields: Any) -> Self:
+        """Builds a run's objective on a base by `create_base`; `fields` are further fields."""
         values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
-        return cls(base=create_base(config, space), **values, **others)
+        return cls(base=create_base(config, space), **values, **fields)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
@@ -153,19 +155,19 @@ class Extension(Objective):
 
     @property
     def groups(self) -> Sequence[Group]:
-        """Groups of the base."""
+        """The base's groups."""
         return tuple(group._replace(path=("base", *group.path)) for group in self.base.groups)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
-        """Replaces the scalars of the base."""
+        """Replaces the base's scalars."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
     def base_loss(self, **values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
-        """The base's (loss, (state, metrics)), from all `ARGUMENTS`."""
-        return loss_function(self.base)(*(values[name] for name in ARGUMENTS))
+        """Computes the base's (loss, (state, metrics)) from all `LOSS_ARGUMENTS`."""
+        return loss_function(self.base)(*(values[name] for name in LOSS_ARGUMENTS))
 
 
-ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")  # Of `Objective.loss`.
+LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
 LossFunction = Callable[
     [PyTree, PyTree, Outputs, Outputs | None, Batch, PRNGKeyArray],
     tuple[Loss, tuple[PyTree, Metrics]],
@@ -173,24 +175,26 @@ LossFunction = Callable[
 
 
 def loss_function(objective: Objective) -> LossFunction:
-    """Wraps `objective.loss` as a function from all `ARGUMENTS` to (loss, (state, metrics)).
+    """Wraps `objective.loss` as a function from all `LOSS_ARGUMENTS` to (loss, (state, metrics)).
 
-    A method that requires other arguments is a `UserError`.
+    Raises a `UserError` if the method requires any other argument.
     """
-    names = requested(f"{type(objective).__name__}.loss", objective.loss, ARGUMENTS)
+    names = accepted_arguments(f"{type(objective).__name__}.loss", objective.loss, LOSS_ARGUMENTS)
 
     def loss(*values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
-        arguments = dict(zip(ARGUMENTS, values, strict=True))
-        value, rest = objective.loss(**{name: arguments[name] for name in names})
-        return value, rest if "state" in names else (arguments["state"], rest)
+        arguments = dict(zip(LOSS_ARGUMENTS, values, strict=True))
+        value, aux = objective.loss(**{name: arguments[name] for name in names})
+        return value, aux if "state" in names else (arguments["state"], aux)
 
     return loss
 
 
-def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
-    """Names of the offered arguments that a function takes; all of them for **kwargs.
+def accepted_arguments(
+    title: str, function: Callable[..., Any], offered: Sequence[str]
+) -> tuple[str, ...]:
+    """Names of the offered arguments that a function accepts; with **kwargs, all of them.
 
-    Another argument without a default is a `UserError`, which calls the function by its title.
+    Raises a `UserError`, which names the function by its title, if it requires any other argument.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
@@ -206,20 +210,20 @@ def requested(title: str, function: Callable[..., Any], offered: Sequence[str]) 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """A loss as configurations know it, by its name in `hypjax.objectives.OBJECTIVES`."""
+    """How configurations build a loss; `hypjax.objectives.OBJECTIVES` maps names to these."""
 
-    create: Create  # From a run's whole configuration and its space.
-    fields: Mapping[str, Field]  # That the loss adds to `config.objective`.
-    by_class: bool = False  # Whether it needs several images of each class in a batch.
-    by_tuple: bool = False  # Whether it needs batches of tuples.
-    spaces: tuple[str, ...] = ()  # Values of `objective.space` that it allows; () for all.
-    # From the fields, what divides distances in its softmax over the negatives of an anchor; None
-    # for a loss without one.
+    create: Create  # Builds the objective from a run's whole configuration and its space.
+    fields: Mapping[str, Field]  # Fields that the loss adds to `config.objective`.
+    by_class: bool = False  # Whether the loss needs several images of each class in a batch.
+    by_tuple: bool = False  # Whether the loss needs batches of tuples.
+    spaces: tuple[str, ...] = ()  # Values of `objective.space` that the loss allows; () for all.
+    # Returns, from the fields, the divisor of distances in the softmax over an anchor's negatives;
+    # None for a loss without this softmax.
     divisor: Callable[[Mapping[str, Any]], float] | None = None
-    function: Callable[..., Any] | None = None  # Of embeddings and labels, if there is one.
-    reference: str = ""  # The paper, for the manual's table; '': see the function.
-    variant: str = ""  # Its name in variants of configuration files; '' if that is its own.
-    code: Any = None  # The user's function or `Objective`; None for hypjax's own.
+    function: Callable[..., Any] | None = None  # The loss of embeddings and labels, if any.
+    reference: str = ""  # The paper, for the manual's table; '' if the function cites it.
+    variant: str = ""  # Name in the configuration files' variants, if another one.
+    code: Any = None  # The user's function or `Objective`; None for a loss of hypjax.
 
 
 def declare(
@@ -229,23 +233,24 @@ def declare(
     build: Callable[[Callable[..., Any], ConfigDict, Space], Objective],
     shared: Mapping[str, Field],
     learnable: Sequence[str] = (),
-    **facts: Any,
+    **attributes: Any,
 ) -> Declaration:
     """Declares a loss function; its arguments named in `rules` become fields of `config.objective`.
 
     `build` makes the objective from the function with its settings, a run's configuration and its
-    space; `shared` are fields of all losses of this kind; for `facts` see `Declaration`.
+    space. `shared` are fields of all losses of this kind, and `attributes` set further attributes
+    of the `Declaration`.
     """
-    defaults = inspect.signature(function).parameters
-    fields = {n: Field(defaults[n].default, rule, n in learnable) for n, rule in rules.items()}
+    parameters = inspect.signature(function).parameters
+    fields = {n: Field(parameters[n].default, rule, n in learnable) for n, rule in rules.items()}
 
     def create(config: ConfigDict, space: Space) -> Objective:
         loss = functools.partial(function, **{name: config.objective[name] for name in fields})
         return build(loss, config, space)
 
-    return Declaration(create, {**fields, **shared}, function=function, **facts)
+    return Declaration(create, {**fields, **shared}, function=function, **attributes)
 
 
 def adjacent_samples(config: ConfigDict) -> int | None:
-    """Images of each class in a run's batches; None if batches hold any classes."""
+    """Number of adjacent images of each class in batches; None if images are not grouped."""
     return config.train.samples_per_class if config.train.sampling in GROUPED else None

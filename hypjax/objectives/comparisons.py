@@ -1,4 +1,4 @@
-"""Distances, masks, sums and metrics that the losses of pairs and of proxies share."""
+"""Distances, masks, sums and metrics shared by the losses of pairs and proxies."""
 
 import itertools
 import numbers
@@ -24,30 +24,30 @@ Labels = Shaped[ArrayLike, " n"] | Sequence[str]
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """1 − distance / 2: the cosine on the sphere, whose distance is 2 − 2cos.
 
-    Losses published for the cosine use it in every space: margins are then half as large as in
-    terms of distances, and gradients do not vanish for distant points.
+    Losses published for the cosine use this similarity in every space: margins are then half as
+    large as for distances, and gradients do not vanish for distant points.
     """
     return 1 - distance / 2
 
 
 class References(NamedTuple):
-    """Points to compare the images of a batch with, instead of with each other."""
+    """Points that the images of a batch are compared with, instead of with each other."""
 
     points: Float[Array, "m dim"]
     labels: Int[Array, " m"]  # −1 for points that do not count.
-    own: Int[Array, " n"] | None = None  # Row of each image's own point, which is left out.
+    own: Int[Array, " n"] | None = None  # Row of each image itself, which does not count.
 
 
 class Pairs(NamedTuple):
     """All pairs of an image of a batch and an image or reference."""
 
     distances: Float[Array, "n m"]
-    same: Bool[Array, "n m"]  # Pairs of one class,
-    other: Bool[Array, "n m"]  # and of different classes.
+    same: Bool[Array, "n m"]  # Marks pairs of one class.
+    other: Bool[Array, "n m"]  # Marks pairs of different classes.
 
 
 class Compared(TypedDict, total=False):
-    """How images are compared, in all losses of pairs: see `compare_images`."""
+    """Common arguments of all losses of pairs, which pass them to `compare_images`."""
 
     space: Space
     samples_per_class: int | None
@@ -64,24 +64,26 @@ def compare_images(
 ) -> Pairs:
     """Compares the images of a batch with each other, or with references.
 
-    Distances among every `samples_per_class` adjacent images, of one class, are computed by
-    subtraction: from products, small distances lose digits and their gradients vanish.
+    Distances among each `samples_per_class` adjacent images, which share a class, are computed by
+    subtraction: computed from inner products, small distances lose digits and their gradients
+    vanish.
     """
     points = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
-        labels, others = map(jnp.asarray, class_numbers(labels, references.labels))
-        same = labels[:, None] == others
-        other = ~same & (others >= 0)
+        numbers = class_numbers(labels, references.labels)
+        labels, reference_labels = map(jnp.asarray, numbers)
+        same = labels[:, None] == reference_labels
+        other = ~same & (reference_labels >= 0)
         if references.own is not None:
-            same &= references.own[:, None] != jnp.arange(len(others))
+            same &= references.own[:, None] != jnp.arange(len(reference_labels))
         return Pairs(distances, same, other)
     labels = jnp.asarray(class_numbers(labels)[0])
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
-    alike = labels[:, None] == labels
-    return Pairs(distances, alike & ~jnp.eye(len(points), dtype=bool), ~alike)
+    same_class = labels[:, None] == labels
+    return Pairs(distances, same_class & ~jnp.eye(len(points), dtype=bool), ~same_class)
 
 
 def compare_proxies(
@@ -90,32 +92,32 @@ def compare_proxies(
     labels: Labels,
     proxies: Float[ArrayLike, "classes centres dim"],
 ) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
-    """Distances from images to the proxies of all classes, and which class is an image's own.
+    """Distances from images to the proxies of all classes, and a mask of each image's class.
 
-    Distances to the own class are computed by subtraction, since training makes them small.
+    Distances to the image's class, which training makes small, are computed by subtraction.
     """
     points, proxies = _batch(points, labels), jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
     labels = jnp.asarray(class_indices(labels, classes))
     flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
-    own = labels[:, None] == jnp.arange(classes)
+    same = labels[:, None] == jnp.arange(classes)
     exact = space.distance(points[:, None], proxies[labels])[:, None]
-    distances = jnp.where(own[..., None], exact, flat.reshape(-1, classes, centres))
-    return distances, own
+    distances = jnp.where(same[..., None], exact, flat.reshape(-1, classes, centres))
+    return distances, same
 
 
 def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
     points = jnp.asarray(points)
     if points.ndim != 2 or np.shape(labels) != points.shape[:1]:
-        raise ValueError(f"{np.shape(labels)} is not one label for each image of {points.shape}")
+        raise ValueError(f"needs a label per embedding {points.shape}, got {np.shape(labels)}")
     return points
 
 
 def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
-    """Numbers the classes of several arrays of labels: equal labels get equal numbers; −1 stays.
+    """Numbers the classes of several label arrays jointly; the label −1 stays −1.
 
-    Labels are compared on the host, since devices wrap integers of 64 bits and round floats. If any
-    array is traced, all must hold integers of 32 bits, which stay as they are.
+    Labels are compared on the host, since devices wrap 64-bit integers and round floats. If any
+    array is traced, all arrays must hold 32-bit integers, and are returned unchanged.
     """
     if any(isinstance(array, jax.core.Tracer) for array in labels):
         return [integer_labels(array) for array in labels]
@@ -127,18 +129,18 @@ def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
 
 
 def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
-    """Labels that number `classes` classes from 0, as integers."""
+    """Converts labels that number `classes` classes from 0 to integers."""
     if isinstance(labels, jax.core.Tracer):
         return integer_labels(labels)
     values = _values(labels)
     for label in values:
-        if label not in range(classes):  # 3.0 is, 2.5 is not.
+        if label not in range(classes):  # 3.0 is in the range, 2.5 is not.
             raise ValueError(f"{classes} classes are numbered from 0, but a label is {label!r}")
     return np.array(values, np.int32)
 
 
 def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Checks labels that are traced, or compared with traced ones, and so are not numbered."""
+    """Checks that labels are 32-bit integers, as tracing requires, and returns them."""
     traced = isinstance(labels, jax.core.Tracer)
     labels = labels if traced else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -149,10 +151,10 @@ def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
 
 
 def _values(labels: Labels) -> list[Any]:
-    """Labels as Python's numbers and strings, which compare exactly; refuses missing ones."""
+    """Labels as Python numbers and strings, which compare exactly; NaN and None are errors."""
     if hasattr(labels, "dtype"):
         values = np.asarray(labels).tolist()
-    else:  # One by one: an array of a string and NaN would hold the string "nan".
+    else:  # Separately: a joint array of a string and NaN would hold the string "nan".
         values = [np.asarray(label).item() for label in labels]
     for row, label in enumerate(values):
         if not isinstance(label, str | bytes | numbers.Real) or label != label:
@@ -163,19 +165,20 @@ def _values(labels: Labels) -> list[Any]:
 def _with_subtracted_blocks(
     space: Space, points: Float[Array, "n dim"], distances: Float[Array, "n n"], size: int
 ) -> Float[Array, "n n"]:
+    """Recomputes the distances within groups of `size` adjacent images by subtraction."""
     if size < 1 or len(points) % size:
-        raise ValueError(f"samples_per_class is {size}, for {len(points)} images")
+        raise ValueError(f"samples_per_class is {size}; it must divide {len(points)} images")
     groups = points.reshape(-1, size, points.shape[-1])
-    within = space.distance(groups[:, :, None], groups[:, None])
+    exact = space.distance(groups[:, :, None], groups[:, None])
     blocks = distances.reshape(len(groups), size, len(groups), size)
-    itself = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
-    return jnp.where(itself, within[:, :, None], blocks).reshape(distances.shape)
+    same_group = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
+    return jnp.where(same_group, exact[:, :, None], blocks).reshape(distances.shape)
 
 
 def log1p_sum_exp(
     x: Float[Array, "n m"], where: Bool[Array, "n m"], axis: int
 ) -> Float[Array, " k"]:
-    """log(1 + Σ exp(x)) over chosen elements; 0, with gradient 0, where there are none."""
+    """log(1 + Σ exp(x)) over selected elements; 0, with gradient 0, without any."""
     x = jnp.where(where, x, -jnp.inf)
     shift = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True, initial=0))
     total = jnp.sum(jnp.exp(x - shift), axis=axis)
@@ -184,13 +187,13 @@ def log1p_sum_exp(
 
 
 def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Array, " n"]:
-    """Log-sum-exp over chosen elements of each row; over all of a row where there are none."""
+    """Log-sum-exp over each row's selected elements; over the whole row without any."""
     some = jnp.any(where, axis=-1, keepdims=True)
     return jax.nn.logsumexp(x, axis=-1, where=where | ~some)
 
 
 def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
-    """Mean of chosen elements; 0 if there are none."""
+    """Mean of selected elements; 0 without any."""
     return jnp.sum(values, where=where) / jnp.maximum(jnp.sum(where), 1)
 
 
@@ -212,7 +215,7 @@ def batch_metrics(
     space: Space,
     samples_per_class: int | None,
 ) -> Metrics:
-    """`norms`, and the recall within the batch, unless `samples_per_class` is None.
+    """Computes `norms` and, unless `samples_per_class` is None, the recall within the batch.
 
     The recall is the share of images that are strictly nearer to an image of their class than to
     all images of other classes.
@@ -220,9 +223,9 @@ def batch_metrics(
     features, points = lax.stop_gradient((features, points))
     metrics = norms(space, features, points)
     if samples_per_class is not None:
-        # A loss of pairs has computed these distances; XLA merges equal expressions.
+        # A loss of pairs has already computed these distances; XLA merges equal expressions.
         pairs = compare_images(points, labels, space=space, samples_per_class=samples_per_class)
-        match = jnp.min(pairs.distances, axis=1, where=pairs.same, initial=jnp.inf)
-        nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
-        metrics["batch_recall@1"] = jnp.mean(match < nearest)
+        positive = jnp.min(pairs.distances, axis=1, where=pairs.same, initial=jnp.inf)
+        negative = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
+        metrics["batch_recall@1"] = jnp.mean(positive < negative)
     return metrics

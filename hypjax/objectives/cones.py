@@ -1,9 +1,9 @@
-"""Entailment cones: every image inside the cone of its coarse class, and outside of the others.
+"""Entailment cones: images lie inside the cone of their coarse class, and outside other cones.
 
-In MERU (Desai et al., ICML 2023), a text is the apex of a cone with its images, and the contrastive
-loss keeps texts apart. Apexes that only this loss trains would all move so near to the origin that
-their cones are half-spaces, which hold all images. What prevents it are the negatives of Ganea et
-al. (ICML 2018), which lie outside.
+In MERU (Desai et al., ICML 2023), a text is the apex of a cone that holds its images, and the
+contrastive loss keeps texts apart. Apexes trained only by the entailment loss would all move so
+near to the origin that their cones become half-spaces, which hold all images. The negatives of
+Ganea et al. (ICML 2018), which must lie outside a cone, prevent this.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ def entailment(
 ) -> Float[Array, ""]:
     """Entailment loss of points and cones (MERU, Section 3), with negatives.
 
-    The mean of max(0, z) over points in the cones that their labels name, where z is the exterior
-    angle minus the half-aperture, in radians; plus λ times the mean of max(0, γ − z) over the other
-    cones (Ganea et al., Section 4). There z is clipped at 0, which leaves points deep in a wrong
-    cone without a gradient; here it is not.
+    Let z be the exterior angle of a point minus a cone's half-aperture, in radians. The loss is the
+    mean of max(0, z) over points and the cones of their labels, plus λ times the mean of
+    max(0, γ − z) over points and all other cones (Ganea et al., Section 4). Ganea et al. clip this
+    z at 0, so points deep in a wrong cone have no gradient; here it is not clipped.
 
     Points and apexes lie on the hyperboloid of curvature −c, see `hypjax.geometry.cones`; labels
     number the cones from 0. `radius` is K > 0 of the cones, `negatives` λ, and `margin` γ.
@@ -59,28 +59,27 @@ def entailment(
 def _outside(
     points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
 ) -> Float[Array, "n g"]:
-    """Exterior angles minus half-apertures: the angles by which points lie outside cones."""
+    """Angles by which points lie outside cones: exterior angles minus half-apertures."""
     angles = cones.exterior_angle(apexes, points[:, None], c)
     return angles - cones.half_aperture(apexes, c, radius)
 
 
-def _first_length(radius: float, c: float) -> float:
-    """Norm of features v whose half-aperture is 45°: sinh(2√c‖v‖) = 2K/sin 45°."""
+def _initial_norm(radius: float, c: float) -> float:
+    """Norm of features v whose cone has a half-aperture of 45°: sinh(2√c‖v‖) = 2K/sin 45°."""
     return math.asinh(2 * math.sqrt(2) * radius) / (2 * math.sqrt(c))
 
 
 @dataclasses.dataclass(frozen=True)
 class Cones(Extension):
-    """A base loss, plus the entailment loss of images in the cones of coarse classes.
+    """Adds the entailment loss of images in the cones of their coarse classes to a base loss.
 
-    The training set groups its classes into coarse classes. The apexes of their cones are
-    parameters, which the space embeds like the head's outputs. Cones lie in the hyperboloid
-    isometric to the space.
+    The apexes of the cones are parameters, which the space embeds like the head's outputs. Cones
+    lie on the hyperboloid isometric to the space.
     """
 
     prefix = "cone_"
     weight: float = setting(0.2, at_least(0))  # Weight of the entailment loss, λ in MERU.
-    negatives: float = setting(1.0, at_least(0))  # Weight of other cones in it; 0 in MERU.
+    negatives: float = setting(1.0, at_least(0))  # Weight of other coarse classes' cones; MERU: 0.
     margin: float = setting(0.01, at_least(0))  # γ of Ganea et al., in radians.
     radius: float = setting(0.1, ABOVE_0)  # K.
     rate: float = setting(1.0, at_least(0))  # Factor of the apexes' learning rate.
@@ -91,40 +90,40 @@ class Cones(Extension):
         fields, ball = config.objective, space.ball()
         if ball is None:
             raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
-        # Without clipping, features reach the first apexes at any radius.
-        if ball.c == 0 or _first_length(fields.cone_radius, ball.c) >= ball.longest:
+        # Without clipping, features reach the initial apexes at any radius.
+        if ball.c == 0 or _initial_norm(fields.cone_radius, ball.c) >= ball.longest:
             problem = f"at config.objective.c={fields.c} no cone is narrower than 90 degrees"
             raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
         return super().create(create_base, config, space)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Groups of the base, and the apexes."""
+        """The base's groups, and the apexes."""
         return (*super().groups, Group(("apexes",), rate=self.rate))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters and state, with apexes and coarse classes.
 
-        Apexes lie in random directions, where their cones have a half-aperture of 45 degrees.
-        Training classes without coarse classes are a `UserError`.
+        Apexes lie in random directions, at a distance from the origin at which their cones have a
+        half-aperture of 45 degrees. Raises a `UserError` if the training classes have no coarse
+        classes.
         """
         if not spec.coarse_labels:
             raise UserError("cones+ needs coarse classes: list coarse_labels of the dataset")
-        of_base, of_apexes = jax.random.split(key)
-        params, state = self.base.init(of_base, spec)
+        base_key, apex_key = jax.random.split(key)
+        params, state = self.base.init(base_key, spec)
         coarse = np.asarray(spec.coarse_labels[0], np.int32)
-        apexes = jax.random.normal(of_apexes, (coarse.max() + 1, spec.head_dim))
-        apexes *= _first_length(self.radius, self.space.ball().c) / jnp.linalg.norm(
-            apexes, axis=-1, keepdims=True
-        )
+        apexes = jax.random.normal(apex_key, (coarse.max() + 1, spec.head_dim))
+        norm = _initial_norm(self.radius, self.space.ball().c)
+        apexes *= norm / jnp.linalg.norm(apexes, axis=-1, keepdims=True)
         return {"base": params, "apexes": apexes}, {"base": state, "coarse": jnp.asarray(coarse)}
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
     ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        base = {"params": params["base"], "state": state["base"]}
-        loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
+        arguments = {"params": params["base"], "state": state["base"], "outputs": outputs}
+        loss, (base_state, metrics) = self.base_loss(**arguments, batch=batch, **others)
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
@@ -133,14 +132,13 @@ class Cones(Extension):
         coarse = jnp.asarray(state["coarse"])[batch.labels]
         shape = {"c": c, "radius": self.radius}
         weights = {"negatives": self.negatives, "margin": self.margin}
-        of_cones = entailment(points, coarse, apexes, **shape, **weights)
+        cone_loss = entailment(points, coarse, apexes, **shape, **weights)
         inside = lax.stop_gradient(_outside(points, apexes, **shape)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
-            "cone_loss": of_cones,
+            "cone_loss": cone_loss,
             "cone_inside": mean_where(inside, in_class),
             "cone_inside_others": mean_where(inside, ~in_class),
             "cone_apex_norm": jnp.mean(jnp.linalg.norm(params["apexes"], axis=-1)),
         }
-        state = state | {"base": of_base}
-        return loss + self.weight * of_cones, (state, metrics)
+        return loss + self.weight * cone_loss, (state | {"base": base_state}, metrics)

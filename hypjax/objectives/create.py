@@ -1,4 +1,4 @@
-"""The registry of objectives, to which users add theirs, and a configuration's objective."""
+"""Registry of objectives, to which users can add losses, and a configuration's objective."""
 
 import dataclasses
 import functools
@@ -22,10 +22,10 @@ from hypjax.objectives.base import (
     Loss,
     Metrics,
     Objective,
+    accepted_arguments,
     adjacent_samples,
     declare,
     loss_function,
-    requested,
 )
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import Cones
@@ -40,46 +40,50 @@ from hypjax.types import Batch, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class SavedObjective(Objective):
-    """The saved space of a run with a custom loss, whose code may be unknown."""
+    """Stands in for a user-defined loss whose code is not known; holds the run's saved space."""
 
     space: Space
 
 
 def _extended(
-    prefix: str, kind: type[Extension], losses: Mapping[str, Declaration], **facts: Any
+    prefix: str,
+    extension: type[Extension],
+    losses: Mapping[str, Declaration],
+    spaces: tuple[str, ...] | None = None,
 ) -> dict[str, Declaration]:
+    """Declares an extension of each loss; `spaces` replaces the losses' own."""
     return {
         prefix + name: Declaration(
-            functools.partial(kind.create, base.create),
-            {**base.fields, **kind.declared()},
+            functools.partial(extension.create, base.create),
+            {**base.fields, **extension.declared()},
             base.by_class,
             base.by_tuple,
-            facts.get("spaces", base.spaces),
+            base.spaces if spaces is None else spaces,
         )
         for name, base in losses.items()
     }
 
 
 _LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
-# Neither HIER nor cones exist with tuples or in HypMix's space, and cones not with angular margins.
+# HIER and cones support neither tuples nor HypMix's space, and cones no angular margins.
 _ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
-_ANYWHERE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
+_IN_ANY_SPACE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,
-    **_extended("hier+", Hier, _ON_SPHERE, spaces=("poincare", "lorentz")),
+    **_extended("hier+", Hier, _ON_SPHERE, ("poincare", "lorentz")),
     **_extended(matryoshka.PREFIX, matryoshka.Matryoshka, _LOSSES),
-    **_extended("cones+", Cones, _ANYWHERE),
+    **_extended("cones+", Cones, _IN_ANY_SPACE),
     "happier": HAPPIER,
     **_extended("hypstructure+", HypStructure, _LOSSES),
     **_extended("hyphc+", HypHC, _LOSSES),
 }
 BUILT_IN = frozenset(OBJECTIVES)
-# What a function may take by name.
+# Arguments that a user-defined function may take by name.
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
 
 
 def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective of a validated configuration, with learned scalars' first values."""
+    """Builds the objective of a validated configuration, with the scalars' initial values."""
     fields = config.objective
     loss = declaration(fields.name)
     if loss.spaces and fields.space not in loss.spaces:
@@ -88,13 +92,13 @@ def create_objective(config: ConfigDict) -> Objective:
 
 
 def declaration(name: str | None) -> Declaration:
-    """The declaration of a loss; an unknown loss, of a saved run, has no fields."""
+    """The declaration of a loss; for the unknown loss of a saved run, one without fields."""
     return OBJECTIVES.get(name, _UNKNOWN)
 
 
 def _refuse(config: ConfigDict, space: Space) -> Objective:
     raise UserError(
-        f"the objective {config.objective.name} is not known in this process; pass it to "
+        f"the objective {config.objective.name} is not registered; pass it to "
         "hypjax.train_and_evaluate, or register it by hypjax.register_objective"
     )
 
@@ -105,8 +109,8 @@ _UNKNOWN = Declaration(_refuse, {})
 def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
     """The divisor of distances in the softmax of a run's objective.
 
-    Learned scalars, by name, replace the configuration's. An objective without a softmax over an
-    anchor's negatives is a `UserError`.
+    `scalars` are learned values, which replace the configuration's. Raises a `UserError` if the
+    objective has no softmax over an anchor's negatives.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
     name = config.objective.name
@@ -118,34 +122,36 @@ def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = 
 
 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
-    """Makes a user-defined loss a value of `objective.name`, in this process.
+    """Registers a user-defined loss as a value of `objective.name`, in this process.
 
     Args:
-        name: A name that hypjax does not use. A later registration replaces it.
+        name: A name that hypjax does not use. A later registration under the same name replaces
+            this one.
         objective: An `Objective`, or a function that returns a scalar or (scalar, {name: scalar}).
-            It takes by name what it needs of `embeddings`, points [images, d] of the
-            configuration's space, `labels`, `space`, `features`, the head's outputs before the
-            space, `ids`, numbers of the images in the training set, `key`, a random key, and
-            `samples_per_class`, None if batches hold any classes. Further arguments whose defaults
-            are numbers, truth values or strings become fields of `config.objective`.
+            The function takes, by name, any of these arguments: `embeddings`, points [images, d] of
+            the configuration's space; `labels`; `space`; `features`, the head's outputs before the
+            space; `ids`, the images' numbers in the training set; `key`, a random key; and
+            `samples_per_class`, None if images are not grouped by class. Other arguments with
+            numbers, booleans or strings as defaults become fields of `config.objective`.
 
     Raises:
-        UserError: The name is taken, or the function requires another argument.
+        UserError: The name is taken, or the function requires an unknown argument.
     """
     require_free("an objective", name, BUILT_IN)
     if isinstance(objective, Objective):
-        loss_function(objective)  # Raises if it requires something unknown.
+        loss_function(objective)  # Raises if it requires an unknown argument.
         OBJECTIVES[name] = Declaration(lambda config, space: objective, {}, code=objective)
     elif callable(objective):
         OBJECTIVES[name] = _declared(f"the loss {name.removeprefix('own:')}", objective)
     else:
-        raise UserError(f"{objective!r:.40} is no objective; give an Objective or a function")
+        raise UserError(f"{objective!r:.40} is not an objective; pass an Objective or a function")
 
 
 def _declared(title: str, function: Callable[..., Any]) -> Declaration:
-    names = requested(title, function, OFFERED)
-    arguments = inspect.signature(function).parameters.items()
-    simple = [name for name, x in arguments if type(x.default) in (bool, int, float, str)]
+    """Declares a user-defined function, which messages call by its title."""
+    names = accepted_arguments(title, function, OFFERED)
+    parameters = inspect.signature(function).parameters.values()
+    simple = [p.name for p in parameters if type(p.default) in (bool, int, float, str)]
     rules = {name: ANY for name in simple if name not in OFFERED}
 
     def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
@@ -156,27 +162,27 @@ def _declared(title: str, function: Callable[..., Any]) -> Declaration:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionObjective(Objective):
-    """A user-defined function of the embeddings of a batch, without parameters or state."""
+    """A user-defined function of a batch's embeddings, without parameters or state."""
 
     space: Space
     function: Callable[..., Any]  # The loss, with its settings.
-    title: str  # What messages call it.
-    names: tuple[str, ...]  # Of `OFFERED`, what the function takes.
-    samples_per_class: int | None  # None if batches hold any classes.
+    title: str  # Name of the function in messages.
+    names: tuple[str, ...]  # The `OFFERED` arguments that the function takes.
+    samples_per_class: int | None  # None if images are not grouped by class.
 
     def loss(self, outputs: Outputs, batch: Batch, key: PRNGKeyArray) -> tuple[Loss, Metrics]:
-        """Loss of a batch, with the metrics of all losses and the function's curves."""
+        """Computes the loss of a batch, and its metrics together with the function's."""
         features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
         points = self.space.embed(features)
         offered = points, labels, self.space, features, batch.ids, key, samples
         arguments = dict(zip(OFFERED, offered, strict=True))
         result = self.function(**{name: arguments[name] for name in self.names})
-        loss, curves = result if isinstance(result, tuple) else (result, {})
-        if not isinstance(curves, Mapping) or any(map(jnp.ndim, (loss, *curves.values()))):
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(metrics, Mapping) or any(map(jnp.ndim, (loss, *metrics.values()))):
             raise UserError(
                 f"{self.title} must return a scalar, or (scalar, {{name: scalar}}), not "
                 f"{jax.tree.map(jnp.shape, result)}"
             )
-        curves = {name: jnp.asarray(value, jnp.float32) for name, value in curves.items()}
-        metrics = batch_metrics(features, points, labels, self.space, samples)
-        return jnp.asarray(loss, jnp.float32), metrics | curves
+        metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        common = batch_metrics(features, points, labels, self.space, samples)
+        return jnp.asarray(loss, jnp.float32), common | metrics

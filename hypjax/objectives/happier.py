@@ -1,8 +1,7 @@
 """HAPPIER: average precision graded by a hierarchy of labels (Ramzi et al., ECCV 2022).
 
-A query's own class should come first, then the other classes of its coarse class. The paper
-compares images by the cosine. In other spaces than the sphere, `comparisons.similarity` takes its
-place, which is our choice.
+A query's class should come first, then the other classes of its coarse class. The paper compares
+images by the cosine; on other spaces than the sphere, hypjax uses `comparisons.similarity`.
 """
 
 import dataclasses
@@ -19,25 +18,24 @@ from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
 from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
-from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective
-from hypjax.objectives.proxy_points import proxy_parameters
+from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective, proxy_parameters
 from hypjax.types import Batch, Outputs
 
 _SOFTMAX = PROXY_LOSSES["normalized_softmax"]
-_COMPARISONS = 2**24  # Triples (query, k, j) that are compared at once: 64 MB an array.
+_COMPARISONS = 2**24  # Triples (query, k, j) that are compared at once, 64 MB per array.
 
 
 def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Array, "n n"]:
-    """Relevances of images (columns) for each image as a query (rows), α = `alpha`.
+    """Relevance of each image (column) for each query (row); every image is also a query.
 
-    An image of level l shares l of the query's L labels, and has the relevance (l/L)^α / |Ω^(l)|,
-    where Ω^(l) are the batch's images of exactly this level, with the query in Ω^(L). The released
-    code divides l by L − 1, a factor that the loss cancels.
+    An image of level l shares exactly l of the query's L labels. Its relevance is
+    (l/L)^α / |Ω^(l)|, with α = `alpha`, where Ω^(l) holds the batch's images of level l; the query
+    itself is in Ω^(L). The released code divides l by L − 1, a factor that the loss cancels.
     """
     levels = jnp.arange(1, len(labels) + 1)
-    of_level = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels
-    images = jnp.maximum(jnp.sum(of_level, axis=1, keepdims=True), 1)
-    return jnp.sum((levels / len(labels)) ** alpha / images * of_level, axis=-1)
+    has_level = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels
+    counts = jnp.maximum(jnp.sum(has_level, axis=1, keepdims=True), 1)
+    return jnp.sum((levels / len(labels)) ** alpha / counts * has_level, axis=-1)
 
 
 def smooth_hap(
@@ -79,23 +77,23 @@ def smooth_hap(
 
 @dataclasses.dataclass(frozen=True)
 class Happier(Extension):
-    """HAPPIER's loss: the weighted sum of `smooth_hap` and the base, a normalised softmax.
+    """HAPPIER's loss: a weighted sum of `smooth_hap` and the base, a normalised softmax.
 
-    Labels of an image are its class, and its coarse classes at each level.
+    An image's labels are its class and its coarse classes at each level.
     """
 
     base: ProxyObjective
     hap: Callable[..., Array]  # `smooth_hap` with its settings.
-    weight: float  # Of `hap`; the softmax has the rest.
+    weight: float  # Weight of `hap`; the softmax has 1 − weight.
     alpha: float  # Exponent of levels in relevances.
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The proxies, which do not decay in the released code."""
+        """The proxies, without weight decay, as in the released code."""
         return tuple(group._replace(weight_decay=0.0) for group in super().groups)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns proxies, uniform within ±1/√dim as released, and the classes' coarse classes.
+        """Returns proxies, uniform in ±1/√dim as in the released code, and the coarse classes.
 
         Raises a `UserError` if the training classes have no coarse classes.
         """
@@ -112,7 +110,7 @@ class Happier(Extension):
         """Loss of a batch, see `Objective.loss`."""
         softmax, metrics = self.base.loss(params["base"], outputs, batch)
         points, labels = self.space.embed(outputs.projected), jnp.asarray(batch.labels)
-        # By subtraction, an image is nearest to itself; products would lose digits.
+        # Subtraction keeps the digits by which an image is nearest to itself.
         samples = self.base.samples_per_class or 1
         pairs = compare_images(points, labels, space=self.space, samples_per_class=samples)
         levels = jnp.vstack([labels, jnp.asarray(state["coarse"])[:, labels]])

@@ -15,15 +15,15 @@ from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import class_numbers, norms
-from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
+from hypjax.objectives.proxy_losses import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
 class Triplets(NamedTuple):
-    """Triplets (i, j, k) of points, of which i and j are related and k is not."""
+    """Triplets (i, j, k) of points: i and j are related, k is not related to them."""
 
     indices: Int[Array, "t 3"]
-    valid: Bool[Array, " t"]  # Whether a row is a triplet; the others only fill the array.
+    valid: Bool[Array, " t"]  # Whether a row is a triplet; other rows are padding.
 
 
 def hier(
@@ -40,29 +40,29 @@ def hier(
     """Loss of triplets and their lowest common ancestors among proxies (HIER, Section 3).
 
     The ancestor ρ_ij of i and j is the proxy p with the largest −max(d(i, p), d(j, p)) / τ + noise;
-    the ancestor ρ_ijk of all three likewise. A triplet's loss is
+    the ancestor ρ_ijk of all three is chosen in the same way. A triplet's loss is
 
         [d(i, ρ_ij) − d(i, ρ_ijk) + δ]₊ + [d(j, ρ_ij) − d(j, ρ_ijk) + δ]₊
         + [d(k, ρ_ijk) − d(k, ρ_ij) + δ]₊,
 
     or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
-    through a softmax (straight-through Gumbel softmax). The loss is the mean over the `valid`
-    triplets, by default all; 0 without any.
+    through a softmax (straight-through Gumbel softmax). The loss is the mean over `valid` triplets,
+    by default all triplets; without valid triplets it is 0.
 
-    Points and proxies lie in the space. Triplets index i, j and k among the points; `noise` is the
-    Gumbel noise of ρ_ij, then of ρ_ijk; `margin` is δ, and `temperature` τ > 0.
+    Points and proxies lie in the space. Triplets hold the indices i, j and k of points. `noise` is
+    Gumbel noise, first for ρ_ij, then for ρ_ijk. `margin` is δ, and `temperature` τ > 0.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
     distances = space.distance_matrix(points, proxies)
-    i, j, k = (distances[members] for members in triplets.T)
+    i, j, k = (distances[indices] for indices in triplets.T)
     farther = jnp.maximum(i, j)
-    of_two = _choice(-farther / temperature + noise[0])
-    of_three = _choice(-jnp.maximum(farther, k) / temperature + noise[1])
-    apart = of_two[0] != of_three[0]
-    pairs = (i, of_two, of_three), (j, of_two, of_three), (k, of_three, of_two)
-    terms = [_at(x, near) - _at(x, far) for x, near, far in pairs]
+    lca_ij = _choose(-farther / temperature + noise[0])
+    lca_ijk = _choose(-jnp.maximum(farther, k) / temperature + noise[1])
+    different = lca_ij[0] != lca_ijk[0]
+    pairs = (i, lca_ij, lca_ijk), (j, lca_ij, lca_ijk), (k, lca_ijk, lca_ij)
+    terms = [_distance_to(near, d) - _distance_to(far, d) for d, near, far in pairs]
     losses = sum(jax.nn.relu(term + margin) for term in terms)
-    losses = jnp.where(apart | jnp.isnan(losses), losses, 0)
+    losses = jnp.where(different | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
     return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
 
@@ -70,14 +70,14 @@ def hier(
 _Choice = tuple[Int[Array, " t"], Float[Array, "t p"]]
 
 
-def _choice(logits: Float[Array, "t p"]) -> _Choice:
-    """The chosen proxy of each triplet, and zeros with the gradient of the softmax."""
+def _choose(logits: Float[Array, "t p"]) -> _Choice:
+    """Index of each triplet's chosen proxy, and zeros with the gradient of the softmax."""
     probabilities = jax.nn.softmax(logits)
     return jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities)
 
 
-def _at(distances: Float[Array, "t p"], choice: _Choice) -> Float[Array, " t"]:
-    """Distance to the chosen proxy, as a product with its one-hot vector."""
+def _distance_to(choice: _Choice, distances: Float[Array, "t p"]) -> Float[Array, " t"]:
+    """Distance to the chosen proxy, with the gradient of a product with its one-hot vector."""
     index, gradient = choice
     chosen = jnp.take_along_axis(distances, index[:, None], axis=1)[:, 0]
     return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
@@ -90,12 +90,12 @@ def reciprocal_triplets(
     neighbors: int = 20,
     per_anchor: int = 50,
 ) -> Triplets:
-    """Draws triplets whose first two points are among each other's nearest (HIER, Section 3).
+    """Draws triplets whose first two points are mutual nearest neighbours (HIER, Section 3).
 
-    A point's neighbours are itself and the most similar points, `neighbors` in all. For each anchor
-    i, j is drawn from the points that are its neighbours and have it as theirs, k from all other
-    points. An anchor with fewer than two such j, or without any k, has no triplets. Draws are with
-    replacement.
+    A point's neighbours are the point itself and the most similar other points, `neighbors` in all.
+    For each anchor i, j is drawn from its mutual neighbours, and k from all other points. An anchor
+    with fewer than two mutual neighbours, or without other points, has no valid triplets. Draws are
+    with replacement.
 
     Returns n · `per_anchor` triplets, some of which may not be valid.
     """
@@ -103,88 +103,88 @@ def reciprocal_triplets(
     n = len(similarity)
     itself = jnp.eye(n, dtype=bool)
     nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
-    # As integers: of truth values, this product with a transpose takes XLA minutes to compile.
-    listed = jnp.any(nearest[:, 1:, None] == jnp.arange(n), axis=1).astype(jnp.int8)
-    mutual = listed * listed.T > 0
+    # Integers instead of booleans, whose product with a transpose takes XLA minutes to compile.
+    is_neighbor = jnp.any(nearest[:, 1:, None] == jnp.arange(n), axis=1).astype(jnp.int8)
+    mutual = is_neighbor * is_neighbor.T > 0
     others = ~mutual & ~itself
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
-    for_j, for_k = jax.random.split(key)
+    j_key, k_key = jax.random.split(key)
     i = jnp.broadcast_to(jnp.arange(n)[:, None], (n, per_anchor))
-    j, k = draw(for_j, mutual, per_anchor), draw(for_k, others, per_anchor)
+    j, k = draw(j_key, mutual, per_anchor), draw(k_key, others, per_anchor)
     indices = jnp.stack([i, j, k], axis=-1).reshape(-1, 3)
     return Triplets(indices, jnp.repeat(valid, per_anchor))
 
 
-def draw(key: PRNGKeyArray, among: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
-    """Draws `count` true columns of each row; of a row without any, some column."""
-    columns = jnp.argsort(~among, axis=1, stable=True)  # True ones first.
-    numbers = jnp.sum(among, axis=1, keepdims=True)
-    drawn = jax.random.randint(key, (len(among), count), 0, jnp.maximum(numbers, 1))
+def draw(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
+    """Draws `count` true columns of each row, with replacement; any column if none is true."""
+    columns = jnp.argsort(~mask, axis=1, stable=True)  # True columns first.
+    num_true = jnp.sum(mask, axis=1, keepdims=True)
+    drawn = jax.random.randint(key, (len(mask), count), 0, jnp.maximum(num_true, 1))
     return jnp.take_along_axis(columns, drawn, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hier(Extension):
-    """A base loss of the angles of embeddings, plus HIER's loss in a hyperbolic space.
+    """Adds HIER's loss in a hyperbolic space to a base loss of the embeddings' angles.
 
-    `hier` is taken over triplets of images, where images of one class count as similar, and over
-    triplets of the hierarchical proxies themselves. As in the authors' code, the base takes the
-    angles of the space's points, so that gradients of both losses are scaled by the inverse metric
-    of the ball, (1 − c‖x‖²)²/4, on their way to the head.
+    `hier` is computed for triplets of images, in which images of one class count as similar, and
+    for triplets of the hierarchical proxies. As in the authors' code, the base loss takes the
+    angles of the space's points, so the ball's inverse metric, (1 − c‖x‖²)²/4, scales the gradients
+    of both losses on their way to the head.
     """
 
     prefix = "hier_"
-    head_space: PoincareBall | Lorentz  # In which the head is compared.
+    head_space: PoincareBall | Lorentz  # Space of the head's outputs, in evaluation.
     weight: float = setting(0.5, at_least(0))  # λ: weight of the triplet loss.
     proxies: int = setting(512, within(1, 10**6))  # Number of hierarchical proxies.
-    neighbors: int = setting(20, within(3, 10**6))  # K, the anchor itself included.
+    neighbors: int = setting(20, within(3, 10**6))  # K, including the anchor.
     triplets: int = setting(50, within(1, 10**6))  # Triplets of each anchor.
     margin: float = setting(0.1, at_least(0))  # δ.
-    # τ, which divides distances before noise is added: the authors' code. The paper has none.
+    # τ, which divides distances before noise is added, from the authors' code; the paper has no τ.
     temperature: float = setting(0.1, ABOVE_0)
     rate: float = setting(50.0, at_least(0))  # Factor of the proxies' learning rate.
     # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
     # proxies are points, which Riemannian Adam moves.
     optimizer: str = setting("adam", one_of("adam", "riemannian"))
-    # Weight decay of the proxies. None: the general one for vectors, and none for points.
+    # Weight decay of the proxies. None: the optimiser's for vectors, no decay for points.
     decay: float | None = setting(None, at_least(0), kind=float, optional=True)
-    ball_c: float | str | None = None  # Of the hierarchical proxies.
+    ball_c: float | str | None = None  # `Group.ball_c` of the hierarchical proxies.
 
     @classmethod
     def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
         """Builds a run's objective; `create_base` builds the base, a loss of angles."""
         ball_c = ball_of_proxies("hier_optimizer", config.objective, space)
-        of_angles = lambda config, _: create_base(config, Sphere())  # noqa: E731
-        return super().create(of_angles, config, space, head_space=space, ball_c=ball_c)
+        create_on_sphere = lambda config, _: create_base(config, Sphere())  # noqa: E731
+        return super().create(create_on_sphere, config, space, head_space=space, ball_c=ball_c)
 
     @property
     def space(self) -> PoincareBall | Lorentz:
-        """The space with gradients of features that are scaled by the inverse metric."""
+        """The head's space, with gradients of features scaled by the inverse metric."""
         return dataclasses.replace(self.head_space, riemannian=True)
 
     score_space = property(lambda self: self.head_space)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
-        """Replaces the scalars of the base and of the space."""
+        """Replaces the scalars of the base and the space."""
         head_space = self.head_space.with_scalars(scalars)
         return dataclasses.replace(super().with_scalars(scalars), head_space=head_space)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Groups of the base, and the hierarchical proxies."""
+        """The base's groups, and the hierarchical proxies."""
         proxies = Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c)
         return (*super().groups, proxies)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters with random proxies, and the base's state.
 
-        Proxies are normally distributed, with a length of about 0.9 of the clip radius; 0.9 without
-        clipping.
+        Proxies are normally distributed, with norms of about 0.9 times the clip radius, or 0.9
+        without clipping.
         """
-        of_base, of_proxies = jax.random.split(key)
-        params, state = self.base.init(of_base, spec)
+        base_key, proxy_key = jax.random.split(key)
+        params, state = self.base.init(base_key, spec)
         length = 0.9 * (self.head_space.clip_radius or 1.0)
-        proxies = jax.random.normal(of_proxies, (self.proxies, spec.head_dim))
+        proxies = jax.random.normal(proxy_key, (self.proxies, spec.head_dim))
         proxies = proxies * (length / spec.head_dim**0.5)
         hierarchy = proxy_parameters(proxies, self.head_space, self.ball_c)
         return {"base": params, "hierarchy": hierarchy}, state
@@ -193,42 +193,42 @@ class Hier(Extension):
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
     ) -> tuple[Loss, tuple[PyTree, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        of_base, of_images, of_proxies = jax.random.split(key, 3)
+        base_key, image_key, proxy_key = jax.random.split(key, 3)
         space = self.space
         points = space.embed(outputs.projected)
         proxies = proxy_points(params["hierarchy"], space, self.ball_c)
         # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
-        of_angles = {"params": params["base"], "outputs": angles, "batch": batch, "key": of_base}
-        loss, (state, metrics) = self.base_loss(**of_angles, **others)
+        arguments = {"params": params["base"], "outputs": angles, "batch": batch, "key": base_key}
+        loss, (state, metrics) = self.base_loss(**arguments, **others)
         (labels,) = class_numbers(batch.labels)
-        alike = labels[:, None] == labels
-        images, of_anchors = self._loss(points, proxies, alike, of_images)
+        same_class = labels[:, None] == labels
+        image_loss, image_anchors = self._loss(points, proxies, same_class, image_key)
         itself = jnp.eye(self.proxies, dtype=bool)
-        ancestors, of_ancestors = self._loss(proxies, proxies, itself, of_proxies)
+        proxy_loss, proxy_anchors = self._loss(proxies, proxies, itself, proxy_key)
         metrics |= norms(self.head_space, *lax.stop_gradient((outputs.projected, points)))
         metrics |= {
-            "hier_loss": images + ancestors,
-            "hier_anchors": of_anchors,
-            "hier_proxy_anchors": of_ancestors,
+            "hier_loss": image_loss + proxy_loss,
+            "hier_anchors": image_anchors,
+            "hier_proxy_anchors": proxy_anchors,
             "hier_proxy_norm": jnp.mean(jnp.linalg.norm(proxies, axis=-1)),
         }
-        return loss + self.weight * (images + ancestors), (state, metrics)
+        return loss + self.weight * (image_loss + proxy_loss), (state, metrics)
 
     def _loss(
         self,
         points: Float[Array, "n dim"],
         proxies: Float[Array, "p dim"],
-        alike: Bool[Array, "n n"],
+        same: Bool[Array, "n n"],
         key: PRNGKeyArray,
     ) -> tuple[Loss, Float[Array, ""]]:
         """Loss over random triplets of points, and the share of points that are anchors."""
         space = self.space
-        for_triplets, for_noise = jax.random.split(key)
+        triplet_key, noise_key = jax.random.split(key)
         distances = lax.stop_gradient(space.distance_matrix(points, points))
-        numbers = {"neighbors": self.neighbors, "per_anchor": self.triplets}
-        triplets = reciprocal_triplets(jnp.exp(-distances) + alike, for_triplets, **numbers)
-        noise = jax.random.gumbel(for_noise, (2, len(triplets.indices), len(proxies)))
+        counts = {"neighbors": self.neighbors, "per_anchor": self.triplets}
+        triplets = reciprocal_triplets(jnp.exp(-distances) + same, triplet_key, **counts)
+        noise = jax.random.gumbel(noise_key, (2, len(triplets.indices), len(proxies)))
         settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
         loss = hier(points, proxies, triplets.indices, noise, space=space, **settings)
         return loss, jnp.mean(triplets.valid)

@@ -1,4 +1,4 @@
-"""KoLeo, which spreads the images of a batch apart."""
+"""KoLeo, a regulariser that spreads the images of a batch apart."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,24 +9,24 @@ from jaxtyping import Array, Float
 from hypjax.geometry import Space
 from hypjax.objectives.comparisons import SPHERE, Labels, class_numbers
 
-_SMALLEST = 1e-8  # Points nearer to each other than this do not repel each other.
+_SMALLEST = 1e-8  # Distance below which points do not repel each other.
 
 
 def koleo(
     points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE, ids: Labels | None = None
 ) -> Float[Array, ""]:
-    """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), a differential-entropy estimate.
+    """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), an estimate of the differential entropy.
 
     From Sablayrolles et al. (ICLR 2019, Eq. 2) and IRT (El-Nouby et al., 2021), who use it on the
-    sphere, where d is the Euclidean distance. In the ball it is the geodesic distance.
+    sphere, where d is the Euclidean distance. In the ball d is the geodesic distance.
 
-    Products find each point's nearest; subtraction gives its distance, which keeps the digits of
-    small ones. In float32, points within about 1e-3 of the nearest may be taken for it. Points
-    within 1e-8 of each other count as that far apart, without a gradient. Fewer than two points are
-    a `ValueError`.
+    The nearest point is found by inner products; its distance is computed by subtraction, which
+    keeps the digits of small distances. In float32, another point may be taken for the nearest if
+    their distances differ by less than about 1e-3. Distances below 1e-8 count as 1e-8, without a
+    gradient. Fewer than two points are a `ValueError`.
 
-    `ids` identify the image of each point, by default all different: an image that occurs twice in
-    a batch, as a negative of two tuples, is not pushed away from itself.
+    `ids` identify the image of each point; by default, all points are different images. An image
+    that occurs twice in a batch, as a negative of two tuples, is not pushed away from itself.
     """
     points = jnp.asarray(points)
     if len(points) < 2:

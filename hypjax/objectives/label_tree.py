@@ -1,4 +1,4 @@
-"""Losses that know the tree of labels, in addition to another loss: HypStructure's and HypHC's.
+"""Losses of the label tree, which are added to another loss: HypStructure and HypHC.
 
 Sinha et al., "Learning Structured Representations with Hyperbolic Embeddings" (NeurIPS 2024), and
 Chami et al., "From Trees to Continuous Embeddings and Back: Hyperbolic Hierarchical Clustering"
@@ -32,17 +32,17 @@ _Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
-    """A base loss in any space, plus the `tree_loss` of a subclass.
+    """Adds a subclass's `tree_loss` to a base loss in any space.
 
-    `tree_loss` is called with params, outputs, key, `levels`, the images' labels at each level from
-    the classes up to the root, and `counts`, the number of labels at each level of the tree.
+    `tree_loss` gets params, outputs, key, `levels`, the images' labels at each level of the tree
+    from the classes up to the root, and `counts`, the number of labels at each level.
     """
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters, and its state with the tree.
 
-        The tree holds, for each level, the parent of each label. All classes, or the coarsest
-        classes, have the root as their parent.
+        The tree holds the parent of each label at each level. The root is the parent of the
+        coarsest classes, or, without coarse classes, of all classes.
         """
         params, state = self.base.init(key, spec)
         levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, [0] * spec.classes))
@@ -56,30 +56,30 @@ class TreeExtension(Extension):
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others
     ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
-        for_base, for_tree = jax.random.split(key)
-        base = {"params": params["base"], "state": state["base"], "key": for_base}
-        loss, (of_base, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
+        base_key, tree_key = jax.random.split(key)
+        base = {"params": params["base"], "state": state["base"], "key": base_key}
+        loss, (base_state, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
         levels = [jnp.asarray(batch.labels)]
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
         levels, counts = jnp.stack(levels), [*map(len, state["tree"]), 1]
-        values = {"params": params, "outputs": outputs, "key": for_tree}
-        of_tree, of_tree_metrics = self.tree_loss(**values, levels=levels, counts=counts)
-        return loss + of_tree, (state | {"base": of_base}, metrics | of_tree_metrics)
+        values = {"params": params, "outputs": outputs, "key": tree_key}
+        tree_loss, tree_metrics = self.tree_loss(**values, levels=levels, counts=counts)
+        return loss + tree_loss, (state | {"base": base_state}, metrics | tree_metrics)
 
 
 def hyp_cpcc(
     points: Float[Array, "n d"], levels: _Levels, counts: Sequence[int], c: Scalar
 ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-    """HypCPCC, which correlates distances with paths in a tree of labels; and the root's centroid.
+    """Correlates distances with paths in a label tree (HypCPCC); also returns the root's centroid.
 
-    Nodes are the groups of points with equal labels at a level. HypCPCC is Pearson's correlation,
-    over all pairs of nodes, of the distance of their centroids with the length of their path in the
-    tree. If all distances or all paths are equal, it is 1 and has no gradient (the authors' code:
+    Nodes are groups of points with equal labels at a level. HypCPCC is Pearson's correlation, over
+    all pairs of nodes, between the distance of their centroids and the length of their path in the
+    tree. If all distances or all paths are equal, it is 1 without a gradient (the authors' code:
     NaN → 1).
 
     Points lie on the hyperboloid of curvature −c. Labels count from 0. Each level refines the next
-    one, and the last has only the root. `counts` are the numbers of labels of each level.
+    level, and the last level is the root. `counts` are the numbers of labels at each level.
     """
     sizes = [min(count, len(points)) for count in counts]  # Most labels that a batch can have.
     unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
@@ -87,12 +87,12 @@ def hyp_cpcc(
     labels, first, groups = zip(*nodes, strict=True)
     centres = [lorentz.centroids(points, *x, c) for x in zip(groups, sizes, strict=True)]
     centres, present = jnp.concatenate(centres), jnp.concatenate(labels) >= 0
-    # By subtraction: a parent coincides with its only child, and a matrix product would not give 0.
+    # Computed by subtraction: a parent coincides with its only child, at distance exactly 0.
     # Without the checkpoint, the gradient would hold [m, m, d], a gigabyte for 900 classes.
     row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
     distances = lax.map(row, centres, batch_size=64)
-    # The lowest common ancestor lies above the higher of two nodes by the number of levels, from
-    # that node's own on, at which the two have different ancestors.
+    # Counting from the higher of two nodes, the lowest common ancestor is as many levels up as
+    # there are levels, including that node's, at which the two nodes have different ancestors.
     level, ancestors = np.repeat(range(len(sizes)), sizes), levels[:, jnp.concatenate(first)]
     higher = np.maximum(level[:, None], level)
     differ = ancestors[:, :, None] != ancestors[:, None]
@@ -118,10 +118,10 @@ def _correlation(
 
 @dataclasses.dataclass(frozen=True)
 class HypStructure(TreeExtension):
-    """A base loss, plus α·(1 − HypCPCC) + β·‖centroid of the batch‖ (HypStructure, Eqs. 6 and 8).
+    """Adds α·(1 − HypCPCC) + β·‖centroid of the batch‖ to a base loss (HypStructure, Eqs. 6 and 8).
 
-    Features enter a ball of their own by the exponential map, whatever space the base has.
-    Centroids are computed on the hyperboloid.
+    The exponential map takes features to a separate ball, whose c does not depend on the base's
+    space. Centroids are computed on the hyperboloid.
     """
 
     prefix = "structure_"
@@ -129,12 +129,12 @@ class HypStructure(TreeExtension):
     centring: float = setting(0.01, at_least(0))  # β.
     c: float = setting(1.0, ABOVE_0)
     clipping: float = setting(1 - 4e-3, within(1e-3, 1 - 1e-4))  # Largest √c‖x‖ of points.
-    features: str = setting("encoder", one_of("encoder", "head"))  # The paper's: encoder.
+    features: str = setting("encoder", one_of("encoder", "head"))  # The paper: encoder.
 
     def tree_loss(
         self, outputs: Outputs, levels: _Levels, counts: Sequence[int], **_: Any
     ) -> tuple[Loss, Metrics]:
-        """The regulariser of a batch."""
+        """Computes the regulariser of a batch, and its metrics."""
         features = outputs.pooled if self.features == "encoder" else outputs.projected
         space = Lorentz(self.c, math.atanh(self.clipping) / self.c**0.5)
         correlation, centre = hyp_cpcc(space.embed(features), levels, counts, self.c)
@@ -155,12 +155,12 @@ def hyphc(
 ) -> Float[Array, ""]:
     """Loss of triples of leaves in the ball of c = 1 (HypHC, Section 4).
 
-    Let o_ab be the distance from the origin to the geodesic through a and b, and w the softmax of
-    (o_ij, o_ik, o_jk)/τ. The loss is the mean over the valid triples, 0 without any, of
+    Let s_ab be similarities, o_ab the distance from the origin to the geodesic through a and b, and
+    w the softmax of (o_ij, o_ik, o_jk)/τ. The loss is the mean over valid triples, or 0, of
 
         s_ij + s_ik + s_jk − (w_ij·s_ij + w_ik·s_ik + w_jk·s_jk).
 
-    It is least if the lowest common ancestors of the most similar leaves are farthest out.
+    It is smallest if the lowest common ancestors of the most similar leaves are farthest out.
     """
     i, j, k = jnp.asarray(triples.indices).T
     first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])
@@ -175,42 +175,45 @@ def label_triples(
 ) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
-    At that level, j has the label of i and k has another one; without such a j or k, the triple is
-    not valid. Rows with equal `ids` are the same leaf, so they are never i and j of one triple.
+    At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as
+    k, the triple is not valid. Rows with equal `ids` are the same leaf, and never i and j of a
+    triple.
     Draws are with replacement.
     """
     triples, valid = [], []
     for labels, level_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
         same = labels[:, None] == labels
-        masks = same & (ids[:, None] != ids), ~same
-        j, k = (draw(*x, count) for x in zip(jax.random.split(level_key), masks, strict=True))
+        same_label, other_label = same & (ids[:, None] != ids), ~same
+        masks = same_label, other_label
+        keys = jax.random.split(level_key)
+        j, k = (draw(key, mask, count) for key, mask in zip(keys, masks, strict=True))
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
-        valid.append(jnp.repeat(masks[0].any(axis=1) & masks[1].any(axis=1), count))
+        valid.append(jnp.repeat(same_label.any(axis=1) & other_label.any(axis=1), count))
     return Triplets(jnp.concatenate(triples), jnp.concatenate(valid))
 
 
 @dataclasses.dataclass(frozen=True)
 class HypHC(TreeExtension):
-    """A base loss, plus HypHC's loss of triples of images, or of proxies of their classes.
+    """Adds HypHC's loss, of triples of images or of their classes' proxies, to a base loss.
 
-    Leaves are the directions of the head's outputs or of the proxies, at one radius in the ball of
-    c = 1, whatever space the base has. The similarity of two leaves is the share of levels (classes
-    and coarse classes) at which their labels agree. This similarity and the choice of triples are
-    ours: HypHC takes similarities as its input, and no labels.
+    Leaves are the directions of the head's outputs or of the proxies, at a fixed radius in the ball
+    of c = 1, for any space of the base. The similarity of two leaves is the share of levels
+    (classes and coarse classes) at which their labels agree. This similarity and the choice of
+    triples are hypjax's: HypHC takes similarities as its input, and no labels.
     """
 
     prefix = "hyphc_"
-    weight: float = setting(0.1, at_least(0))  # Our choice, like the radius and the triples.
+    weight: float = setting(0.1, at_least(0))  # hypjax's choice, like the radius and the triples.
     temperature: float = setting(0.05, ABOVE_0)  # τ.
     radius: float = setting(0.9, within(0.01, 0.999))  # Norm of all leaves; HypHC learns it.
-    triples: int = setting(10, within(1, 10**4))  # Of each leaf at each level of labels.
+    triples: int = setting(10, within(1, 10**4))  # Triples of each leaf at each level of labels.
     leaves: str = setting("images", one_of("images", "proxies"))
 
     def tree_loss(
         self, params: dict, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
     ) -> tuple[Loss, Metrics]:
-        """Loss of triples in a batch."""
+        """Computes the loss of triples in a batch, and its metrics."""
         features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
         ids = jnp.arange(len(features))
         if self.leaves == "proxies":

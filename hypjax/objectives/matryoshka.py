@@ -1,4 +1,4 @@
-"""Matryoshka: a loss of nested prefixes of the embedding (Kusupati et al., NeurIPS 2022)."""
+"""Matryoshka: a loss summed over nested prefixes of the embedding (Kusupati et al., 2022)."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from hypjax.fields import Rule, is_ascending
 from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.types import Outputs
 
-PREFIX = "matryoshka+"  # Of the names of these objectives.
+PREFIX = "matryoshka+"  # These objectives' names begin with it.
 
 
 def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
@@ -22,24 +22,24 @@ def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Matryoshka(Extension):
-    """The sum of a loss over prefixes of the head's output (Kusupati et al., Eq. 1, weights 1).
+    """Sums a loss over prefixes of the head's output (Kusupati et al., Eq. 1, with weights 1).
 
-    A prefix is cut off before the space embeds it, so it is normalised or clipped by itself, and is
-    an embedding of its own; `hypjax.retrieval.prefix_points` returns it from points.
+    The space embeds each prefix separately, so that the prefix is normalised or clipped as an
+    embedding of its own; `hypjax.retrieval.prefix_points` computes its points from the full points.
 
-    All prefixes share the loss's parameters, which have the head's full dimension;
-    `ProxyObjective` takes the first coordinates of its proxies, as the paper does of its
-    classifiers (MRL-E). There is no state: a memory would hold points of one dimension.
+    All prefixes share the loss's parameters, which have the head's full dimension. `ProxyObjective`
+    takes the first coordinates of its proxies, as the paper does for its classifiers (MRL-E). The
+    base has no state: a memory would hold points of a single dimension.
     """
 
-    # Prefixes that are trained in addition to the full output of the head.
+    # Dimensions of the prefixes, which are trained in addition to the head's full output.
     dims: tuple[int, ...] = setting(
         (8, 16, 32, 64),
         Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
     )
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns the parameters of the loss, and no state; too long a prefix is a `UserError`."""
+        """Returns the base's parameters, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
             raise UserError(
                 f"objective.dims has {self.dims[-1]}; it must be below the head's {spec.head_dim}"
@@ -49,19 +49,19 @@ class Matryoshka(Extension):
     def loss(
         self, params: dict, outputs: Outputs, teacher: Outputs | None, **others: Any
     ) -> tuple[Loss, tuple[PyTree, Metrics]]:
-        """Sums the loss over all prefixes.
+        """Sums the base loss over all prefixes.
 
-        Metrics describe the whole output; each prefix adds its loss, such as "loss@16".
+        Metrics are those of the full output, plus the loss of each prefix, such as "loss@16".
         """
 
-        def at(dim: int | None) -> tuple[Loss, tuple[PyTree, Metrics]]:
-            prefix, taught = (
-                x and x._replace(projected=x.projected[:, :dim]) for x in (outputs, teacher)
-            )
-            return self.base_loss(params=params["base"], outputs=prefix, teacher=taught, **others)
+        def prefix_loss(dim: int | None) -> tuple[Loss, tuple[PyTree, Metrics]]:
+            outputs_prefix = outputs._replace(projected=outputs.projected[:, :dim])
+            teacher_prefix = teacher and teacher._replace(projected=teacher.projected[:, :dim])
+            prefixes = {"outputs": outputs_prefix, "teacher": teacher_prefix}
+            return self.base_loss(params=params["base"], **prefixes, **others)
 
-        total, (state, metrics) = at(None)
-        of_prefixes = {f"loss@{dim}": at(dim)[0] for dim in self.dims}
-        if "chance_loss" in metrics:  # It does not depend on the dimension.
+        total, (state, metrics) = prefix_loss(None)
+        prefix_losses = {f"loss@{dim}": prefix_loss(dim)[0] for dim in self.dims}
+        if "chance_loss" in metrics:  # Equal for all dimensions.
             metrics = metrics | {"chance_loss": metrics["chance_loss"] * (1 + len(self.dims))}
-        return total + sum(of_prefixes.values()), (state, metrics | of_prefixes)
+        return total + sum(prefix_losses.values()), (state, metrics | prefix_losses)

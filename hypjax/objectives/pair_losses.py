@@ -1,21 +1,22 @@
 """Losses that compare the images of a batch with each other, or with a memory.
 
-Losses use the distance of a space. On the sphere they are the published losses of the cosine; in
-other spaces, `hypjax.objectives.comparisons.similarity` takes its place. Classes of a batch may
-have any sizes: sums over no pairs are 0. `contrastive` explains common arguments and errors.
+Losses use the distance of a space. On the sphere they are the published losses, which use the
+cosine; in other spaces, `hypjax.objectives.comparisons.similarity` replaces the cosine. A batch may
+hold any number of images of each class; sums over no pairs are 0. `contrastive` documents the
+common arguments and errors.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
@@ -39,7 +40,6 @@ from hypjax.objectives.comparisons import (
     similarity,
 )
 from hypjax.objectives.koleo import koleo
-from hypjax.objectives.memory import empty_memory
 from hypjax.types import Batch, Outputs
 
 
@@ -53,18 +53,18 @@ def contrastive(
     `margin` is β, the similarity above which images of different classes repel each other.
 
     Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
-    every `samples_per_class` images are of one class, their distances are computed by subtraction,
-    which keeps the digits of small ones. `references` are points to compare with instead, such as a
-    memory.
+    each `samples_per_class` adjacent images share a class, their distances are computed by
+    subtraction, which keeps the digits of small distances. With `references`, such as a memory,
+    images are compared with these points instead of with each other.
 
-    Labels are numbers or strings of any size, compared on the host; labels that `jit` traces must
-    be integers, which JAX cuts to 32 bits. Missing labels, NaN and None, or images that are no
-    multiple of `samples_per_class` are a `ValueError`.
+    Labels are numbers or strings, compared on the host; labels traced by `jit` must be integers,
+    which JAX truncates to 32 bits. Missing labels (NaN or None), or a number of images that is not
+    a multiple of `samples_per_class`, are a `ValueError`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
     repulsion = jax.nn.relu(similarity(pairs.distances) - margin)
-    losses = jnp.where(pairs.same, attraction, repulsion)  # One array to sum: large with a memory.
+    losses = jnp.where(pairs.same, attraction, repulsion)  # One array: with a memory, it is large.
     return jnp.sum(losses, where=pairs.same | pairs.other) / len(losses)
 
 
@@ -85,9 +85,10 @@ def multi_similarity(
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
     `alpha` is α > 0, `beta` β > 0, and `base` λ, the similarity that separates positives and
-    negatives. With `mining`, negatives count only above the similarity of the image's least similar
-    positive, less ε, and positives only below its most similar negative's, plus ε (Eqs. 11 and 12).
-    An image without either then has the loss 0.
+    negatives. With `mining`, an image's negatives count only if their similarity exceeds the lowest
+    similarity of its positives minus ε, and its positives only if theirs is below the highest
+    similarity of its negatives plus ε (Eqs. 11 and 12). An image without positives or without
+    negatives then has the loss 0.
     """
     pairs = compare_images(embeddings, labels, **compared)
     positives, negatives = pairs.same, pairs.other
@@ -95,7 +96,7 @@ def multi_similarity(
     if mining:
         least = jnp.min(s, axis=1, keepdims=True, where=positives, initial=jnp.inf)
         largest = jnp.max(s, axis=1, keepdims=True, where=negatives, initial=-jnp.inf)
-        # Written so that NaN counts: it must reach the loss.
+        # The negated comparisons keep NaN, which must reach the loss.
         positives &= ~(s - epsilon >= largest)
         negatives &= ~(s + epsilon <= least)
     pull = log1p_sum_exp(-alpha * (s - base), positives, axis=1) / alpha
@@ -115,10 +116,10 @@ def circle(
 
     log(1 + Σ_{other class} exp(γ·α_n·(s − m)) · Σ_{same class} exp(−γ·α_p·(s − 1 + m))), where s is
     the cosine on the sphere and 1 − distance / 2 in other spaces. The weights α_n = max(s + m, 0)
-    and α_p = max(1 + m − s, 0) of Eq. 5 are constants to the gradient, which then is larger the
-    farther a pair is from its goal. The loss is the mean over the images that have a pair of each
-    kind. For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for
-    faces), and its `margin` m is 0.4 (0.25 for persons and faces).
+    and α_p = max(1 + m − s, 0) of Eq. 5 have no gradient; they enlarge the gradient of pairs that
+    are far from their target. The loss is the mean over the images with a positive and a negative.
+    For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for faces),
+    and its `margin` m is 0.4 (0.25 for persons and faces).
     """
     pairs = compare_images(embeddings, labels, **compared)
     s = similarity(pairs.distances)
@@ -138,9 +139,9 @@ def supcon(
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
-    The mean over each image's positives of −log softmax(s/τ), where the softmax is over all other
-    images and s = −distance / 2 (on the sphere, the cosine up to a constant). The paper sums these
-    over the images. Here the loss is their mean over the images with a positive. The released code
+    An image's loss is the mean over its positives of −log softmax(s/τ), where the softmax is over
+    all other images and s = −distance / 2 (on the sphere, the cosine up to a constant). The paper
+    sums over images; here the loss is the mean over the images with a positive. The released code
     also multiplies it by τ/0.07.
     """
     pairs = compare_images(embeddings, labels, **compared)
@@ -160,15 +161,16 @@ def scalable_nca(
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
-    −log of the probability that a neighbour, drawn with softmax(s/τ) among all other images, is of
-    the image's class, where s = −distance / 2 (on the sphere, the cosine up to a constant). The
-    loss is the mean over the images with a positive. The paper draws neighbours from a memory of
-    all training images, which can be the `references`; by default they are the batch.
+    An image's loss is −log of the probability that a neighbour, drawn with softmax(s/τ) among all
+    other images, has the image's class, where s = −distance / 2 (on the sphere, the cosine up to a
+    constant). The loss is the mean over the images with a positive. The paper draws neighbours from
+    a memory of all training images; by default, they are drawn from the batch, or else from the
+    `references`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     logits = -pairs.distances / (2 * temperature)
     positives = log_sum_exp(logits, pairs.same)
-    # log((P + N)/P) as log(1 + N/P), which keeps its digits when it is small.
+    # Written as log(1 + N/P), log((P + N)/P) keeps its digits when it is small.
     losses = log1p_sum_exp(logits - positives[:, None], pairs.other, axis=1)
     return mean_where(losses, jnp.any(pairs.same, axis=1))
 
@@ -184,19 +186,20 @@ def triplet(
     mining: Literal["hard", "semihard"] = "hard",
     **compared: Unpack[Compared],
 ) -> Float[Array, ""]:
-    """Triplet loss max(d_ap − d_an + margin, 0) of triplets that are chosen in the batch.
+    """Triplet loss max(d_ap − d_an + margin, 0) of triplets chosen in the batch.
 
-    'hard' takes the farthest positive and the nearest negative of each image (Hermans et al., 2017,
-    Eq. 5); the loss is the mean over the images that have both. 'semihard' takes all pairs of
-    images of one class, and for each the nearest negative that is farther than the positive
-    (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over these pairs, of which those
-    without such a negative count as 0.
+    `mining="hard"` takes the farthest positive and the nearest negative of each image (Hermans et
+    al., 2017, Eq. 5); the loss is the mean over the images that have both. "semihard" takes all
+    pairs of images of one class, each with the nearest negative that is farther than the positive
+    (Schroff et al., CVPR 2015, Section 3.2); the loss is the mean over all these pairs, and 0 for
+    pairs without a farther negative.
 
-    On the sphere distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
+    On the sphere, distances are squared chords, as in Schroff et al.; Hermans et al. use Euclidean
     distances without normalisation.
 
-    For semi-hard triplets with traced labels, as by `jit`, no class may have more images than
-    `samples_per_class`. Another mining, or a semi-hard one with references, is a `ValueError`.
+    For semi-hard triplets with traced labels, as under `jit`, no class may have more images than
+    `samples_per_class`. Raises a `ValueError` for unknown mining, or semi-hard mining with
+    references.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -205,25 +208,25 @@ def triplet(
     pairs = compare_images(embeddings, labels, **compared)
     if mining == "semihard":
         (classes,) = class_numbers(labels)
-        if isinstance(classes, jax.core.Tracer):  # A bound, since classes cannot be counted.
-            most = compared.get("samples_per_class") or len(classes)
+        if isinstance(classes, jax.core.Tracer):  # Traced classes cannot be counted.
+            max_samples = compared.get("samples_per_class") or len(classes)
         else:
-            most = int(np.unique(classes, return_counts=True)[1].max())
-        return _semihard(pairs, margin, most)
+            max_samples = int(np.unique(classes, return_counts=True)[1].max())
+        return _semihard(pairs, margin, max_samples)
     farthest = jnp.max(pairs.distances, axis=1, where=pairs.same, initial=-jnp.inf)
     nearest = jnp.min(pairs.distances, axis=1, where=pairs.other, initial=jnp.inf)
-    both = jnp.any(pairs.same, axis=1) & jnp.any(pairs.other, axis=1)
-    return mean_where(jax.nn.relu(farthest - nearest + margin), both)
+    has_triplet = jnp.any(pairs.same, axis=1) & jnp.any(pairs.other, axis=1)
+    return mean_where(jax.nn.relu(farthest - nearest + margin), has_triplet)
 
 
-def _semihard(pairs: Pairs, margin: float, most: int) -> Float[Array, ""]:
-    """Loss of the semi-hard triplets; no class has more than `most` images."""
+def _semihard(pairs: Pairs, margin: float, max_samples: int) -> Float[Array, ""]:
+    """Loss of the semi-hard triplets; no class has more than `max_samples` images."""
     # A pass over the distances for each of an image's positives is faster than sorting them.
-    positives, _ = lax.top_k(jnp.where(pairs.same, pairs.distances, -jnp.inf), most - 1)
+    positives, _ = lax.top_k(jnp.where(pairs.same, pairs.distances, -jnp.inf), max_samples - 1)
 
     @jax.checkpoint
     def violation(positive: Float[Array, " n"]) -> Float[Array, " n"]:
-        # Written so that NaN counts: it must reach the loss.
+        # The negated comparison keeps NaN, which must reach the loss.
         farther = pairs.other & ~(pairs.distances <= positive[:, None])
         nearest = jnp.min(pairs.distances, axis=1, where=farther, initial=jnp.inf)
         return jax.nn.relu(positive - nearest + margin)
@@ -237,54 +240,90 @@ def tuple_contrastive(
 ) -> Float[Array, ""]:
     """Contrastive loss of tuples (Radenović et al., TPAMI 2019, Eq. 7), as IRT trains on SfM-120k.
 
-    The mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n), 0)². On the sphere d is the
-    Euclidean distance, so that the first term is 1 − cos, the attraction of IRT's contrastive loss.
-    In the ball it is the geodesic distance. Tuples are not compared with each other. The released
-    code sums over the tuples, so that weight decay and the weights of other losses are relative to
-    five times as much there.
+    The loss is the mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n), 0)². On the sphere d
+    is the Euclidean distance, so the first term is 1 − cos, the attraction of IRT's contrastive
+    loss; in the ball d is the geodesic distance. Tuples are not compared with each other. The
+    released code sums over its five tuples, which makes this loss five times as large in proportion
+    to weight decay and other losses.
 
-    Embeddings are points of the space. Each `size` adjacent ones are a tuple: the anchor, its
-    positive, and its negatives, which do not count beyond the distance `margin`, m. IRT does not
-    give it; the default comes from the code on which it builds.
+    Embeddings are points of the space. Each `size` adjacent points are a tuple: the anchor, its
+    positive, and its negatives, which count only up to the distance m, the `margin`. IRT does not
+    give the margin; the default comes from the code on which IRT builds.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
         raise ValueError(f"needs tuples of {size} (3 or more) points, got {points.shape}")
     tuples = points.reshape(-1, size, points.shape[1])
-    apart = space.length(space.distance(tuples[:, :1], tuples[:, 1:]))
-    attraction = apart[:, 0] ** 2 / 2
-    repulsion = jnp.sum(jax.nn.relu(margin - apart[:, 1:]) ** 2, axis=1) / 2
+    distances = space.length(space.distance(tuples[:, :1], tuples[:, 1:]))
+    attraction = distances[:, 0] ** 2 / 2
+    repulsion = jnp.sum(jax.nn.relu(margin - distances[:, 1:]) ** 2, axis=1) / 2
     return jnp.mean(attraction + repulsion)
+
+
+_EMPTY = -1  # Label of an empty row.
+_ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
+
+
+class Memory(NamedTuple):
+    """Cross-batch memory: a ring buffer of points of earlier batches (Wang et al., CVPR 2020)."""
+
+    points: Float[Array, "size dim"]
+    labels: Int[Array, " size"]  # −1 for empty rows.
+    place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
+
+    def next_rows(self, n: int) -> Int[Array, " n"]:
+        """Rows of the oldest n ≤ size points, which the next n points replace."""
+        return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
+
+    def write(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
+        """Returns the memory with the oldest points replaced by these.
+
+        A point that is not finite empties its row, so that it does not spoil later losses. Points
+        of a step whose update is dropped stay: restoring the old ones would copy the whole memory.
+        """
+        rows = self.next_rows(len(labels))
+        finite = jnp.all(jnp.isfinite(points), axis=1)
+        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS)
+        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
+        labels = self.labels.at[rows].set(labels, **_ROWS)
+        return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
+
+
+def empty_memory(size: int, dim: int) -> Memory:
+    """Creates a memory whose rows are all empty."""
+    return Memory(
+        jnp.zeros((size, dim)), jnp.full((size,), _EMPTY, jnp.int32), jnp.zeros((), jnp.int32)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class PairObjective(Objective):
-    """A loss within a batch, and perhaps with a memory of earlier images.
+    """A loss within a batch, optionally with a memory of earlier images.
 
-    The loss within the batch, the loss between batch and memory, and λ · KoLeo of the batch are
-    added, as in IRT (El-Nouby et al., 2021). The batch enters the memory first. With `memory_only`
-    and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020): the memory is its queue, and
-    the keys are the teacher's embeddings.
+    The objective adds the loss within the batch, the loss between batch and memory, and λ · KoLeo
+    of the batch, as in IRT (El-Nouby et al., 2021). The batch enters the memory first. With
+    `memory_only` and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020): the memory is
+    MoCo's queue, and the teacher's embeddings are its keys.
 
-    An image is not compared with itself in the memory, unless a teacher embedded it and the batch
-    is compared with itself, too.
+    An image is not compared with its own row in the memory, unless a teacher embedded the row and
+    the loss within the batch is included.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
-    samples_per_class: int | None  # None if batches hold any classes.
-    memory: float = 0.0  # Number of images, or, up to 1, their share of the training images.
-    memory_decay: float = 0.0  # Of the teacher that embeds these; 0 for the trained model.
-    memory_only: bool = False  # Whether the loss of the batch among itself is left out (MoCo).
+    samples_per_class: int | None  # None if images are not grouped by class.
+    memory: float = 0.0  # Number of images; up to 1, share of the training images.
+    memory_decay: float = 0.0  # Decay of the teacher that embeds them; 0 for the trained model.
+    memory_only: bool = False  # Whether to omit the loss within the batch (MoCo).
     koleo_weight: float = 0.0  # λ.
 
     lasting_state = ("memory",)
     teacher_decay = property(lambda self: self.memory_decay or None)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns no parameters, and an empty memory if there is one.
+        """Returns no parameters, and an empty memory unless `memory` is 0.
 
-        A memory smaller than a batch, or larger than the training set, is a `UserError`.
+        Raises a `UserError` if the memory is smaller than a batch or larger than the training set.
         """
         if not self.memory:
             return {}, {}
@@ -309,23 +348,23 @@ class PairObjective(Objective):
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
             labels = integer_labels(labels)
-            taught = self.memory_decay > 0
-            new = self.space.embed(teacher.projected) if taught else lax.stop_gradient(points)
-            memory = state["memory"].written(new, labels)
-            omitted = self.memory_only or not taught
-            own_rows = state["memory"].rows(len(labels)) if omitted else None
-            others = References(memory.points, memory.labels, own_rows)
-            of_memory = self.function(points, labels, space=self.space, references=others)
-            loss = of_memory if self.memory_only else loss + of_memory
+            has_teacher = self.memory_decay > 0
+            new = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)
+            memory = state["memory"].write(new, labels)
+            exclude_own = self.memory_only or not has_teacher
+            own_rows = state["memory"].next_rows(len(labels)) if exclude_own else None
+            references = References(memory.points, memory.labels, own_rows)
+            memory_loss = self.function(points, labels, space=self.space, references=references)
+            loss = memory_loss if self.memory_only else loss + memory_loss
             state = {"memory": memory}
-            metrics |= {"memory_loss": of_memory, "memory_filled": jnp.mean(memory.labels >= 0)}
+            metrics |= {"memory_loss": memory_loss, "memory_filled": jnp.mean(memory.labels >= 0)}
         if self.koleo_weight:
             metrics["koleo"] = koleo(points, space=self.space, ids=batch.ids)
             loss += self.koleo_weight * metrics["koleo"]
         return loss, (state, metrics)
 
 
-# Of every loss of pairs.
+# Fields of every loss of pairs.
 KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
 MEMORY = {
     # Images of earlier batches to compare with: a number, or a share of the training images.
@@ -342,20 +381,20 @@ MEMORY = {
 }
 
 
-def _create_of_tuples(
+def _create_tuple_objective(
     function: Callable[..., Array], config: ConfigDict, space: Space
 ) -> PairObjective:
     size = 2 + config.train.tuples.negatives
 
     def loss(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
-        del labels  # The order of a batch tells its tuples apart.
+        del labels  # The order of a batch defines its tuples.
         return function(points, size=size, space=space)
 
     return PairObjective(space, loss, None, koleo_weight=config.objective.koleo_weight)
 
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> PairObjective:
-    """Builds a run's objective, whose memory suits the loss."""
+    """Builds a run's objective; checks that its memory suits the loss."""
     fields = config.objective
     if fields.memory and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
@@ -374,16 +413,17 @@ _TEMPERATURE = {
     "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
 }
 # Defaults are the papers', with these exceptions. The triplets' margin is Schroff et al.'s. The
-# contrastive margin is from unofficial code of IRT. Numbers of multi-similarity are HIER's and
-# pytorch-metric-learning's; the paper has base 1. Circle's are for fine-grained retrieval.
+# contrastive margin is from unofficial code of IRT. Multi-similarity's defaults are those of HIER
+# and pytorch-metric-learning; the paper has base 1. Circle's are for fine-grained retrieval.
 PAIR_LOSSES = {
     "tuple_contrastive": declare(
-        *(tuple_contrastive, {"margin": ABOVE_0}),
-        build=_create_of_tuples,
+        tuple_contrastive,
+        {"margin": ABOVE_0},
+        build=_create_tuple_objective,
         shared=KOLEO,
         by_tuple=True,
     ),
-    # IRT trains it on batches of any classes, too.
+    # Without by_class: IRT also trains it on batches that are not grouped by class.
     "contrastive": pair_loss(contrastive, {"margin": at_least(-1)}),
     "multi_similarity": pair_loss(
         multi_similarity,

@@ -1,4 +1,4 @@
-"""Pairwise cross-entropy: the loss of Hyp-ViT and Sph-ViT, and in a mixed space of HypMix."""
+"""Pairwise cross-entropy: the loss of Hyp-ViT and Sph-ViT, and, in a mixed space, of HypMix."""
 
 import dataclasses
 import math
@@ -35,18 +35,18 @@ def pairwise_cross_entropy(
     negatives are the rest of j, and all of i but the anchor itself. Its loss is the cross-entropy
     of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs.
 
-    All pairs share one distance matrix of the batch: subset pair (i, j) is its block (i, j).
-    Distances of positives are computed by subtraction, and so are exact however small they are.
+    All pairs share one distance matrix of the batch, whose block (i, j) belongs to subset pair
+    (i, j). Distances of positives are computed by subtraction, so small ones keep their digits.
 
     Args:
         embeddings: Points of the space, as from `space.embed`: [classes, samples, dim], or
             [images, dim] with labels; at least 2 classes and 2 samples.
         space: Space that measures the distances.
-        temperature: τ > 0; the smaller it is, the more weight the nearest negatives have.
-        labels: Class of each image of a flat batch, in any order, with the same number of images in
-            each class. An image's subset is the number of images of its class before it.
-        samples_per_class: That number. It is required where the labels are traced, as by `jit`; the
-            loss is then NaN if they do not agree with it.
+        temperature: τ > 0; smaller values give the nearest negatives more weight.
+        labels: Class of each image of a flat batch, in any order, with equally many images in each
+            class. An image's subset is the number of images of its class before it.
+        samples_per_class: Number of images in each class. Traced labels, as under `jit`, require
+            it; if they do not agree with it, the loss is NaN.
 
     Raises:
         ValueError: There is nothing to compare, or the classes of a flat batch differ in size.
@@ -62,38 +62,39 @@ def pairwise_cross_entropy(
     classes, samples, _ = embeddings.shape
     if classes < 2 or samples < 2:
         raise ValueError(f"needs at least 2 classes and 2 samples, got {classes} and {samples}")
-    points = rearrange(embeddings, "n k d -> (k n) d")  # By subset, and by class within it.
+    points = rearrange(embeddings, "n k d -> (k n) d")  # Ordered by subset, then by class.
     return _cross_entropy(_logits(space, points, samples, temperature), samples)
 
 
 def _by_class(
     embeddings: Float[Array, "images dim"], labels: Labels, samples: int | None
 ) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
-    """Groups a flat batch by class, and says whether its classes have that number of images."""
+    """Groups a flat batch by class; also returns whether each class has `samples` images."""
     if np.shape(labels) != embeddings.shape[:1]:
-        raise ValueError(f"{np.shape(labels)} is not one label for each of {embeddings.shape}")
+        raise ValueError(f"needs a label per embedding {embeddings.shape}, got {np.shape(labels)}")
     (labels,) = class_numbers(labels)
     if not isinstance(labels, jax.core.Tracer):
         sizes = np.unique(labels, return_counts=True)[1]
         samples = samples or int(sizes.max(initial=1))
         if np.any(sizes != samples):
-            numbers = f"{sizes.min()} to {sizes.max()}"
-            raise ValueError(f"needs {samples} images in each class, got {numbers}")
+            counts = f"{sizes.min()} to {sizes.max()}"
+            raise ValueError(f"needs {samples} images in each class, got {counts}")
     if samples is None or samples < 2 or len(embeddings) % samples:
-        raise ValueError(f"samples_per_class is {samples}, for {len(embeddings)} images")
+        rule = f"2 or more, and divide {len(embeddings)} images"
+        raise ValueError(f"samples_per_class is {samples}; it must be {rule}")
     labels = jnp.asarray(labels)
     order = jnp.argsort(labels, stable=True)
     grouped = labels[order].reshape(-1, samples)
-    alike = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])
-    return embeddings[order].reshape(-1, samples, embeddings.shape[-1]), alike
+    balanced = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])
+    return embeddings[order].reshape(-1, samples, embeddings.shape[-1]), balanced
 
 
 def _logits(
     space: Space, points: Float[Array, "images dim"], samples: int, temperature: float
 ) -> Float[Array, "images images"]:
-    """−distance / temperature of all pairs."""
-    # Training draws positives together, so their distances are computed by subtraction: from
-    # products, small distances lose digits and their gradients vanish.
+    """Logits −distance / temperature of all pairs."""
+    # Training draws positives together, so their distances are computed by subtraction: computed
+    # from inner products, small distances lose digits and their gradients vanish.
     subsets = rearrange(points, "(k n) d -> k n d", k=samples)
     positives = space.distance(subsets[:, :, None], rearrange(subsets, "k n d -> n k d"))
     blocks = rearrange(
@@ -105,9 +106,9 @@ def _logits(
 
 
 def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float[Array, ""]:
-    """Loss from the logits of a batch, with rows and columns ordered by subset."""
-    # As log(1 + Σ exp(negative − positive)), small losses and their gradients keep their digits.
-    # Blocks stay where they are in the matrix: transposed, they would take twice as long.
+    """Loss from a batch's logits, whose rows and columns are ordered by subset."""
+    # Written as log(1 + Σ exp(negative − positive)), small losses and gradients keep their digits.
+    # Blocks stay where they are in the matrix: transposing them would take twice as long.
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", i=samples, j=samples)
     negatives, positives = jax.vmap(jax.vmap(_block_terms, in_axes=1))(blocks)
     own_subset = jnp.diagonal(negatives).T[:, None]
@@ -116,7 +117,7 @@ def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float
 
 
 def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """Log-sum-exp over a block's images of other classes, and the logit of the anchor's class."""
+    """For each anchor of a block, log-sum-exp over the other classes, and the positive's logit."""
     same_class = jnp.eye(logits.shape[0], dtype=bool)
     negatives = jax.nn.logsumexp(logits, axis=-1, where=~same_class)
     return negatives, jnp.sum(logits, axis=-1, where=same_class)
@@ -124,14 +125,14 @@ def _block_terms(logits: Float[Array, "n n"]) -> tuple[Float[Array, " n"], Float
 
 @dataclasses.dataclass(frozen=True)
 class PairwiseCrossEntropy(Objective):
-    """The objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`)."""
+    """Objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`)."""
 
     space: Space
     temperature: float
     samples_per_class: int
     pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
-    # Unless empty, the loss is the weighted sum of the losses in each part of the space, instead of
-    # the loss of the summed distances.
+    # Weights of the losses in each part of the space, which are summed; () for one loss, of the
+    # space's distance.
     loss_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
@@ -151,6 +152,7 @@ class PairwiseCrossEntropy(Objective):
         return loss, metrics
 
     def _sum_over_parts(self, points: Float[Array, "images dim"]) -> Float[Array, ""]:
+        """Sums the losses in each part of the space, times `loss_weights`."""
         samples, total = self.samples_per_class, 0.0
         parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
         for (part, weight), x, loss_weight in parts:
@@ -176,30 +178,31 @@ def _metrics(
     points: Float[Array, "images dim"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
-    """`batch_metrics`, with the range of logits between images and the loss at chance."""
+    """Norms, the recall within the batch, the range of logits and the loss at chance."""
     features, points, logits = lax.stop_gradient((features, points, logits))
-    blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=len(features), b=len(features))
-    same_class = jnp.diagonal(blocks, axis1=1, axis2=3)  # i, j, a
-    other_sample = ~jnp.eye(len(same_class), dtype=bool)[..., None]
-    match = jnp.max(same_class, axis=1, where=other_sample, initial=-jnp.inf).reshape(-1)
-    classes = jnp.arange(len(points)) % len(features)
-    negatives = jnp.where(classes[:, None] != classes, logits, -jnp.inf)
-    nearest = jnp.max(negatives, axis=-1)
-    # From the negatives rather than the logits, because they are in memory already.
-    least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)
     n, s = features.shape[:2]
+    blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=n, b=n)
+    same_class = jnp.diagonal(blocks, axis1=1, axis2=3)  # i, j, a
+    other_sample = ~jnp.eye(s, dtype=bool)[..., None]
+    nearest_positive = jnp.max(same_class, axis=1, where=other_sample, initial=-jnp.inf)
+    nearest_positive = nearest_positive.reshape(-1)
+    classes = jnp.arange(len(points)) % n
+    negatives = jnp.where(classes[:, None] != classes, logits, -jnp.inf)
+    nearest_negative = jnp.max(negatives, axis=-1)
+    # The minimum is taken over the negatives, which are already in memory, unlike the logits.
+    least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)
     return {
         # If all points coincide, logits are equal.
         "chance_loss": jnp.float32(s * (s - 1) * math.log(2 * n - 1)),
         **norms(space, features, points),
         "logit_min": jnp.minimum(least, jnp.min(same_class)),
-        "logit_max": jnp.max(jnp.maximum(match, nearest)),
-        "batch_recall@1": jnp.mean(match > nearest),
+        "logit_max": jnp.max(jnp.maximum(nearest_positive, nearest_negative)),
+        "batch_recall@1": jnp.mean(nearest_positive > nearest_negative),
     }
 
 
 _HYPMIX = {
-    # Eq. 10 has one temperature, the released code two. These are the code's.
+    # Eq. 10 has one temperature, the released code has two; these are the code's.
     "sphere_temperature": Field(0.05, ABOVE_0, learnable=True),  # τ_e: divides the cosine.
     # τ_h: divides the hyperbolic distance.
     "ball_temperature": Field(0.2, ABOVE_0, learnable=True),
@@ -210,19 +213,19 @@ _HYPMIX = {
 def mixed_space(
     ball: PoincareBall, *, sphere_temperature: float, ball_temperature: float, ball_weight: float
 ) -> Fused:
-    """The space in which the pairwise cross-entropy at temperature 1 is the loss of HypMix.
+    """Space in which the pairwise cross-entropy at temperature 1 is HypMix's loss.
 
-    Its logits are cos/τ_e − λ·d/τ_h, up to a constant (Eq. 9 and 10), of normalised features, which
-    the ball, which measures d, never clips.
-    `sphere_temperature` is τ_e, `ball_temperature` τ_h, and `ball_weight` λ.
+    The logits are cos/τ_e − λ·d/τ_h, up to a constant (Eqs. 9 and 10), where d is the distance in
+    the ball. Features are normalised, so the ball never clips them. `sphere_temperature` is τ_e,
+    `ball_temperature` τ_h, and `ball_weight` λ.
     """
-    of_sphere = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
-    return Fused((of_sphere, (ball, ball_weight / ball_temperature)))
+    sphere_part = Sphere(), 1 / (2 * sphere_temperature)  # −(2 − 2cos)/(2·τ_e).
+    return Fused((sphere_part, (ball, ball_weight / ball_temperature)))
 
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """The pairwise cross-entropy in a mixed space; for its numbers see `mixed_space`."""
+    """Pairwise cross-entropy in a `mixed_space`, which explains the fields."""
 
     ball: PoincareBall
     sphere_temperature: float
@@ -236,7 +239,7 @@ class HypMix(Objective):
         return mixed_space(self.ball, **{name: getattr(self, name) for name in _HYPMIX})
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
-        """Loss of a batch, see `PairwiseCrossEntropy.loss`."""
+        """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
         return PairwiseCrossEntropy(self.space, 1.0, self.samples_per_class).loss(outputs)
 
 
@@ -248,14 +251,14 @@ PAIRWISE_LOSSES = {
     "pairwise_cross_entropy": Declaration(
         _create,
         # The temperature divides distances. Ball: paper and code of Hyp-ViT. Sphere: published runs
-        # divide the cosine by 0.1; −D / 0.2, with D = 2 − 2cos (Eq. 4), is that minus a constant,
-        # which the softmax cancels. (The paper's "τ = 0.1" contradicts its Eq. 4.)
+        # use cos / 0.1; the logits −D / 0.2, with D = 2 − 2cos (Eq. 4), differ by a constant, which
+        # the softmax cancels. (The paper's "τ = 0.1" contradicts its Eq. 4.)
         {
             "temperature": Field(0.2, ABOVE_0, learnable=True),
             # Factor of the sum over pairs of subsets; HIER's code divides it by samples².
             "pair_weight": Field(1.0, ABOVE_0),
-            # Weights of the losses in each part of a fused space (HypMix: λ and 1 − λ), in place of
-            # the loss of the parts' summed distances. (): that loss.
+            # Weights of the losses in each part of a fused space (HypMix: λ and 1 − λ), which are
+            # summed. (): one loss, of the parts' summed distances.
             "loss_weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
         },
         by_class=True,
@@ -267,7 +270,7 @@ PAIRWISE_LOSSES = {
         _HYPMIX,
         by_class=True,
         spaces=("poincare",),
-        divisor=lambda fields: 1.0,  # The space holds its temperatures.
+        divisor=lambda fields: 1.0,  # The space's weights include the temperatures.
         reference="HypMix (Yue et al., WACV 2024); λ is 8 for Cars and SOP",
     ),
 }
@@ -280,19 +283,20 @@ def negative_weights(
     *,
     temperature: float,
 ) -> Float[Array, "anchors items"]:
-    """Weights p(x⁻) of an anchor's negatives in the gradient of its loss (HypMix, Eq. 8, 9, 11).
+    """Weights p(x⁻) of negatives in the gradient of an anchor's loss (HypMix, Eqs. 8, 9 and 11).
 
     p(x⁻) = exp(−d(a, x⁻)/τ) / [exp(−d(a, x⁺)/τ) + Σ exp(−d(a, x)/τ)], where x runs over the
-    negatives of the anchor a: the derivative of the loss of a and its positive x⁺ by −d(a, x⁻)/τ.
-    An anchor's weights thus sum to 1 − p(x⁺). With several positives they are the means over these;
-    other items have the weight 0.
+    negatives of the anchor a. This is the derivative of the loss of a and its positive x⁺ by
+    −d(a, x⁻)/τ, so an anchor's weights sum to 1 − p(x⁺). Several positives give the mean of their
+    weights. Items that are not negatives have the weight 0.
 
-    Distances are those in the space of the loss, for HypMix `mixed_space`, with the `temperature`
-    τ > 0 of `softmax_temperature`. `positives` and `negatives` mark at least one item for each
+    `distances` are measured in the loss's space (for HypMix, `mixed_space`); `temperature` is
+    τ > 0, see `softmax_temperature`. `positives` and `negatives` mark at least one item for each
     anchor.
     """
     logits = -jnp.asarray(distances) / temperature
     negatives = jnp.asarray(negatives)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True, where=negatives)
-    of_all = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
-    return of_all * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))
+    # Sum of an anchor's weights: 1 − p(x⁺), averaged over positives.
+    mass = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
+    return mass * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))

@@ -1,13 +1,14 @@
-"""Losses that compare the images of a batch with proxies: points that stand for the classes.
+"""Losses that compare the images of a batch with proxies: points that represent the classes.
 
-Losses use the distance of a space. On the sphere they are the published losses of the cosine; in
-other spaces, `hypjax.objectives.comparisons.similarity` takes its place. Proxies are trained with
-the model. `proxy_anchor` explains common arguments and errors.
+Losses use the distance of a space. On the sphere they are the published losses, which use the
+cosine; in other spaces, `hypjax.objectives.comparisons.similarity` replaces the cosine. Proxies are
+trained with the model. `proxy_anchor` documents the common arguments and errors.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from ml_collections import ConfigDict
 
+from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
-from hypjax.geometry import Space
+from hypjax.geometry import Space, poincare
 from hypjax.objectives.base import (
+    LEARNED,
     Group,
     Loss,
     Metrics,
@@ -37,7 +40,6 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
-from hypjax.objectives.proxy_points import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
@@ -52,20 +54,20 @@ def proxy_anchor(
 ) -> Float[Array, ""]:
     """Proxy-Anchor loss (Kim et al., CVPR 2020, Eq. 4).
 
-    The mean over the proxies of classes in the batch of log(1 + Σ_{own} exp(−α·(s − δ))), plus the
-    mean over all proxies of log(1 + Σ_{others} exp(α·(s + δ))), where the sums are over the images
-    that are, or are not, of the proxy's class. s is the cosine on the sphere and 1 − distance / 2
-    in other spaces. `margin` is δ, and `alpha` α > 0.
+    The loss has two terms: the mean of log(1 + Σ exp(−α·(s − δ))) over the proxies of classes in
+    the batch, with the sum over images of the proxy's class; plus the mean of
+    log(1 + Σ exp(α·(s + δ))) over all proxies, with the sum over images of other classes. s is the
+    cosine on the sphere and 1 − distance / 2 in other spaces. `margin` is δ, and `alpha` α > 0.
 
-    Embeddings and proxies, one for each class, are points of the space, as from `space.embed`.
-    Labels count from 0; under `jit`, they must be integers. Missing labels, or labels without a
-    proxy unless traced, are a `ValueError`.
+    Embeddings and proxies, one proxy for each class, are points of the space, as from
+    `space.embed`. Labels count from 0; under `jit`, they must be integers. Raises a `ValueError`
+    for missing labels, and, unless labels are traced, for labels without a proxy.
     """
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
-    pull = log1p_sum_exp(-alpha * (s - margin), own, axis=0)
-    push = log1p_sum_exp(alpha * (s + margin), ~own, axis=0)
-    return mean_where(pull, jnp.any(own, axis=0)) + jnp.mean(push)
+    pull = log1p_sum_exp(-alpha * (s - margin), same, axis=0)
+    push = log1p_sum_exp(alpha * (s + margin), ~same, axis=0)
+    return mean_where(pull, jnp.any(same, axis=0)) + jnp.mean(push)
 
 
 def proxy_nca(
@@ -78,13 +80,14 @@ def proxy_nca(
 ) -> Float[Array, ""]:
     """Proxy-NCA loss (Movshovitz-Attias et al., ICCV 2017), normalised as a probability.
 
-    The mean of −log softmax(−distance / τ) at the image's class, over the proxies of all classes.
-    This is the form of ProxyNCA++ (Teh et al., ECCV 2020) and of pytorch-metric-learning. The
-    original leaves the proxy of the image's class out of the denominator, which makes the loss
-    unbounded below. The temperature τ > 0 is 1 in the original, and 1/9 in ProxyNCA++.
+    The loss is the mean of −log softmax(−distance / τ) at the image's class, where the softmax is
+    over the proxies of all classes, as in ProxyNCA++ (Teh et al., ECCV 2020) and
+    pytorch-metric-learning. The original omits the proxy of the image's class from the denominator,
+    which makes the loss unbounded below. The temperature τ > 0 is 1 in the original, and 1/9 in
+    ProxyNCA++.
     """
-    distances, own = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
-    return _cross_entropy(-distances[..., 0] / temperature, own)
+    distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
+    return _cross_entropy(-distances[..., 0] / temperature, same)
 
 
 def normalized_softmax(
@@ -97,8 +100,8 @@ def normalized_softmax(
 ) -> Float[Array, ""]:
     """Normalised softmax loss (Zhai and Wu, BMVC 2019, Eq. 4).
 
-    The cross-entropy of the logits s/τ, where s is the cosine on the sphere, −distance / 2 in any
-    space. It equals `proxy_nca` at twice the temperature.
+    The loss is the cross-entropy of the logits s/τ, with s = −distance / 2 (on the sphere, the
+    cosine up to a constant). It equals `proxy_nca` at twice the temperature.
     """
     return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
 
@@ -118,17 +121,17 @@ def soft_triple(
 
     The similarity of an image and a class is Σ_k softmax_k(s_k/γ)·s_k over the K centres of the
     class, where s is the cosine on the sphere and 1 − distance / 2 in other spaces. The loss is the
-    cross-entropy of λ times these similarities, lowered by δ for the image's own class. The
-    regularisation draws the centres of a class together: it is the mean over the classes of
-    Σ √separation, over pairs of centres, divided by K·(K − 1). On the sphere, the root is the
-    length of the chord; in the ball, sinh(√c·distance/2)/√c.
+    cross-entropy of λ times these similarities, after δ is subtracted from the similarity to the
+    image's class. The regularisation draws the centres of a class together: it is the mean over the
+    classes of Σ √separation / (K·(K − 1)), summed over pairs of centres. The root is the chord's
+    length on the sphere, and sinh(√c·distance/2)/√c in the ball.
 
-    `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` a weight, the paper's τ.
+    `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` the weight τ of the paper.
     """
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)
     classes = jnp.sum(jax.nn.softmax(s / gamma, axis=-1) * s, axis=-1)
-    loss = _cross_entropy(scale * (classes - margin * own), own)
+    loss = _cross_entropy(scale * (classes - margin * same), same)
     if regularization == 0 or jnp.shape(proxies)[1] == 1:
         return loss
     return loss + regularization * _spread(space, jnp.asarray(proxies))
@@ -146,24 +149,24 @@ def arcface(
 ) -> Float[Array, ""]:
     """ArcFace, with sub-centres (Deng et al., CVPR 2019, Eqs. 3 and 4, and ECCV 2020).
 
-    The cross-entropy of s times the cosines of an image and the classes, with cos(θ + m) − m′ in
-    place of cos θ for its own class; of several centres, the nearest counts. Where θ + m exceeds π
-    and its cosine would rise again, cos θ − m·sin m takes its place, as in the authors' code.
-    Gradients have their true, bounded size also where θ is nearly 0 or π.
+    The loss is the cross-entropy of s times the cosines of an image and the classes, where
+    cos(θ + m) − m′ replaces cos θ for the image's class. With several centres, the nearest counts.
+    Where θ + m exceeds π, so that its cosine would rise again, cos θ − m·sin m replaces it, as in
+    the authors' code. Gradients are exact and bounded even where θ is nearly 0 or π.
 
-    The margin is an angle seen from the centre, which is the distance only on the sphere: in the
-    ball it would ignore how far out points lie. `Hier` adds this loss of the angles to one of the
-    ball's distances; `cosface` has a margin for any space.
+    The margin is an angle at the origin, so the space must be the sphere: in the ball, it would
+    ignore the points' distances from the origin. `Hier` combines this loss of angles with a loss of
+    distances in the ball; `cosface` has a margin for any space.
 
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
     combined margin (with m1 = 1).
     """
     if not (space.squared and space.normalized):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
     distances = jnp.min(distances, axis=-1)
-    target = _cosine_beyond(distances, margin) - cosine_margin
-    return _cross_entropy(scale * jnp.where(own, target, similarity(distances)), own)
+    target = _cosine_with_margin(distances, margin) - cosine_margin
+    return _cross_entropy(scale * jnp.where(same, target, similarity(distances)), same)
 
 
 def cosface(
@@ -177,34 +180,34 @@ def cosface(
 ) -> Float[Array, ""]:
     """CosFace, with sub-centres as in `arcface` (Wang et al., CVPR 2018, Eq. 4).
 
-    The cross-entropy of λ times the similarities of an image and the classes, lowered by m for its
-    own class. The similarity is the cosine on the sphere and 1 − distance / 2 in
-    other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half the scale and twice
-    the margin. `scale` is λ > 0, the paper's s, and `margin` m.
+    The loss is the cross-entropy of λ times the similarities of an image and the classes, after m
+    is subtracted at the image's class. The similarity is the cosine on the sphere and
+    1 − distance / 2 in other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half
+    the scale and twice the margin. `scale` is λ > 0, the paper's s, and `margin` m.
     """
-    distances, own = compare_proxies(space, embeddings, labels, proxies)
-    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * own), own)
+    distances, same = compare_proxies(space, embeddings, labels, proxies)
+    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * same), same)
 
 
-def _cosine_beyond(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
-    """cos(θ + m) from the sphere's distances; its continuation where θ + m exceeds π."""
-    # sin θ is a product of the chord: as a function of the cosine it would have infinite slopes.
+def _cosine_with_margin(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
+    """cos(θ + m) from distances on the sphere; a monotonic continuation where θ + m exceeds π."""
+    # sin θ is computed from the chord: computed from the cosine, it would have infinite slopes.
     cosine = similarity(distances)
     below = cosine > -jnp.cos(margin)
     squares = jnp.where(below, distances, 1)
     sine = SPHERE.length(squares) * jnp.sqrt(1 - squares / 4)
-    beyond = cosine * jnp.cos(margin) - sine * jnp.sin(margin)
-    return jnp.where(below, beyond, cosine - margin * jnp.sin(margin))
+    shifted = cosine * jnp.cos(margin) - sine * jnp.sin(margin)
+    return jnp.where(below, shifted, cosine - margin * jnp.sin(margin))
 
 
-def _cross_entropy(logits: Float[Array, "n classes"], own: Bool[Array, "n classes"]) -> Loss:
-    """Mean cross-entropy, as log(1 + Σ exp(other − own)), which keeps its digits when small."""
-    target = jnp.sum(logits, axis=1, keepdims=True, where=own)
-    return jnp.mean(log1p_sum_exp(logits - target, ~own, axis=1))
+def _cross_entropy(logits: Float[Array, "n classes"], same: Bool[Array, "n classes"]) -> Loss:
+    """Mean cross-entropy, written as log(1 + Σ exp(other − same)) to keep small losses' digits."""
+    target = jnp.sum(logits, axis=1, keepdims=True, where=same)
+    return jnp.mean(log1p_sum_exp(logits - target, ~same, axis=1))
 
 
 def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float[Array, ""]:
-    """Regularisation of `soft_triple`, whose gradient is 0 for centres that coincide."""
+    """Regularisation of `soft_triple`; coincident centres have gradient 0."""
     classes, centres, _ = proxies.shape
     first, second = np.triu_indices(centres, k=1)
     separations = space.separation(proxies[:, first], proxies[:, second])
@@ -213,25 +216,58 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
     return jnp.sum(roots, where=apart) / (classes * centres * (centres - 1))
 
 
+# Parameters of proxies are free vectors, which Adam moves, or points of the ball, which Riemannian
+# Adam moves. If the ball's c is learned, they are tangent vectors `poincare.logmap0`(x, c) instead:
+# a proxy then keeps its distance from the origin while c changes, and the gradient by c is taken at
+# a fixed tangent vector.
+_Vectors = Float[Array, "*b dim"]
+_BallC = float | str | None
+
+
+def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
+    """The proxies' `Group.ball_c`, from their optimiser `config.objective[field]`."""
+    if fields[field] == "adam":
+        return None
+    if (ball := space.ball()) is None:
+        rule = "must be adam unless objective.space is poincare or lorentz"
+        raise UserError(f"config.objective.{field} is {fields[field]}; it {rule}")
+    return LEARNED if fields["learn_c"] else ball.c
+
+
+def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+    """Parameters of the proxies that `space.embed` makes of free vectors."""
+    if ball_c is None:
+        return vectors
+    points = space.to_ball(space.embed(vectors))
+    return poincare.logmap0(points, space.ball().c) if ball_c == LEARNED else points
+
+
+def proxy_points(parameters: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+    """Converts the parameters of proxies to points of the space."""
+    if ball_c is None:
+        return space.embed(parameters)
+    return space.from_tangent(parameters) if ball_c == LEARNED else space.from_ball(parameters)
+
+
 @dataclasses.dataclass(frozen=True)
 class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
-    As for Proxy-Anchor (Kim et al., CVPR 2020), proxies start normally distributed, before the
-    space embeds them, with the variance 2 / (number of proxies), Kaiming's with a classifier's
+    As in Proxy-Anchor (Kim et al., CVPR 2020), proxies are normally distributed before the space
+    embeds them, with variance 2 / (number of proxies): Kaiming initialisation with a classifier's
     fan-out.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
-    centres: int | None  # Number of proxies of each class; None for one, of a loss that takes one.
+    centres: int | None  # Proxies of each class; None for a loss that takes one, without this axis.
     rate: float  # Factor of the proxies' learning rate.
-    ball_c: float | str | None  # Of the proxies.
-    samples_per_class: int | None  # None if batches hold any classes.
+    ball_c: float | str | None  # `Group.ball_c` of the proxies.
+    samples_per_class: int | None  # None if images are not grouped by class.
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The proxies, with a learning rate of their own."""
+        """The proxies, with their learning rate."""
         return (Group(("proxies",), self.rate, ball_c=self.ball_c),)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
@@ -269,7 +305,7 @@ def _create(function: Callable[..., Array], config: ConfigDict, space: Space) ->
 
 
 def _centres(default: int) -> dict[str, Field]:
-    """Fields of a loss with several proxies of a class."""
+    """Fields of a loss with several proxies for each class."""
     return {"centres": Field(default, within(1, 10**4)), **_SHARED}
 
 

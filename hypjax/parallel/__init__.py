@@ -1,8 +1,8 @@
 """Data parallelism: a mesh of devices, sharded batches, and replicated or sharded parameters.
 
-Results do not depend on the number of devices: the loss covers the whole batch, and its
-gradient is exact. A batch may also be embedded in slices (microbatches), one after the other, so
-that only one slice's activations are in memory.
+Results do not depend on the number of devices: the loss covers the whole batch, and its gradient is
+exact. A batch may also be embedded in slices (microbatches), one after the other, so that memory
+holds the activations of only one slice.
 """
 
 import math
@@ -27,48 +27,51 @@ AXES = ("copies", "parts")
 def create_mesh(
     shape: tuple[int, int] = (-1, 1), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Creates a mesh of copies of the parameters times shards; −1 copies take all devices."""
+    """Creates a mesh whose shape is (copies of the parameters, shards of each copy).
+
+    −1 copies use all devices, which are JAX's by default.
+    """
     copies, shards = shape
-    chosen = devices is not None
-    if not chosen:
+    all_devices = devices is None
+    if all_devices:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     copies = len(devices) // shards if copies == -1 else copies
     needed, present = max(copies, 1) * shards, len(devices)
     # Processes without a device of the mesh would wait forever.
-    idle = not chosen and jax.process_count() > 1 and needed < present
+    idle = all_devices and jax.process_count() > 1 and needed < present
     if needed > present or idle:
-        rule = "use all of them" if idle else "not exceed that"
-        devices_needed = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
-        raise UserError(f"{devices_needed}; copies times shards must {rule}")
+        rule = "be all of these" if idle else "not exceed this number"
+        problem = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
+        raise UserError(f"{problem}; copies times shards must {rule}")
     return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
 
 
 class Slices(NamedTuple):
-    """How a batch is split into slices (microbatches), one after the other, and over devices."""
+    """How a batch is split into slices (microbatches), which are sharded over devices."""
 
-    count: int
-    rows: int  # Of the batch, with padding.
+    count: int  # Number of slices, which are computed one after the other.
+    rows: int  # Rows of the batch, with padding.
 
 
 def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
     """Splits a batch into equal slices with little padding; a microbatch of 0 makes one slice."""
     count = math.ceil(batch_size / microbatch) if microbatch else 1
-    together = count * mesh.size
-    return Slices(count, together * math.ceil(batch_size / together))
+    multiple = count * mesh.size
+    return Slices(count, multiple * math.ceil(batch_size / multiple))
 
 
 def local_rows(mesh: Mesh, rows: int) -> range:
-    """Returns the rows of a sharded array that this process's devices hold."""
+    """The rows of a sharded array that this process's devices hold."""
     indices = sharded(mesh).addressable_devices_indices_map((rows,)).values()
     bounds = [index[0].indices(rows) for index in indices]
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
-    """XLA options with which `jax.jit` compiles an encoder; those in `XLA_FLAGS` win."""
-    # On an H200, cuBLAS takes 86.0 ms for a step of ViT-S/16 with 900 images, products that XLA
-    # generates with Triton 95.7 ms (embedding: 27.9 and 29.3 ms), and compiling 26 s, not 35 s.
-    # Untuned, as for a GPU that is absent, Triton's tiles do not even fit every product.
+    """XLA options for jitting an encoder; options in `XLA_FLAGS` take precedence."""
+    # On an H200, a step of ViT-S/16 with 900 images takes 86.0 ms with cuBLAS and 95.7 ms with
+    # XLA's Triton products (embedding: 27.9 and 29.3 ms); compiling takes 26 s and 35 s. Without
+    # tuning, as for a GPU that is absent, Triton's tiles do not even fit every product.
     name = "xla_gpu_enable_triton_gemm"
     if not cuda_capability(mesh.devices.flat[0]) or name in os.environ.get("XLA_FLAGS", ""):
         return {}
@@ -76,14 +79,14 @@ def compiler_options(mesh: Mesh) -> dict[str, bool]:
 
 
 def shard(mesh: Mesh, rows: PyTree) -> PyTree:
-    """Shards arrays with one row per image over all devices, from this process's `local_rows`."""
+    """Shards arrays with a row per image over all devices; `rows` are this process's rows."""
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
     )
 
 
 def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
-    """Moves arrays, equal in all processes, to one sharding or to a tree of shardings."""
+    """Moves arrays, equal in all processes, to a sharding or a tree of shardings."""
     if isinstance(sharding, NamedSharding):
         sharding = jax.tree.map(lambda _: sharding, tree)
 
@@ -98,17 +101,17 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array that every device holds in full."""
+    """The sharding of an array that every device holds in full."""
     return NamedSharding(mesh, P())
 
 
 def sharded(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array whose rows (images) are split over all devices."""
+    """The sharding of an array whose rows (images) are split over all devices."""
     return NamedSharding(mesh, P(AXES))
 
 
 def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Shards each array along its longest axis that the second mesh axis divides, if any."""
+    """Shardings that split each array along its longest axis that the number of shards divides."""
     shards = mesh.shape[AXES[1]]
 
     def sharding(x: Any) -> NamedSharding:
@@ -135,10 +138,10 @@ def gather(tree: PyTree) -> PyTree:
 def map_images(
     function: Callable[..., PyTree], mesh: Mesh, count: int = 1
 ) -> Callable[..., PyTree]:
-    """Splits a function of parameters and images over the devices and replicates its result.
+    """Splits a function of parameters and images over the devices, and replicates its result.
 
-    Each row of the result may depend on the parameters and its own image only. Intermediate values
-    of several slices are not stored for the gradient but recomputed. Use it inside `jax.jit`.
+    Each row of the result may depend only on the parameters and its image. With several slices
+    (`count`), the gradient recomputes intermediate values. Use the function inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:
@@ -155,7 +158,7 @@ def map_images(
 
 
 def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
-    """Splits a function of images, see `map_images`, over the devices; its result stays sharded."""
+    """Splits a function over the devices like `map_images`, but leaves its result sharded."""
 
     def mapped(params: PyTree, *images: PyTree) -> PyTree:
         # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices

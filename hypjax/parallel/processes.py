@@ -1,4 +1,4 @@
-"""Runs with several processes: how they connect and agree; only the first one uses the disk."""
+"""Runs with several processes: joining and agreeing. Only the first process uses the disk."""
 
 import inspect
 import json
@@ -19,17 +19,17 @@ from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason
 from hypjax.system import console, exits
 
 _JOIN_TIMEOUT = 300  # Seconds.
-_UPLOAD_TIMEOUT = 24 * 3600  # Seconds to wait at the end for the first to close its folder.
+_UPLOAD_TIMEOUT = 24 * 3600  # Seconds to wait at the end, while the first closes its folder.
 # Smallest buffer of a message, in bytes. Sizes are powers of two, so that few programs compile.
 _MIN_BUFFER = 1024
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    """Joins the processes of a run; must be called before JAX is used.
+    """Joins the processes of a run; call it before JAX is used.
 
-    From then on only the first process prints messages. If one is lost, JAX aborts the others after
-    its heartbeat's timeout, 100 seconds. `coordinator` is the HOST:PORT of the first one or 'auto',
-    with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
+    Afterwards, only the first process prints messages. If a process is lost, JAX aborts the others
+    after its heartbeat timeout of 100 seconds. `coordinator` is the first process's HOST:PORT, or
+    "auto", with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
     explicit = None if coordinator == "auto" else coordinator
     options: dict[str, Any] = {"initialization_timeout": 2 * _JOIN_TIMEOUT}
@@ -38,20 +38,21 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         if not host or not port.isdecimal():
             raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
         if None in (num_processes, process_id) or process_id >= num_processes:
-            needed = "--num_processes, and a --process_id below it"
-            raise UserError(f"--coordinator={coordinator} needs {needed}")
+            rule = "--num_processes, and a --process_id below it"
+            raise UserError(f"--coordinator={coordinator} needs {rule}")
         options["cluster_detection_method"] = "deactivate"
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
     unconnected = f"cannot connect to --coordinator={coordinator}; all processes must reach it"
-    late = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
-    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [late])  # JAX would abort with a stack trace.
+    timed_out = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
+    # On a timeout of its own, JAX would abort with a stack trace.
+    alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [timed_out])
     alarm.start()
     try:
         jax.distributed.initialize(explicit, num_processes, process_id, **options)
     except (ValueError, TypeError) as error:
-        remedy = "give --coordinator=HOST:PORT --num_processes=N --process_id=I"
+        remedy = "pass --coordinator=HOST:PORT --num_processes=N --process_id=I"
         problem = f"--coordinator={coordinator} detected no cluster ({error})"
         raise UserError(f"{problem}; {remedy}") from error
     except (RuntimeError, jax.errors.JaxRuntimeError) as error:
@@ -63,7 +64,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
         devices = f"{jax.local_device_count()} of {len(jax.devices())} devices"
-        raise UserError(f"process {jax.process_index()} has {devices}; all must have equally many")
+        raise UserError(
+            f"process {jax.process_index()} has {devices}; start all processes with equally many"
+        )
     if not is_first():
         console.mute()
 
@@ -79,7 +82,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """Broadcasts what a function returns in the first process, as JSON, or the error it raises."""
+    """Calls a function in the first process, and broadcasts its result (JSON) or `UserError`."""
     if jax.process_count() == 1:
         return make()
     answer = {}
@@ -99,7 +102,7 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 
 def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
-    """Broadcasts the arrays, or None, that a function returns in the first process, to the hosts.
+    """Calls a function in the first process, and broadcasts the arrays, or None, that it returns.
 
     `like` holds arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes.
     """
@@ -109,14 +112,14 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
     if not from_first(lambda: made.append(make()) or made[0] is not None):
         return None
     tree = made[0] if made else jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    # As bytes: a broadcast is a sum, in which −0 and subnormal numbers would change.
+    # Sent as bytes: a broadcast is a sum, which would change −0 and subnormal numbers.
     sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), tree)
     sent = multihost_utils.broadcast_one_to_all(sent)
     return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, tree)
 
 
 def require_same(facts: dict[str, Any]) -> None:
-    """Raises an error in all processes if the JSON values of one differ from the first one's."""
+    """Raises an error in all processes unless the JSON values of all processes are equal."""
     if jax.process_count() == 1:
         return
     mine = json.loads(json.dumps(facts))
@@ -129,7 +132,7 @@ def require_same(facts: dict[str, Any]) -> None:
 
 
 class Agreement:
-    """Makes all processes stop after the same step when one of them has to."""
+    """Makes all processes stop after the same step if any of them has to."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -137,9 +140,10 @@ class Agreement:
         self._pending: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
-        """The highest exit status that any process has announced, 0 for none; call it each step.
+        """Announces an exit status, and returns the highest of all processes; call it each step.
 
-        With several processes, it reports the previous call's statuses, so that none waits.
+        0 means to go on. With several processes, the result covers the previous call's statuses, so
+        that no process waits.
         """
         if jax.process_count() == 1:
             return status

@@ -105,7 +105,7 @@ def _combined(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Flo
     """Combines upper (1) or lower (−1) bounds on −separation in the parts of a space."""
     if not space.parts:
         return bounds[0]
-    distance = space.combined(
+    distance = space.combine(
         part.distance_at(jnp.maximum(-bound, 0))
         for (part, _), bound in zip(space.parts, bounds, strict=True)
     )

@@ -1,4 +1,4 @@
-"""How much memory and time a run takes, by its first steps, or by the lowered program of one."""
+"""Estimates of a run's memory and time, from its first steps or from a lowered step."""
 
 import contextlib
 import dataclasses
@@ -37,24 +37,24 @@ from hypjax.training.step import (
 )
 from hypjax.types import Batch, View
 
-_STEPS = 6  # Steps that are run; the first is not timed.
+_STEPS = 6  # Steps to run; the first is not timed.
 _GIB = 2**30
-# Operations and bytes per second in NVIDIA's data sheets, and the bytes that the compiled step of
-# ViT-S/16 moves for each operation of a product (docs/scale.md). A T4 computes in float32.
+# Operations and bytes per second from NVIDIA's data sheets, and the bytes that the compiled step of
+# ViT-S/16 moves per operation of a matrix product (docs/scale.md). A T4 computes in float32.
 _GPUS = {
     "T4": (8.1e12, 320e9, 0.0173),
     "A100": (312e12, 2039e9, 0.00504),
     "H100": (989e12, 3352e9, 0.00504),
 }
-# The least time by these figures, as a share of the 86.0 ms that a step took on an H200.
+# The least time by these figures, divided by the 86.0 ms that a step took on an H200.
 _EFFICIENCY = 0.57
 
 
 def dry_run(config: ConfigDict) -> None:
-    """Opens data and weights, embeds a batch, runs a few steps, if any, and prints an estimate.
+    """Opens data and weights, embeds a batch, runs the first steps, and prints an estimate.
 
-    Saves only the caches, and raises what the run would raise until then. If data or weights are
-    missing, it first estimates the hours of training on GPUs.
+    Saves nothing but caches, and raises the errors that the run would raise in these steps. If data
+    or weights are missing, first estimates the hours of training on GPUs.
     """
     validate(config)
     if config.train.total_steps == 0:
@@ -65,7 +65,7 @@ def dry_run(config: ConfigDict) -> None:
     try:
         run, pretrained = build_with_weights(Run(config))
     except UserError:
-        with contextlib.suppress(UserError):  # Some objectives need the classes of the data.
+        with contextlib.suppress(UserError):  # Some objectives need the data's classes.
             print_gpu_hours(config)
         raise
     state = random_state(run.learner, run.spec)
@@ -95,7 +95,7 @@ def _time(seconds: float) -> datetime.timedelta:
 def _print_size(config: ConfigDict) -> None:
     """Prints the encoder's parameters, and an image's operations as XLA counts them."""
     config = config.copy_and_resolve_references()
-    config.model.precision = "float32"  # XLA does not count what other kernels of attention do.
+    config.model.precision = "float32"  # XLA does not count operations of cuDNN's attention.
     encoder = create_embedder(config, evaluating=True).encoder
     if not encoder.takes_pixels:
         return
@@ -122,13 +122,14 @@ def _seconds_of_embedding(run: Run, params: PyTree) -> float:
     with stopwatch.part("evaluation"):
         embedder.points(params, sample, run.spaces(params))
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
-    return stopwatch.seconds()["evaluation"] / len(sample) * sum(len(x) for x in parts if x)
+    images = sum(len(part) for part in parts if part)
+    return stopwatch.seconds()["evaluation"] / len(sample) * images
 
 
 def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
-    """Runs the first steps, and prints the memory that their program needs."""
+    """Runs the first steps, prints the memory of their program, and returns their seconds."""
     mesh, plans = run.mesh, run.plans
-    if isinstance(plans, TuplePlans):  # Any tuples take the time of mined ones.
+    if isinstance(plans, TuplePlans):  # Any tuples take as long as mined tuples.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
     steps = range(min(_STEPS, run.config.train.total_steps))
     if run.config.train.cached_features:
@@ -161,22 +162,23 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
 def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> float:
     """Counts the additions and multiplications in the lowered training step."""
     config = config.copy_and_resolve_references()
-    config.run.microbatch = 0  # The body of a loop counts once,
-    config.model.precision = "float32"  # and what cuDNN's attention computes not at all.
+    # XLA counts the body of a loop once, and operations of cuDNN's attention not at all.
+    config.run.microbatch = 0
+    config.model.precision = "float32"
     learner = build_learner(config, parallel.create_mesh((1, 1), jax.devices()[:1]))
     lowered = lower_step(learner, spec or assumed_sizes(config, learner))
     return lowered.cost_analysis()["flops"]
 
 
 def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
-    """Sizes of a training split of ten batches, for use without the data."""
+    """Sizes for a training set of ten batches, for use without the data."""
     size, samples = config.train.batch_size, config.train.samples_per_class
     dims = learner.model.encoder.dim, learner.model.head_dim
     return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)
 
 
 def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
-    """Lowers the training step for images, with shapes in place of parameters and batch."""
+    """Lowers the training step on images, from the shapes of parameters and batch."""
     mesh, view = learner.mesh, learner.view
     state = jax.eval_shape(lambda: create_state(learner, spec))
     shardings = parallel.parameter_shardings(mesh, state)
@@ -192,13 +194,13 @@ def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
 
 
 def print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> None:
-    """Prints an estimate for a run that trains on images, if its batches and steps are known."""
+    """Estimates the hours of training on GPUs, if the run trains on images in known steps."""
     train = config.train
     if train.cached_features or not (train.batch_size and train.total_steps):
         return
     operations, times = step_operations(config, spec), []
     for name, (peak, bandwidth, moved) in _GPUS.items():
-        # A kernel of a step either moves bytes or computes products, so their times are added.
+        # Each kernel of a step either moves bytes or computes products, so their times add up.
         seconds = operations * (1 / peak + moved / bandwidth) / _EFFICIENCY
         minutes = math.ceil(train.total_steps * seconds / 60)
         times.append(f"{datetime.timedelta(minutes=minutes)} on one {name}")

@@ -1,4 +1,4 @@
-"""The batches of a run: its images, its caches, and the tuples that each epoch mines."""
+"""A run's training batches, from images, features or caches, and the tuples mined each epoch."""
 
 import dataclasses
 import functools
@@ -29,17 +29,17 @@ from hypjax.types import Batch
 
 @dataclasses.dataclass(eq=False)
 class Input:
-    """The images of a run, from which batches are made in the order of the steps."""
+    """Source of a run's batches, in the order of the steps."""
 
     run: TrainingRun
-    # Of all images, if they are cached: the encoder's embeddings, or activations of a block.
+    # Cached embeddings, or activations of a block, of all images; None if nothing is cached.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
     _open: Generator[Batch, None, None] | None = None
     _end: int = 0  # First step whose batch is not in the open generator.
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
-        """Opens the batches of some steps, counted from 0; close them to end the workers."""
+        """Opens the batches of steps, counted from 0; close the generator to end the workers."""
         run, learner = self.run, self.run.learner
         slices = parallel.slices(plans.batch_size, learner.mesh, learner.config.run.microbatch)
         rows = parallel.local_rows(learner.mesh, slices.rows)
@@ -55,13 +55,13 @@ class Input:
         if self._open is None or step == self._end:
             self.close()
             plans, self._end = self.run.plans, self.run.config.train.total_steps
-            # An epoch's tuples need the model as it is then: no batch can be opened before.
+            # An epoch's tuples are mined by the model of that time: no batch can be opened before.
             if isinstance(plans, TuplePlans):
-                epoch, rest = divmod(step, plans.batches_per_epoch)
-                if not rest:  # Later, the state holds the epoch's tuples.
+                epoch, position = divmod(step, plans.batches_per_epoch)
+                if position == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
                         table, metrics = self.mine(trained_model(self.run.learner, state), epoch)
-                    monitor.write(step + 1, {"mining": metrics})  # Again, if resumed here.
+                    monitor.write(step + 1, {"mining": metrics})  # A resumed run writes it again.
                     state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
                 plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
                 self._end = min((epoch + 1) * plans.batches_per_epoch, self._end)
@@ -76,10 +76,10 @@ class Input:
     def mine(
         self, params: PyTree, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
-        """Mines the tuples of an epoch, counted from 0, among embeddings under the test view.
+        """Mines the tuples of an epoch, counted from 0, by embeddings under the test view.
 
-        Returns positions in the training set of anchor, positive and negatives, and mean distances
-        from anchors to positives, mined negatives and random images.
+        Returns each tuple's positions in the training set (anchor, positive, negatives), and the
+        mean distances of anchors to positives, mined negatives and random images.
         """
         plans, space = self.run.plans, self.run.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
@@ -88,18 +88,21 @@ class Input:
         ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
         images = self.run.splits.train.take(ids)
         points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
-        firsts, seconds, others = np.split(points[rows], [len(anchors), 2 * len(anchors)])
-        searched = firsts, plans.labels[anchors], others, plans.labels[pool]
+        ends = [len(anchors), 2 * len(anchors)]
+        anchor_points, positive_points, pool_points = np.split(points[rows], ends)
+        searched = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
         negatives = hardest_negatives(*searched, count=plans.negatives, space=space)
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
         table = processes.arrays_from_first(lambda: table, table)
-        compared = {
-            "positive_distance": (firsts, seconds),
-            "negative_distance": (firsts[:, None], others[negatives]),
-            "random_distance": (firsts, np.resize(others, firsts.shape)),
-        }
+
+        def mean_distance(x: np.ndarray, y: np.ndarray) -> float:
+            return float(np.mean(_distances(space, x, y)))
+
+        random_points = np.resize(pool_points, anchor_points.shape)
         return table, {
-            name: float(np.mean(_distances(space, x, y))) for name, (x, y) in compared.items()
+            "positive_distance": mean_distance(anchor_points, positive_points),
+            "negative_distance": mean_distance(anchor_points[:, None], pool_points[negatives]),
+            "random_distance": mean_distance(anchor_points, random_points),
         }
 
 
@@ -107,8 +110,8 @@ def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
     features = store = None
     if steps and run.config.train.cached_features:
-        computed = training_features if run.learner.cached_block is None else training_activations
-        features = computed(run, params)
+        compute = training_features if run.learner.cached_block is None else training_activations
+        features = compute(run, params)
     elif steps and run.layout is not None:
         store = fill(run.layout, run.splits.train, run.learner.mesh)
     return Input(run, features, store)
@@ -119,7 +122,7 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
     learner, train, embedder = run.learner, run.splits.train, run.embedder
     if train.vectors is not None:
         return train.vectors
-    # To evaluate, the encoder may pool otherwise.
+    # Evaluation may use another pooling.
     if not embedder.cached or learner.model.encoder != embedder.model.encoder:
         embedder = dataclasses.replace(embedder, model=learner.model, cached=())
         console.say(f"embedding {counted(len(train), 'training image')} with the encoder")
@@ -127,7 +130,7 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
 
 
 def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape of the cached features of all training images; checks that memory suffices."""
+    """Shape of all training images' cached features; checks that memory suffices."""
     learner, count = run.learner, len(run.splits.train)
     encoder, block = learner.model.encoder, learner.cached_block
     if block is None:
@@ -145,7 +148,7 @@ def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
 
 
 def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images ..."]:
-    """The output of the highest frozen block for the training images under the test view."""
+    """The highest frozen block's output for the training images under the test view."""
     learner, mesh = run.learner, run.learner.mesh
 
     def activations(params: PyTree, images: Array) -> Array:
@@ -162,7 +165,7 @@ def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, 
 def _feature_batches(
     features: Float[np.ndarray, "images ..."], plans: Plans, steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of features, zeros in rows that pad a batch."""
+    """Yields batches of features; rows that pad a batch are zeros."""
     for plan in map(plans, steps):
         local = plan.ids[rows.start : rows.stop]
         images = np.zeros((len(rows), *features.shape[1:]), features.dtype)

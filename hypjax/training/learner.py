@@ -1,4 +1,4 @@
-"""The learner: model, objective and optimiser of a train step, built from a configuration."""
+"""The learner: a train step's model, objective and optimiser, built from a configuration."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ class Learner:
     """A model with its objective, its optimiser, and the devices that share the work."""
 
     config: ConfigDict
-    model: Embedder  # Pools as training does.
-    objective: Objective  # With scalars as before training.
-    scalars: Scalars  # Learned ones.
-    bounds: Mapping[str, tuple[float, float]]  # Of learned scalars, by name.
-    optimizer: optax.GradientTransformation  # Of the trained parameters.
+    model: Embedder  # With the pooling of training.
+    objective: Objective  # With the initial values of learned scalars.
+    scalars: Scalars  # Initial values of learned scalars.
+    bounds: Mapping[str, tuple[float, float]]  # Bounds of learned scalars, by name.
+    optimizer: optax.GradientTransformation  # For the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
     lora: Lora | None
@@ -36,23 +36,23 @@ class Learner:
     view: View
     mesh: Mesh
     colour_changes: ColourChanges | None
-    # The block whose output is cached; None for the encoder's embeddings.
+    # With cached features, the block whose output is cached; None for the encoder's embeddings.
     cached_block: str | None = None
 
 
 def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
-    """Builds the learner that a validated configuration describes, without images."""
+    """Builds the learner of a validated configuration, without images."""
     return learner_of(Run(config, mesh=mesh))
 
 
 def learner_of(run: Run) -> Learner:
-    """Builds the learner of a run; its model pools as training does."""
+    """Builds the learner of a run."""
     config, objective = run.config, run.objective
     model = pooled_by(run.model, config.model.pooling)
     train, fields = config.train, config.objective
     schedule = learning_rate(config.optim, train.total_steps)
     scalars = initial_scalars(fields)
-    learned = [
+    scalar_groups = [
         Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
         for name in scalars
     ]
@@ -62,7 +62,8 @@ def learner_of(run: Run) -> Learner:
     options = {"layer_rate": rates, "head_warmup_steps": train.head_warmup_steps}
     changes = ColourChanges(config.data.colour_jitter, config.data.grey, config.data.blur)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
-    optimizer = configured_optimizer(config.optim, schedule, objective.groups, learned, **options)
+    groups = objective.groups, scalar_groups
+    optimizer = configured_optimizer(config.optim, schedule, *groups, **options)
     return Learner(
         config=config,
         model=model,

@@ -1,4 +1,4 @@
-"""The loop over the steps: it trains, validates, saves, and stops when it is interrupted."""
+"""The training loop, which trains, validates, saves checkpoints, and stops on an interrupt."""
 
 import dataclasses
 from typing import NoReturn
@@ -16,36 +16,36 @@ from hypjax.training.setup import TrainingRun
 from hypjax.training.states import Measured, trees
 from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
 
-_STOPPING = "interrupted: finishing this step and saving; once more to stop at once"
+_STOPPING = "interrupted: finishing this step and saving; interrupt again to stop at once"
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
     """Runs the remaining steps of a run.
 
-    A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score exceeds
-    all before, the first state's included, after the last step, and when training has to stop.
+    A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score reaches
+    the best so far (including the first state's), after the last step, and on an interrupt.
     """
 
     run: TrainingRun
     train_step: TrainStep
-    head_step: TrainStep  # While the encoder does not change.
+    head_step: TrainStep  # For the head's warm-up, while the encoder does not change.
     source: Input
     checkpoints: Checkpoints
     monitor: Monitor
 
     def save(self, state: TrainState, measured: Measured, *, scored: bool = True) -> None:
-        """Saves a state unless it is saved; if `scored`, it may be the best by its validation."""
+        """Saves a state, once; if `scored`, its validation score may make it the best."""
         score, step = _score(measured) if scored else None, int(state.step)
         if step not in self.checkpoints.steps:
             facts = {"record": measured._asdict(), "score": score}
             self.checkpoints.save(step, **facts, **trees(self.run.learner, state))
 
     def train(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
-        """Returns the last state, and the scores measured until then; saves when interrupted."""
+        """Trains to the last step, and returns its state and scores; saves on an interrupt."""
         config, learner, monitor = self.run.config, self.run.learner, self.monitor
         first, total = int(state.step), config.train.total_steps
-        agreed = processes.Agreement(learner.mesh)
+        agree_on = processes.Agreement(learner.mesh)
         with (
             exits.deferred(_STOPPING) as interrupted,
             machine.memory_explained("train.batch_size, data.image_size or the model's size"),
@@ -58,7 +58,7 @@ class Loop:
                         state, batch = self.source.next(state, step - 1, monitor)
                 except Exception:  # An image cannot be read, or an interrupt ended the workers.
                     if jax.process_count() > 1:
-                        raise  # The other processes wait in this step and cannot help to save.
+                        raise  # The other processes wait in this step, so none can save.
                     monitor.settle()
                     if step > first + 1:
                         self.save(state, measured, scored=False)
@@ -67,7 +67,7 @@ class Loop:
                     raise
                 warmup_steps = config.train.head_warmup_steps
                 if step == warmup_steps + 1 and step > first + 1:
-                    console.say("the encoder is trained, too, from now on: compiling that step")
+                    console.say("training the encoder, too, from this step on: compiling the step")
                 train_step = self.head_step if step <= warmup_steps else self.train_step
                 with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
                     state, metrics = train_step(state, shard_batch(learner.mesh, batch))
@@ -75,10 +75,10 @@ class Loop:
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)
                 validating &= self.run.splits.validation is not None
-                # Metrics stay on the devices until a report: reading them would stall these.
+                # Metrics stay on the devices until a report: reading them would stall the devices.
                 monitor.add(step, batch.ids, metrics)
                 if saving or validating or _due(step, config.run.log_every):
-                    # A collapse must not keep a run that is being interrupted from saving.
+                    # A collapse must not prevent an interrupted run from saving.
                     monitor.report(step, judging=not interrupted())
                 if validating:
                     measured = self._validated(step, state, measured)
@@ -87,11 +87,11 @@ class Loop:
                         saving = True
                         tied = measured.best_steps if score == best else ()
                         measured = measured._replace(best_steps=[*tied, step])
-                # A signal reaches processes at different steps; all must stop after the same one.
-                status = agreed(interrupted())
+                # A signal reaches processes at different steps; all must stop after the same step.
+                status = agree_on(interrupted())
                 stopping = status and not last  # After the last step, results are minutes away.
                 if saving or stopping:
-                    # Before it is saved, so that a state that is not finite never is.
+                    # Reported before saving, so that a state that is not finite is never saved.
                     monitor.report(step, judging=not stopping)
                     with monitor.stopwatch.part("saving"):
                         self.save(state, measured, scored=validating)
@@ -109,7 +109,7 @@ class Loop:
         return measured._replace(validation=scores)
 
     def _stop(self, step: int, status: int) -> NoReturn:
-        """Ends training after an interrupt, with a status."""
+        """Ends training after an interrupt, with this exit status."""
         self.checkpoints.wait()
         outcome = "could not be saved"
         if step in self.checkpoints.steps:
@@ -118,7 +118,7 @@ class Loop:
 
 
 def _score(measured: Measured) -> float | None:
-    """The head's validation score that selects the best checkpoint; None without validation."""
+    """The validation score that selects the best checkpoint; None without validation."""
     if measured.validation is None:
         return None
     head = measured.validation["head"]

@@ -1,7 +1,7 @@
 """LoRA (Hu et al., ICLR 2022): low-rank adapters of an encoder's kernels, as parameters.
 
-A kernel W with an adapter acts as W + (α/r)·A·B; of the encoder, only A and B are trained. The sum
-is computed in float32 before the modules are applied, so that modules need no adapters.
+A kernel W with an adapter acts as W + (α/r)·A·B; in the encoder, only A and B are trained. The sum
+is computed in float32 before the modules are applied, so modules know nothing of adapters.
 """
 
 import math
@@ -21,30 +21,32 @@ from hypjax.training.optim import ADAPTER, matches
 class Lora(NamedTuple):
     """Rank, scale and kernels of the adapters."""
 
-    rank: int  # The r of A·B.
-    alpha: float  # The α of its factor.
+    rank: int  # r, the inner dimension of A·B.
+    alpha: float  # α.
     targets: tuple[str, ...]  # Names or paths of parameters; kernels below them get adapters.
 
 
 def with_adapters(
     params: Mapping[str, PyTree], lora: Lora, frozen: Collection[str], key: PRNGKeyArray
 ) -> dict[str, PyTree]:
-    """Adds an adapter beside each kernel that the targets name and `frozen` does not.
+    """Adds an adapter to each kernel that the targets name, unless it is frozen.
 
     For a kernel [n, m], {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B
-    [rank, m]}}; a convolution's [h, w, i, o] counts as [h·w·i, o]. As in PEFT, A is uniform up to
-    1/√n (Kaiming, slope √5), and B is zero. A target without a kernel is a `UserError`.
+    [rank, m]}}; a convolution's [h, w, i, o] counts as [h·w·i, o]. As in PEFT, A is uniform in
+    ±1/√n (Kaiming, slope √5), and B is zero. A target without a kernel is a `UserError`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
     kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(x, p) for x in patterns)]
-    chosen = set()
+    targeted = set()
     for target in lora.targets:
-        targeted = {path for path in kernels if matches(parameter_path(target), path)}
-        if not targeted:
-            raise UserError(f"lora_targets names {target}, but this model trains no kernel there")
-        chosen |= targeted
-    for path, path_key in zip(sorted(chosen), jax.random.split(key, len(chosen)), strict=True):
+        matching = {path for path in kernels if matches(parameter_path(target), path)}
+        if not matching:
+            raise UserError(
+                f"config.train.lora_targets names {target}, but this model trains no kernel there"
+            )
+        targeted |= matching
+    for path, path_key in zip(sorted(targeted), jax.random.split(key, len(targeted)), strict=True):
         *inputs, outputs = flat[path].shape
         size = math.prod(inputs)
         bound = 1 / math.sqrt(size)
@@ -55,7 +57,7 @@ def with_adapters(
 
 
 def merged(model: PyTree, lora: Lora | None) -> PyTree:
-    """The parameters of a model's modules: each adapter is added to its kernel, in float32."""
+    """Merges each adapter into its kernel, in float32; returns the parameters of the modules."""
     if lora is None:
         return model
     flat = flatten_dict(model, keep_empty_nodes=True)

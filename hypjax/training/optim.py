@@ -1,4 +1,4 @@
-"""The optimiser: parameter groups, learning rates, and what is frozen."""
+"""The optimiser: parameter groups, learning rates and frozen parameters."""
 
 import fnmatch
 import functools
@@ -20,12 +20,12 @@ from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
-ADAPTER = "lora"  # An adapter beside a kernel, see `hypjax.training.lora`.
+ADAPTER = "lora"  # Name of a kernel's adapter, see `hypjax.training.lora`.
 _Path = tuple[str, ...]
 
 
 def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path begins with the parts of a pattern, such as 'block_*'."""
+    """Whether a path begins with names that match a pattern's, such as 'block_*'."""
     return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
 
 
@@ -37,31 +37,34 @@ def in_encoder(path: Sequence[str]) -> bool:
 def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTree]:
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
-    Gradients are taken with respect to the trained tree only, so frozen parameters cost nothing
-    and have no share in the gradient's norm. Adapters freeze the rest of the encoder.
+    Gradients are taken with respect to the trained tree, so frozen parameters cost no time and do
+    not count in the gradient's norm. If the encoder has adapters, its other parameters are frozen.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
     adapted = any(ADAPTER in path for path in flat)
-    trees = {}, {}
-    for path, leaf in flat.items():
-        is_frozen = _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
-        is_frozen |= adapted and in_encoder(path) and ADAPTER not in path
-        trees[is_frozen][path] = leaf
-    return tuple(map(unflatten_dict, trees))
+
+    def is_frozen(path: _Path) -> bool:
+        if adapted and in_encoder(path) and ADAPTER not in path:
+            return True
+        return _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
+
+    trained = {path: leaf for path, leaf in flat.items() if not is_frozen(path)}
+    frozen_leaves = {path: leaf for path, leaf in flat.items() if path not in trained}
+    return unflatten_dict(trained), unflatten_dict(frozen_leaves)
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
-    """Joins the two trees that `split_frozen` returns."""
+    """Joins the two trees of `split_frozen`."""
     flat = [flatten_dict(tree, keep_empty_nodes=True) for tree in (trained, frozen)]
     return unflatten_dict(flat[0] | flat[1])
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """The learning rate at each step: a linear warm-up from 0, then `optim.schedule`.
+    """Builds the learning-rate schedule: a linear warm-up from 0, then `optim.schedule`.
 
-    It stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor` in every
-    `decay_every` steps, at once ('step') or gradually ('exponential').
+    The rate stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor`
+    every `decay_every` steps, at once ("step") or gradually ("exponential").
     """
     rate, warmup = optim.learning_rate, optim.warmup_steps
     rise = optax.linear_schedule(0, rate, warmup)
@@ -79,10 +82,11 @@ def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
 def layer_rates(
     layers: Sequence[Collection[str]], decay: float, head: bool
 ) -> Callable[[_Path], float]:
-    """The factor of each parameter's learning rate: the decay to the number of layers above it.
+    """Layer-wise decay: returns a function from paths to factors of the learning rate.
 
-    `layers` names the parameters of the encoder's layers, from the images to the embedding; a head
-    counts as one more. Others have the factor 1, as in timm's `param_groups_layer_decay`.
+    A parameter's factor is `decay` to the power of the number of layers above it, as in timm's
+    `param_groups_layer_decay`. `layers` names the parameters of the encoder's layers, from the
+    images to the embedding; a head counts as another layer. Other parameters have the factor 1.
     """
     above = {}
     for number, names in enumerate(reversed(layers), start=int(head)):
@@ -106,21 +110,21 @@ def create_optimizer(
     layer_rate: Callable[[_Path], float] | None = None,
     head_warmup_steps: int = 0,
 ) -> optax.GradientTransformation:
-    """An optimiser after clipping; the defaults are the published recipe of Hyp-ViT.
+    """Builds an optimiser with gradient clipping; the defaults are Hyp-ViT's published recipe.
 
     `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. `b1`, `b2` and `eps` are Adam's;
-    `momentum` is for SGD and Muon. The model's gradient is multiplied by `gradient_factor`. Then
-    all values are clipped to `clip_value`, and the global norm to `clip_norm`; None is no limit.
+    `momentum` is for SGD and Muon. First, the model's gradient is multiplied by `gradient_factor`.
+    Then all values are clipped to `clip_value`, and the global norm to `clip_norm`, unless None.
 
-    Weight decay acts on all trained parameters, biases and LayerNorms included. `groups` set a
-    factor of the learning rate and a decay by path; the factor also multiplies the decay, as in
-    PyTorch's parameter groups. `layer_rate` is a further factor by path, see `layer_rates`. In the
-    first `head_warmup_steps`, model/encoder does not change. If a group's c is learned,
+    Weight decay acts on all trained parameters, including biases and LayerNorms. `groups` set
+    factors of the learning rate and weight decays by path; a factor also multiplies the decay, as
+    in PyTorch's parameter groups. `layer_rate` returns a further factor by path, see `layer_rates`.
+    During the first `head_warmup_steps`, model/encoder does not change. If a group's c is learned,
     `update` takes the step's c as an argument.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
-    scale = _encoder_from(head_warmup_steps, optimizer.scale(**moments, momentum=momentum))
+    scale = _delay_encoder(head_warmup_steps, optimizer.scale(**moments, momentum=momentum))
 
     def decay_of(path: _Path) -> float:
         group_decay = _group_of(groups, path).weight_decay
@@ -129,23 +133,23 @@ def create_optimizer(
     def rate_of(path: _Path) -> float:
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
 
-    decay = _with_numbers(decay_of, lambda g, p, d: g + d * p)
+    decay = _change_by_path(decay_of, lambda g, p, d: g + d * p)
     scaled = (scale, decay) if optimizer.decoupled else (decay, scale)
     steps = []
     if gradient_factor != 1:
         factor_of = lambda path: gradient_factor if path[0] == "model" else 1.0  # noqa: E731
-        steps.append(_with_numbers(factor_of, lambda g, _, f: f * g))
+        steps.append(_change_by_path(factor_of, lambda g, _, f: f * g))
     if clip_value is not None:
         steps.append(optax.clip(clip_value))
     if clip_norm is not None:
         steps.append(optax.clip_by_global_norm(clip_norm))
     steps.append(optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)))
     if layer_rate or any(group.rate != 1 for group in groups):
-        steps.append(_with_numbers(rate_of, lambda u, p, f: f * u))
+        steps.append(_change_by_path(rate_of, lambda u, _, f: f * u))
     if any(group.ball_c is not None for group in groups):
-        steps = [_with_points(groups, learning_rate, moments, optax.chain(*steps))]
+        steps = [_move_points(groups, learning_rate, moments, optax.chain(*steps))]
     if head_warmup_steps or any(group.start for group in groups):
-        steps.append(_hold(groups, head_warmup_steps))
+        steps.append(_delay_updates(groups, head_warmup_steps))
     return optax.chain(*steps)
 
 
@@ -156,10 +160,10 @@ def configured_optimizer(
     space: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """The optimiser of `config.optim`, with the groups of the objective and of the space."""
+    """Builds the optimiser of `config.optim`, with the groups of the objective and the space."""
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
-        space = ()  # One group for all of them, instead of one for each.
+        space = ()  # The user's group replaces the groups of single scalars.
     groups = [
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
@@ -172,25 +176,26 @@ def configured_optimizer(
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
+    """Replaces each leaf by a value of its path, and keeps placeholders of missing leaves."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
     markers = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
     return unflatten_dict({path: value(path) for path in flat} | markers)
 
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
-    """The group with the longest path to a parameter; the last of equally long ones."""
+    """The group with the longest matching path; among equally long paths, the last."""
     matching = [group for group in groups if matches(group.path, path)]
     return max(reversed(matching), key=lambda group: len(group.path))
 
 
-def _with_numbers(
-    number: Callable[[_Path], float], change: Callable[[Array, Array, float], Array]
+def _change_by_path(
+    value: Callable[[_Path], float], change: Callable[[Array, Array, float], Array]
 ) -> optax.GradientTransformation:
-    """Changes each update by its parameter and the number of its path."""
-    return optax.stateless(lambda g, p: jax.tree.map(change, g, p, _by_path(number, g)))
+    """Replaces each update by change(update, parameter, value(path))."""
+    return optax.stateless(lambda g, p: jax.tree.map(change, g, p, _by_path(value, g)))
 
 
-def _with_points(
+def _move_points(
     groups: Sequence[Group],
     learning_rate: float | optax.Schedule,
     moments: Mapping[str, float],
@@ -198,29 +203,30 @@ def _with_points(
 ) -> optax.GradientTransformation:
     """Moves points of balls by Riemannian Adam, and other parameters by `others`.
 
-    Gradients of points grow without bound towards the boundary. They are not clipped, nor part of
-    the clipped norm: Riemannian Adam divides them by their size.
+    Gradients of points grow without bound towards the boundary. Riemannian Adam divides them by
+    their size, so they are not clipped and do not count in the clipped norm.
     """
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
-    def mover(group: Group) -> optax.GradientTransformation:
+    def optimizer_of(group: Group) -> optax.GradientTransformation:
         # A group of `optim.groups` may set rate and decay.
         settings = _group_of(groups, group.path)
         options = {**moments, "weight_decay": settings.weight_decay or 0.0}
         c = None if group.ball_c == LEARNED else group.ball_c
         return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
 
-    of_points = {"/".join(group.path): group for group in groups if group.ball_c is not None}
+    point_groups = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
-    def name(path: _Path) -> str:
-        return next((name for name, x in of_points.items() if matches(x.path, path)), "")
+    def label_of(path: _Path) -> str:
+        matching = [name for name, group in point_groups.items() if matches(group.path, path)]
+        return matching[0] if matching else ""
 
-    movers = {name: mover(group) for name, group in of_points.items()}
-    return optax.partition({"": others, **movers}, functools.partial(_by_path, name))
+    optimizers = {name: optimizer_of(group) for name, group in point_groups.items()}
+    return optax.partition({"": others, **optimizers}, functools.partial(_by_path, label_of))
 
 
-def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Shows an optimiser the encoder's gradients from step `start` on.
+def _delay_encoder(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Hides the encoder's gradients from an optimiser until step `start`.
 
     If Adam counted all steps, its bias correction would make the encoder's first updates
     (1 − β₁)/√(1 − β₂) times the learning rate: 3.2 times, with the usual β.
@@ -231,8 +237,8 @@ def _encoder_from(start: int, scale: optax.GradientTransformation) -> optax.Grad
     return optax.partition({True: later, False: scale}, functools.partial(_by_path, in_encoder))
 
 
-def _hold(groups: Sequence[Group], head_warmup_steps: int) -> optax.GradientTransformation:
-    """Sets the updates of each group, and the encoder's, to 0 before their first steps."""
+def _delay_updates(groups: Sequence[Group], head_warmup_steps: int) -> optax.GradientTransformation:
+    """Sets updates to 0 before the first step of their group, or the end of the warm-up."""
 
     def start(path: _Path) -> int:
         return max(_group_of(groups, path).start, head_warmup_steps if in_encoder(path) else 0)

@@ -1,4 +1,4 @@
-"""A run's results: collected, printed, and its times written."""
+"""A finished run's results: collects and prints them, and writes the run's times."""
 
 import pathlib
 from typing import Any
@@ -30,7 +30,7 @@ def collect_results(
     run: TrainingRun,
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Scores the last model and the one that is best on validation images, for results.json."""
+    """Scores the last model and the best model on validation images, for results.json."""
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
@@ -66,7 +66,7 @@ def collect_results(
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
-    """Prints a finished run's scores, and what was published of the same method."""
+    """Prints a finished run's scores, next to published results of the same method."""
     tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print("Scores on the test images:")
     print(tables.format_results(tested))
@@ -82,7 +82,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
-    """Warns if the head scores below its start or the features, on validation if it exists."""
+    """Warns if the trained head scores no better than the untrained head, or below the features."""
     kind = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
     before = scores["untrained"]["head"]
@@ -91,17 +91,17 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
         raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
         if (trained := scores.get("best", scores["final"])["head"][name]) < raw:
             evidence = f"{name} on the {kind} images is {raw:.4f}, and {trained:.4f} with the head"
-            problem = "the features before training find more than the head"
+            problem = "the encoder's features before training score higher than the trained head"
             console.warn(f"{problem}: {evidence} ({_ADVICE})")
     after = max(scores[state]["head"][name] for state in ("final", "best") if state in scores)
     if after <= before[name] < 1 and config.train.total_steps > 1:
-        change = f"was {before[name]:.4f}, and is {scores['final']['head'][name]:.4f} after it"
+        change = f"was {before[name]:.4f} before, and is {scores['final']['head'][name]:.4f} after"
         evidence = f"{name} of the head on the {kind} images {change}"
         console.warn(f"training did not help: {evidence} ({_ADVICE})")
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
-    """Writes times.json, in the first process, and says where the time of this launch went."""
+    """Writes times.json, in the first process, and prints the launch's time by part."""
     if not processes.is_first():
         return
     times = {

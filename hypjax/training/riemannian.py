@@ -30,28 +30,28 @@ def riemannian_adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam on the ball (Bécigneul and Ganea, ICLR 2019), with the steps of geoopt's.
+    """Adam on the Poincaré ball (Bécigneul and Ganea, ICLR 2019), with the same steps as geoopt.
 
     The inverse metric turns a gradient into a tangent vector. A point's second moment averages the
     squared length of this vector. A step follows the geodesic, and the first moment is transported
-    along it. Each array of the parameters holds points, [..., dim]; updates are differences of
-    points, for `optax.apply_updates`. At c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
+    along the step. Each array of the parameters holds points, [..., dim]; updates are differences
+    of points, for `optax.apply_updates`. At c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
     The learning rate, a number or a schedule, is the geodesic length of a step under a constant
     gradient. `eps` is added to the root of the second moment. In a model with other parameters,
     select the arrays of points by `optax.multi_transform`.
 
-    With `c=None`, for a learned c, `update` takes the current c as a keyword. Parameters are then
-    tangent vectors at the origin, v = `poincare.logmap0`(x, c), and first moments are transported
-    there, so neither depends on c. This is the schema of Bdeir et al. (arXiv 2405.13979, versions 1
-    and 2): all parameters move at the old c; c moves; points and moments are carried through the
+    `c=None` is for a learned c, which `update` then takes as a keyword. Parameters are tangent
+    vectors at the origin, v = `poincare.logmap0`(x, c), and first moments are transported to the
+    origin, so neither depends on c. This is the scheme of Bdeir et al. (arXiv 2405.13979, versions
+    1 and 2): all parameters move at the old c; c moves; points and moments are carried through the
     origin to the new c. Their released code does not carry the moments, and differentiates by the
     curvature with the points fixed.
 
-    `weight_decay` λ makes it Riemannian AdamW (Bdeir et al.; experimental, after their group's
-    code): before its step, a point is replaced by its centroid with the origin, whose weight is
-    min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are transported to the
-    centroid; that code does not transport them.
+    A `weight_decay` λ above 0 gives Riemannian AdamW (Bdeir et al.; experimental, after their
+    group's code): before its step, a point moves to its centroid with the origin, in which the
+    origin has the weight min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are
+    transported to the centroid; that code does not transport them.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:
@@ -88,14 +88,15 @@ def riemannian_adam(
             mean = poincare.transport(origin, x, mean, ball_c)
             change, mean, square = move(x, *pull_back(g), mean, square)
             mean = poincare.transport(x + change, origin, mean, ball_c)
-            # Not minus v: near the boundary, v differs from logmap0(x) by large rounding errors.
+            # Near the boundary, v itself differs from logmap0(x) by large rounding errors.
             return poincare.logmap0(x + change, ball_c) - logarithm, mean, square
 
         step = move_tangent if c is None else move
         results = jax.tree.map(step, params, gradient, state.mean, state.square)
-        updates, mean, square = (
-            jax.tree.map(lambda _, parts, i=i: parts[i], params, results) for i in range(3)
-        )
-        return updates, RiemannianAdamState(count, mean, square)
+
+        def tree_of(index: int) -> PyTree:
+            return jax.tree.map(lambda _, result: result[index], params, results)
+
+        return tree_of(0), RiemannianAdamState(count, mean=tree_of(1), square=tree_of(2))
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -1,7 +1,8 @@
-"""Training runs, built from their configuration."""
+"""Training runs: their images, batches, objective and learner, built from a configuration."""
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -36,16 +37,16 @@ from hypjax.training.step import create_state
 
 
 class TrainingRun(Run):
-    """A run with what only training needs."""
+    """A run with the attributes that only training needs."""
 
     plans: Plans
     spec: ProblemSizes
     learner: Learner
-    layout: CacheLayout | None = None  # Of the device cache; None if the host crops images.
+    layout: CacheLayout | None = None  # Layout of the device cache; None if the host crops images.
 
 
 def build(run: Run | ConfigDict) -> TrainingRun:
-    """Opens a run's images and builds what training needs; computes no parameters."""
+    """Builds a training run, with the layout of its device cache; computes no parameters."""
     run = training_run(run if isinstance(run, Run) else Run(run))
     if run.config.run.cache == "device":
         run.layout = plan_layout(run.plans.sizes, run.mesh, run.config.data.channels)
@@ -53,12 +54,12 @@ def build(run: Run | ConfigDict) -> TrainingRun:
 
 
 def training_run(run: Run) -> TrainingRun:
-    """Adds to a run what training needs, and fits its configuration to the images."""
+    """Opens a run's training images, and fits its configuration to them."""
     config, model, mesh = run.config, run.model, run.mesh
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         rule = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, rule)
-    train = _paired(config, run.splits.training_images())
+    train = _report_single_images(config, run.splits.training_images())
     splits = run.splits._replace(train=train)
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
@@ -77,7 +78,7 @@ def training_run(run: Run) -> TrainingRun:
         tuples=(plans.tuples, plans.tuple_size) if isinstance(plans, TuplePlans) else (0, 0),
         coarse_labels=() if fitted.train.unlabelled else train.coarse_labels_of_classes(),
     )
-    # An objective refuses sizes that do not suit it, before the run has a folder.
+    # Lets the objective reject sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: run.objective.init(jax.random.key(0), run.spec))
     run.learner = learner = learner_of(run)
     check_paths(fitted, learner, run.spec)
@@ -87,13 +88,13 @@ def training_run(run: Run) -> TrainingRun:
     return run
 
 
-def _paired(config: ConfigDict, images: Dataset) -> Dataset:
-    """Reports training classes with one image; leaves them out of cached features."""
+def _report_single_images(config: ConfigDict, images: Dataset) -> Dataset:
+    """Reports training classes with a single image; with cached features, omits them."""
     counts = np.bincount(images.labels)
     single = f"training classes with a single image: {np.sum(counts == 1)} of {len(counts)}"
     if config.train.unlabelled or config.train.sampling not in GROUPED or counts.min() > 1:
         return images
-    if config.train.cached_features:  # All features of such a class would be equal.
+    if config.train.cached_features:  # A batch would repeat the same features.
         console.say(f"{single}; they are left out")
         return images.with_classes(np.flatnonzero(counts > 1))
     console.warn(f"{single}; such an image is compared with itself")
@@ -101,18 +102,20 @@ def _paired(config: ConfigDict, images: Dataset) -> Dataset:
 
 
 def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> None:
-    """Refuses paths of the configuration that lead to no parameters."""
+    """Rejects paths in `optim.frozen` and `optim.groups` that lead to no parameters.
+
+    Names of `GROUPS` may lead to none, such as the patch projection in a ResNet.
+    """
     optim = config.optim
-    named = {"frozen": optim.frozen, "groups": [name for name, *_ in optim.groups]}
-    named = {field: [n for n in names if n not in GROUPS] for field, names in named.items()}
-    if not any(named.values()) and learner.lora is None:
-        return  # Names may stand for nothing, such as the patch projection in a ResNet.
-    # Raises for LoRA's targets.
-    params = jax.eval_shape(lambda: create_state(learner, spec)).params
+    frozen = [name for name in optim.frozen if name not in GROUPS]
+    groups = [name for name, *_ in optim.groups if name not in GROUPS]
+    if not (frozen or groups) and learner.lora is None:
+        return
+    params = jax.eval_shape(lambda: create_state(learner, spec)).params  # Checks LoRA's targets.
     paths = flatten_dict(params)
     trained = flatten_dict(split_frozen(params, learner.frozen)[0])
-    for field, allowed in (("frozen", paths), ("groups", trained)):
-        for name in named[field]:
+    for field, names, allowed in (("frozen", frozen, paths), ("groups", groups, trained)):
+        for name in names:
             if not any(matches(parameter_path(name), path) for path in allowed):
                 known = {"/".join(path[:end]) for path in paths for end in range(2, len(path))}
                 missing = f"{name}, but this model trains no such parameters"
@@ -120,7 +123,7 @@ def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> Non
 
 
 def _highest_frozen_block(learner: Learner, spec: ProblemSizes) -> str:
-    """The highest block whose output stays the same in training."""
+    """The highest block whose output stays the same during training."""
     params = jax.eval_shape(lambda: create_state(learner, spec)).params
     encoder, trained = learner.model.encoder, split_frozen(params, learner.frozen)[0]["model"]
     block = highest_frozen(encoder, trained.get("encoder", {}))
@@ -136,7 +139,7 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
     """Plans a run's batches by `train.sampling`."""
     images, train = splits.train, config.train
     crop = TRAIN_VIEWS[config.data.train_view](config.data)
-    sizes = crop.sizes(np.maximum(images.sizes, 1))  # Given features have none, and no crops.
+    sizes = crop.sizes(np.maximum(images.sizes, 1))  # Features from a file have no sizes or crops.
     labels = np.arange(len(images)) if train.unlabelled else images.labels
     common = (labels, sizes, train.batch_size, crop, config.seed)
     if train.sampling == "shuffled":
@@ -152,21 +155,21 @@ def create_plans(config: ConfigDict, splits: Splits) -> Plans:
         refuse("train.batch_size", train.batch_size, rule)
     common += (samples, train.repeat_images)
     if train.sampling == "coarse_pairs":
-        return CoarsePairPlans(*common, coarse=_coarsest(config, images))
+        return CoarsePairPlans(*common, coarse=_coarsest_labels(config, images))
     return CLASS_PLANS[train.sampling](*common)
 
 
-def _coarsest(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"]:
-    """The coarsest class of each class; any two must fill a batch."""
+def _coarsest_labels(config: ConfigDict, images: Dataset) -> Int[np.ndarray, " classes"]:
+    """The coarsest label of each class; checks that any two coarsest classes fill a batch."""
     train, levels = config.train, images.coarse_labels_of_classes()
     coarse = np.array(levels[-1] if levels and not train.unlabelled else (0,))
     if not coarse.any():
-        rule = "another one, unless training classes lie in two or more coarse classes"
+        rule = "another sampling, unless training classes lie in two or more coarse classes"
         refuse("train.sampling", train.sampling, rule)
-    most = np.sort(np.bincount(coarse))[:2].sum() * train.samples_per_class
-    if train.batch_size > most:
+    max_batch = np.sort(np.bincount(coarse))[:2].sum() * train.samples_per_class
+    if train.batch_size > max_batch:
         rule = f"{train.samples_per_class} images for each class of the smallest two coarse classes"
-        refuse("train.batch_size", train.batch_size, f"at most {most}: {rule}")
+        refuse("train.batch_size", train.batch_size, f"at most {max_batch}: {rule}")
     return coarse
 
 
@@ -188,30 +191,30 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common: tuple[Any, ...]) -
 
 
 def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, str]:
-    """Hashes of what must not change between resumes, in addition to the configuration.
+    """Hashes of a run's images, code and precision, which must not change between resumes.
 
-    Without splits, only of what a user passes from Python: code, and images in memory.
+    Without splits, only hashes of code and images that a user passes from Python.
     """
     encoder = CUSTOM_ENCODERS.get(config.model.architecture)
-    pieces = {"loss": declaration(config.objective.name).code, "encoder": encoder}
-    facts = {name: code_hash(piece) for name, piece in pieces.items() if piece is not None}
+    code = {"loss": declaration(config.objective.name).code, "encoder": encoder}
+    hashes = {name: code_hash(value) for name, value in code.items() if value is not None}
     if splits is not None:
-        facts["images"] = splits.fingerprint
-        facts["precision"] = compute_dtype(config.model.precision).name
+        hashes["images"] = splits.fingerprint
+        hashes["precision"] = compute_dtype(config.model.precision).name
     elif config.data.name == IN_MEMORY:
-        facts["images"] = images_in_memory().source
-    return facts
+        hashes["images"] = images_in_memory().source
+    return hashes
 
 
 def shared_provenance(run: TrainingRun) -> dict[str, str]:
-    """The provenance of a run; checks that all processes agree on it."""
-    facts, cache = provenance(run.config, run.splits), run.config.run.cache
+    """The provenance of a run; checks that all processes have the same, and the same settings."""
+    hashes, cache = provenance(run.config, run.splits), run.config.run.cache
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
     shared = {n: v for n, v in flatten(run.config).items() if not n.startswith(local)}
     shared["run.cache"] = cache if cache == "device" else "none or host"
     shared = {f"config.{name}": value for name, value in shared.items()}
-    processes.require_same({**facts, **run.splits.fingerprints, **shared})
-    return facts
+    processes.require_same({**hashes, **run.splits.fingerprints, **shared})
+    return hashes
 
 
 def print_summary(run: TrainingRun, params: PyTree) -> None:
@@ -220,39 +223,39 @@ def print_summary(run: TrainingRun, params: PyTree) -> None:
     total, trained = (sum(x.size for x in jax.tree.leaves(tree)) for tree in trees)
     plans, devices = run.plans, run.mesh.devices
     splits = {n: getattr(run.splits, n) for n in ("train", "validation", "test", "gallery")}
-    described = "; ".join(f"{name}: {split.describe()}" for name, split in splits.items() if split)
-    counted = f"{total:,} parameters, {trained:,} of them trained,"
-    console.say(f"{counted} on {devices.size} × {devices.flat[0].device_kind}; {described}")
+    images = "; ".join(f"{name}: {split.describe()}" for name, split in splits.items() if split)
+    counts = f"{total:,} parameters, {trained:,} of them trained,"
+    console.say(f"{counts} on {devices.size} × {devices.flat[0].device_kind}; {images}")
     console.say(f"batches in an epoch: {plans.batches_per_epoch}")
     if isinstance(plans, TuplePlans):
         pairs = f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch"
         console.say(f"{pairs}, each with {plans.negatives} negatives of {plans.pool_size} images")
 
 
-_BATCH = 64  # Images of a batch, if there are enough.
-_CACHED_BATCH = 256  # Of cached features, which cost little; heads learn more from more classes.
+_BATCH = 64  # Images in a batch, if there are enough.
+_CACHED_BATCH = 256  # Cached features cost little, and heads learn more from more classes.
 _SAMPLES = 4  # Fewest images per class in a batch.
-_SHOWN = 64_000  # Images that training shows, repetitions included: minutes on two cores.
-# Passes over the images for a head that starts from principal components: alone, where steps are
-# cheap, or with trained blocks, which learn faster. After more, recall of held-out classes of
-# Cars-196 falls again.
-_PASSES_OF_HEAD, _PASSES = 25, 4
-_LEAST_STEPS_OF_HEAD = 200  # With few classes, 25 passes are too few steps; see docs/own-images.md.
+_SHOWN = 64_000  # Images that training shows, with repetitions: minutes on two cores.
+# Passes over the images if the head starts from principal components: for the head only, whose
+# steps are cheap, or also for trained blocks, which learn faster. With more passes, recall of
+# held-out classes of Cars-196 falls again.
+_HEAD_PASSES, _PASSES = 25, 4
+_MIN_HEAD_STEPS = 200  # With few classes, 25 passes are too few steps; see docs/own-images.md.
 
 
 def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
-    """Returns the configuration with fields that are None fitted to the training images."""
+    """Returns the configuration with its None fields set to suit the training images."""
     unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
     if not unset:
         return config
     config = config.copy_and_resolve_references()
     fields, labels = config.train, splits.train.labels
     sizes = np.ones(len(labels), int) if fields.unlabelled else np.bincount(labels)
-    images = _CACHED_BATCH if fields.cached_features else _BATCH
+    usual_batch = _CACHED_BATCH if fields.cached_features else _BATCH
     if fields.samples_per_class is None:
-        fields.samples_per_class = _samples(sizes, fields.batch_size, images)
+        fields.samples_per_class = _samples(sizes, fields.batch_size, usual_batch)
     if fields.batch_size is None:
-        classes = min(len(sizes), max(images // fields.samples_per_class, 2))
+        classes = min(len(sizes), max(usual_batch // fields.samples_per_class, 2))
         fields.batch_size = classes * fields.samples_per_class
     if fields.total_steps is None:
         fields.total_steps = _steps(config, len(splits.train))
@@ -264,22 +267,25 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
 
 
 def _steps(config: ConfigDict, images: int) -> int:
+    """Chooses the number of steps for a number of training images."""
+    size = config.train.batch_size
     if config.model.head_init != "pca":
-        return -(-_SHOWN // config.train.batch_size)
+        return math.ceil(_SHOWN / size)
     if not freezes_encoder(config.optim.frozen):
-        return -(-_PASSES * images // config.train.batch_size)
-    return max(-(-_PASSES_OF_HEAD * images // config.train.batch_size), _LEAST_STEPS_OF_HEAD)
+        return math.ceil(_PASSES * images / size)
+    return max(math.ceil(_HEAD_PASSES * images / size), _MIN_HEAD_STEPS)
 
 
-def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, images: int) -> int:
+def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, usual_batch: int) -> int:
     """Chooses the images per class: 4, or more if there are few classes with enough images."""
-    batch = batch_size or images
+    batch = batch_size or usual_batch
     classes = max(min(len(sizes), batch // _SAMPLES), 2)
-    wanted = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))
+    preferred = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))
     if batch_size is None:
-        return wanted
+        return preferred
+    # The number must divide a given batch size.
     fitting = [s for s in range(2, batch // 2 + 1) if batch % s == 0 and batch // s <= len(sizes)]
     if not fitting:
-        rule = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * wanted}"
+        rule = f"2 to {len(sizes)} classes times 2 or more images, such as {classes * preferred}"
         refuse("train.batch_size", batch_size, rule)
-    return min(fitting, key=lambda s: (abs(s - wanted), s))
+    return min(fitting, key=lambda s: (abs(s - preferred), s))

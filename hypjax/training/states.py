@@ -1,4 +1,4 @@
-"""Starts and restores a run's state."""
+"""Initial and restored states of a run."""
 
 import functools
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ from hypjax.types import Recalls
 class Measured(NamedTuple):
     """Scores so far, saved with each state."""
 
-    untrained: dict[str, Any]  # Before the first step, on each split; and learned scalars.
-    validation: Recalls | None = None  # The latest.
+    untrained: dict[str, Any]  # Scores of each split, and learned scalars, before the first step.
+    validation: Recalls | None = None  # The latest validation scores.
     best_steps: Sequence[int] = ()  # All steps with the highest validation score so far.
 
 
-def begin(
+def restore_or_start(
     run: TrainingRun, checkpoints: Checkpoints, pretrained: PyTree | None
 ) -> tuple[TrainState, Measured | None]:
-    """Restores the run's latest state and scores, or creates the first state, without scores."""
+    """Restores the run's latest state and scores, or creates its first state, without scores."""
     config, learner = run.config, run.learner
     state = random_state(learner, run.spec)
     print_summary(run, state.params)
@@ -51,13 +51,13 @@ def begin(
         if frozen or learner.lora is not None:
             names = ", ".join(frozen or ["the encoder's kernels"])
             console.warn(f"{names} stay random: they are not trained, and model.weights is None")
-    return initialized(run, state, pretrained or starting_parameters(run)), None
+    return initialize(run, state, pretrained or starting_parameters(run)), None
 
 
-def initialized(
+def initialize(
     run: TrainingRun, state: TrainState, pretrained: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces a random model's parameters by pretrained ones, and the head by `head_init`."""
+    """Replaces random parameters by pretrained ones, and initialises the head by `head_init`."""
     state = with_pretrained(run.learner, state, pretrained)
     if run.config.model.head_init == "pca":
         model, dim = state.params["model"], run.learner.model.head_dim
@@ -82,16 +82,16 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
 
 
 def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
-    """The first state, with random parameters, on the learner's devices."""
-    # One program: compiling one for each operation would take longer.
+    """Creates the first state, with random parameters, on the learner's devices."""
+    # Jitted, since compiling every operation separately would take longer.
     state = jax.jit(lambda: create_state(learner, spec))()
     state = processes.arrays_from_first(lambda: state, state)
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
 
 
 def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]:
-    """Reads `starting_parameters` and builds what training needs."""
-    pretrained = starting_parameters(run)  # First: images may take minutes to prepare.
+    """Reads `starting_parameters`, and builds the training run."""
+    pretrained = starting_parameters(run)  # Before images, which may take minutes to prepare.
     built = build(run)
     if pretrained is not None:
         images = built.splits.fingerprint
@@ -100,7 +100,7 @@ def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]
 
 
 def starting_parameters(run: Run) -> dict[str, PyTree] | None:
-    """Reads the parameters that `model.weights` names, in all processes; None if it is None."""
+    """Reads the parameters of `model.weights`, for all processes; None without weights."""
     config = run.config
     if config.model.weights is None:
         return None
@@ -122,7 +122,7 @@ def starting_parameters(run: Run) -> dict[str, PyTree] | None:
 def with_pretrained(
     learner: Learner, state: TrainState, params: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parts of the model, or HIER's "hierarchy", and restarts the averages."""
+    """Replaces the given parameters, of the model or HIER's hierarchy, and restarts averages."""
     if params is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, params)
@@ -143,7 +143,7 @@ def restore(
     restored = checkpoints.restore_latest(**expected)
     if restored is None:
         return None
-    checkpoints.restore_best(model=expected["model"])  # Reports damage now, not at the end.
+    checkpoints.restore_best(model=expected["model"])  # To report damage now, not at the end.
     model, training = restored.trees
     params = {"model": training.pop("model", model), "objective": training.pop("objective")}
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
@@ -151,9 +151,9 @@ def restore(
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """The trees of a checkpoint: the evaluated model, and the parts that only training reads."""
-    parts = state._replace(step=None, params=None)._asdict()
-    training = {name: part for name, part in parts.items() if part is not None}
+    """Trees of a checkpoint: the evaluated model, and all that only training reads."""
+    fields = state._replace(step=None, params=None)._asdict()
+    training = {name: tree for name, tree in fields.items() if tree is not None}
     training["objective"] = state.params["objective"]
     if learner.lora is not None or state.average is not None:
         training["model"] = state.params["model"]

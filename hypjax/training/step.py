@@ -24,34 +24,34 @@ from hypjax.training import lora, optim
 from hypjax.training.learner import Learner
 from hypjax.types import Batch, Outputs
 
-_COLOURS = 0xC010  # Separates the random numbers of colours from a loss's and an encoder's.
+_COLOURS = 0xC010  # Folded into the key of colours, so that a loss's key differs.
 
 
 class TrainState(NamedTuple):
     """Everything that a step changes, and the tuples of its epoch."""
 
-    step: Int[Array, ""]  # Number of steps done.
+    step: Int[Array, ""]  # Number of completed steps.
     params: PyTree  # {"model": ..., "objective": ...}.
-    opt_state: PyTree  # For the trained parameters.
+    opt_state: PyTree  # Optimiser state of the trained parameters.
     objective_state: PyTree
     skipped: Int[Array, ""]  # Number of updates dropped because they were not finite.
-    teacher: PyTree = None  # Moving average of the trained model, if the objective asks for it.
+    teacher: PyTree = None  # Moving average of the trained model, if the objective needs a teacher.
     # Positions in the training set of the tuples' images, if batches are made of tuples.
     tuples: Int[Array, "tuples size"] | None = None
     average: PyTree = None  # Moving average with `train.ema_decay`, for evaluation.
 
 
-# From a state, a batch and, with the device cache, the store that the batch is cut from.
+# Takes a state, a batch and, with the device cache, the store that crops are cut from.
 TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 
 def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
-    """The state before the first step, a function of the seed."""
+    """Creates the state before the first step, which is a function of the seed."""
     model_key, objective_key = jax.random.split(jax.random.key(learner.config.seed))
     model, objective = learner.model, learner.objective
     objective_params, objective_state = objective.init(objective_key, spec)
     for group in objective.groups:
-        if not any(p[: len(group.path)] == group.path for p in flatten_dict(objective_params)):
+        if not any(optim.matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
     params = {
@@ -73,7 +73,7 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """Starts the teacher and the moving average, if needed, as copies of the model."""
+    """Starts the teacher and the moving average, where needed, as copies of the model."""
     trained, _ = optim.split_frozen(params, learner.frozen)
 
     def copy(needed: bool) -> PyTree:  # Copies, since a step donates each buffer.
@@ -86,13 +86,13 @@ def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
 
 
 def trained_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model's parameters after the last step, with adapters merged into kernels."""
+    """The model's parameters after the last step, with adapters merged into the kernels."""
     model = state.params["model"]
     return model if learner.lora is None else _without_adapters(model, learner.lora, learner.mesh)
 
 
 def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
-    """The model to evaluate, choose and save: the moving average if there is one."""
+    """The parameters to evaluate and save: the moving average's if there is one."""
     if state.average is None:
         return trained_model(learner, state)
     _, frozen = optim.split_frozen(state.params, learner.frozen)
@@ -107,19 +107,19 @@ def _without_adapters(model: PyTree, adapters: lora.Lora, mesh: Mesh) -> PyTree:
 
 
 def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
-    """Builds the train step; jit it with `donate_argnums=0`.
+    """Builds the train step. Jit it with `donate_argnums=0`.
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
-    its norm cover only trained parameters. Updates that are not finite are dropped if
-    `train.on_nonfinite` is skip. The teacher embeds the same pixels without stochastic depth.
+    its norm cover only trained parameters. If `train.on_nonfinite` is "skip", updates that are not
+    finite are dropped. The teacher embeds the same pixels without stochastic depth.
 
-    `head_only`, for the first `train.head_warmup_steps`, omits the encoder's gradient, and so most
-    of the time and memory.
+    With `head_only`, for the first `train.head_warmup_steps`, the step omits the encoder's
+    gradient, which saves most of the time and memory.
 
     `batch.images` are pixels; with cached features, the encoder's embeddings or the output of its
     highest frozen block; with the device cache, `Crops` of the store.
     """
-    embed = _embedding(learner)
+    embed = _embed_function(learner)
 
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
@@ -129,9 +129,9 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
         size = len(batch.labels)
         slices = parallel.slices(size, learner.mesh, learner.config.run.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
-        images = _seen(learner, key, batch, store)
-        # Drawn outside of the microbatches, so that their number does not change the noise.
-        key, *noise = _with_noise(learner, key, batch)
+        images = _augmented_images(learner, key, batch, store)
+        # Drawn outside the microbatches, so that their number does not change the noise.
+        key, *noise = _draw_noise(learner, key, batch)
 
         def outputs_of(model: PyTree, *noise: Array) -> Outputs:
             outputs = embed_all(model, images, batch.flips, *noise)
@@ -142,7 +142,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             with jax.named_scope("teacher"):
                 teacher = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
 
-        # Parameters with a gradient, and those whose gradient is 0 until the encoder is trained.
+        # Parameters with a gradient, and parameters that wait for the end of the head's warm-up.
         active, waiting = optim.split_frozen(trained, ("encoder",)) if head_only else (trained, {})
 
         def loss_of(active: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
@@ -151,24 +151,28 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             with jax.named_scope("loss"):
                 scalars = scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
-                before, after = (params["objective"], state.objective_state), (teacher, batch, key)
-                value, (objective_state, metrics) = loss(*before, outputs, *after)
+
+                def loss_at(outputs: Outputs) -> tuple[Array, tuple[PyTree, Metrics]]:
+                    objective = params["objective"], state.objective_state
+                    return loss(*objective, outputs, teacher, batch, key)
+
+                value, (objective_state, metrics) = loss_at(outputs)
                 if learner.config.run.gradient_covariance:
-                    norm = _gradient_covariance(lambda x: loss(*before, x, *after)[0], outputs)
+                    norm = _gradient_covariance(lambda x: loss_at(x)[0], outputs)
                     metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
 
         (loss, aux), gradient = jax.value_and_grad(loss_of, has_aux=True)(active)
         gradient = optim.merge(gradient, jax.tree.map(jnp.zeros_like, waiting))
-        return _updated(learner, state, gradient, loss, aux)
+        return _apply_gradient(learner, state, gradient, loss, aux)
 
     return train_step
 
 
-def _seen(
+def _augmented_images(
     learner: Learner, key: PRNGKeyArray, batch: Batch, store: device_crops.Store | None
 ) -> Any:
-    """A batch's images as the model sees them: cropped from the store, with changed colours."""
+    """A batch's images, cropped from the store if there is one, with changed colours."""
     images = batch.images
     if store is not None:
         crop = functools.partial(device_crops.cut, side=learner.view.side)
@@ -178,7 +182,7 @@ def _seen(
         with jax.named_scope("colours"):
             key, size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
             draws = colours.draw_changes(key, learner.colour_changes, size)
-            rows = jnp.minimum(jnp.arange(len(images)), size - 1)  # Those of padding are not used.
+            rows = jnp.minimum(jnp.arange(len(images)), size - 1)  # Rows beyond are padding.
             draws = jax.tree.map(lambda x: x[rows], draws)
             change = parallel.map_local_images(lambda _, *x: colours.changed(*x), learner.mesh)
             images = change((), images, draws)
@@ -186,28 +190,27 @@ def _seen(
 
 
 def _gradient_covariance(loss_of: Callable[[Outputs], Array], outputs: Outputs) -> Array:
-    """Nuclear norm of the covariance of the images' gradients (IRT, Section 3.5): its trace."""
+    """Nuclear norm of the covariance of the images' gradients: its trace (IRT, Section 3.5)."""
     slopes = jax.grad(loss_of)(jax.lax.stop_gradient(outputs)).projected
     return jnp.sum(jnp.var(len(slopes) * slopes, axis=0))
 
 
-def _updated(
+def _apply_gradient(
     learner: Learner, state: TrainState, gradient: PyTree, loss: Array, aux: tuple[PyTree, Metrics]
 ) -> tuple[TrainState, Metrics]:
-    """The next state and the metrics; `aux` are the objective's new state and metrics."""
+    """Returns the next state and metrics; `aux` are the objective's new state and metrics."""
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
-        moments, at = state.opt_state, {}
+        moments, curvature = state.opt_state, {}
         if any(group.ball_c == LEARNED for group in learner.objective.groups):
-            at = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
-        updates, opt_state = learner.optimizer.update(gradient, moments, trained, **at)
+            curvature = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
+        updates, opt_state = learner.optimizer.update(gradient, moments, trained, **curvature)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
             scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
-        averages = _follow(learner, state, updated.get("model", {}))
-        changed = updated, opt_state, objective_state, averages
+        averages = _update_averages(learner, state, updated.get("model", {}))
     norms = {
         "loss": loss,
         "gradient_norm": optax.tree.norm(gradient),
@@ -215,14 +218,13 @@ def _updated(
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     if learner.config.train.on_nonfinite == "skip":
-        # Selected on the devices, so that the host need not wait for every step.
-        averages = state.teacher, state.average
-        before = trained, state.opt_state, state.objective_state, averages
-        lasting = (), (), learner.objective.lasting_state, ()
-        changed = (_chosen(finite, *trees) for trees in zip(changed, before, lasting, strict=True))
-    trained, opt_state, objective_state, (teacher, average) = changed
+        # Selected on the devices, so that the host does not wait for every step.
+        lasting = learner.objective.lasting_state
+        updated = _select(finite, updated, trained)
+        opt_state = _select(finite, opt_state, state.opt_state)
+        objective_state = _select(finite, objective_state, state.objective_state, lasting)
+        averages = _select(finite, averages, (state.teacher, state.average))
     skipped = state.skipped + jnp.where(finite, 0, 1)
-    params = optim.merge(trained, frozen)
     metrics |= {
         **norms,
         # The optimiser does not count dropped updates, so neither does its schedule.
@@ -232,12 +234,22 @@ def _updated(
     }
     if "scalars" in state.params["model"]:
         metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
-    changed = params, opt_state, objective_state, skipped, teacher
-    return TrainState(state.step + 1, *changed, state.tuples, average), metrics
+    state = state._replace(
+        step=state.step + 1,
+        params=optim.merge(updated, frozen),
+        opt_state=opt_state,
+        objective_state=objective_state,
+        skipped=skipped,
+        teacher=averages[0],
+        average=averages[1],
+    )
+    return state, metrics
 
 
-def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str]) -> PyTree:
-    """The new tree, or the old one if the step is not valid; lasting entries are always new."""
+def _select(
+    valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str] = ()
+) -> PyTree:
+    """Selects the new tree if the step is valid, or the old one; lasting entries are always new."""
 
     def choose(path: tuple[Any, ...], new: Array, old: Array) -> Array:
         names = {getattr(key, "key", None) for key in path}
@@ -246,8 +258,8 @@ def _chosen(valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[
     return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
-def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """The loss's key; with stochastic depth, also the masks of all rows, 0 for padding."""
+def _draw_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
+    """Returns the loss's key and, with stochastic depth, the masks of all rows (padding: 0)."""
     if not learner.config.model.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
@@ -256,8 +268,8 @@ def _with_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
     return key, jnp.pad(masks, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
 
 
-def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
-    """The teacher and the average after an update of the trained model."""
+def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
+    """Moves the teacher and the moving average towards the updated model."""
     teacher, average = state.teacher, state.average
     if teacher is not None:
         step_size = 1 - learner.objective.teacher_decay
@@ -270,16 +282,16 @@ def _follow(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTre
     return teacher, average
 
 
-def _embedding(learner: Learner) -> Callable[..., Outputs]:
-    """The model on images, on cached features, or on the cached output of its frozen blocks."""
+def _embed_function(learner: Learner) -> Callable[..., Outputs]:
+    """Builds the function that embeds a batch's images, cached features or cached activations."""
     model, encoder = learner.model, learner.model.encoder
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         if not learner.config.train.cached_features:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, *learner.pixel_scaling), flips)
-        # Slices and devices merge the adapters themselves, which is cheap, so that they sum and
-        # exchange gradients of adapters, which are smaller than gradients of kernels.
+        # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
+        # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
         if not learner.config.train.cached_features:
@@ -293,7 +305,7 @@ def _embedding(learner: Learner) -> Callable[..., Outputs]:
 
 
 def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
-    """Jits a step for states with the shardings of this one."""
+    """Jits a train step for states with the same shardings as `state`."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(
         train_step,
@@ -306,11 +318,16 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
 def jit_train_steps(
     learner: Learner, state: TrainState, store: device_crops.Store | None
 ) -> tuple[TrainStep, TrainStep]:
-    """Jits a run's step, and the step that trains only its head; a store gives the images."""
-    steps = (make_train_step(learner, head_only=x) for x in (False, True))
-    return tuple(
-        functools.partial(jit_train_step(step, learner.mesh, state), store=store) for step in steps
-    )
+    """Jits a run's train step, and the step that trains only the head.
+
+    With a `store`, batches hold crops of it instead of images.
+    """
+
+    def jitted(head_only: bool) -> TrainStep:
+        step = make_train_step(learner, head_only=head_only)
+        return functools.partial(jit_train_step(step, learner.mesh, state), store=store)
+
+    return jitted(head_only=False), jitted(head_only=True)
 
 
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:

@@ -100,8 +100,8 @@ def test_curvature_follows_from_delta_and_invalid_arguments_are_an_error():
         (curvature_from_delta, 0.0, "positive.*, got 0"),
         (gromov_delta, np.zeros((5, 4)), r"square matrix, got shape \(5, 4\)"),
         (gromov_delta, np.zeros((3, 3)), "at least 4 points, got 3"),
-        (lambda x: relative_delta(x, key=KEY), identical, "the 9 sampled points are identical"),
-        (lambda x: relative_delta(x, key=KEY), infinite, "not all finite"),
+        (lambda x: relative_delta(x, key=KEY), identical, "all 9 sampled points are identical"),
+        (lambda x: relative_delta(x, key=KEY), infinite, "are not finite"),
     ]:
         with pytest.raises(UserError, match=message):
             function(argument)

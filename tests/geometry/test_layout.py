@@ -21,26 +21,26 @@ def classes(rng, count=100, dim=32):
 def test_distances_are_kept_better_than_by_principal_components():
     space = Sphere()
     points = np.asarray(space.embed(classes(np.random.default_rng(0))))
-    places = layout.lay_out(points, space)
-    assert (np.abs(places) < 1).all()
-    found, plain = layout.faithfulness(points, places, space)
-    assert found > plain + 0.02 and found > 0.4
-    assert np.array_equal(layout.lay_out(points, space), places)
+    positions = layout.lay_out(points, space)
+    assert (np.abs(positions) < 1).all()
+    actual, plain = layout.faithfulness(points, positions, space)
+    assert actual > plain + 0.02 and actual > 0.4
+    assert np.array_equal(layout.lay_out(points, space), positions)
 
 
 def test_outliers_of_a_crowd_are_placed_inside_the_disk():
     x = np.random.default_rng(0).normal(size=(100, 32)) * 1e-3 + np.eye(32)[0]
     x[:3] = -np.eye(32)[:3]
     points = np.asarray(Sphere().embed(x.astype(np.float32)))
-    places = layout.lay_out(points, Sphere())
-    among = layout.placing_among(points, places, Sphere())(points[[0, 1, 30]])
-    assert np.isfinite(among).all() and max(np.abs(places).max(), np.abs(among).max()) < 1
+    positions = layout.lay_out(points, Sphere())
+    among = layout.placing_among(points, positions, Sphere())(points[[0, 1, 30]])
+    assert np.isfinite(among).all() and max(np.abs(positions).max(), np.abs(among).max()) < 1
 
 
 def test_equal_points_have_one_place_and_one_coordinate_is_laid_out_on_a_line():
     points = np.repeat(np.asarray(BALL.embed(np.ones((1, 2)))), 30, axis=0)
-    places = layout.lay_out(points, BALL)
-    assert np.abs(places - places[0]).max() < 1e-3
+    positions = layout.lay_out(points, BALL)
+    assert np.abs(positions - positions[0]).max() < 1e-3
     features = np.linspace(-1, 1, 9, dtype=np.float32)[:, None]
     assert not layout.principal_components(features)[:, 1].any()
 
@@ -48,14 +48,14 @@ def test_equal_points_have_one_place_and_one_coordinate_is_laid_out_on_a_line():
 def test_points_of_the_plane_keep_their_distances():
     ball = BALL
     points = np.asarray(ball.embed(np.random.default_rng(1).normal(size=(30, 2))))
-    places = layout.lay_out(points, ball)
-    assert layout.faithfulness(points, places, ball)[0] > 0.98
-    again = layout.placing_among(points, places, ball)(points[[3]])
-    assert abs(again[0] - places[3]) < 0.05
-    places = points[:, 0] + 1j * points[:, 1]
-    own, plain = layout.faithfulness(points, places, ball)
-    assert own == pytest.approx(1, abs=1e-6) and 0.5 < plain < own - 1e-4
-    assert layout.faithfulness(points[:2], places[:2], ball) is None
+    positions = layout.lay_out(points, ball)
+    assert layout.faithfulness(points, positions, ball)[0] > 0.98
+    again = layout.placing_among(points, positions, ball)(points[[3]])
+    assert abs(again[0] - positions[3]) < 0.05
+    positions = points[:, 0] + 1j * points[:, 1]
+    faithful, plain = layout.faithfulness(points, positions, ball)
+    assert faithful == pytest.approx(1, abs=1e-6) and 0.5 < plain < faithful - 1e-4
+    assert layout.faithfulness(points[:2], positions[:2], ball) is None
 
 
 def test_umap_starts_from_the_layout_on_the_hyperboloid(monkeypatch):
@@ -68,5 +68,5 @@ def test_umap_starts_from_the_layout_on_the_hyperboloid(monkeypatch):
     monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Still))
     monkeypatch.setattr(layout, "require_package", lambda *_: None)
     points = np.asarray(Sphere().embed(classes(np.random.default_rng(0))))
-    found = layout.lay_out_by_umap(points, Sphere())
-    np.testing.assert_allclose(found, layout.lay_out(points, Sphere()), atol=1e-5)
+    actual = layout.lay_out_by_umap(points, Sphere())
+    np.testing.assert_allclose(actual, layout.lay_out(points, Sphere()), atol=1e-5)

@@ -58,9 +58,9 @@ def test_float32_distances_and_angles_are_as_accurate_as_the_tables_say(c):
 def results(space, x):
     matrix = jnp.where(jnp.eye(len(x), dtype=bool), 0, space.distance_matrix(x, x))
     mean = space.to_ball(space.mean(x, jnp.arange(1.0, 41)))
-    found = {"ball": space.to_ball(x), "features": space.features(x), "matrix": matrix}
-    found |= {"distance": space.distance(x[:, None], x), "mean": mean}
-    return found | {"separation": space.separation(x[:, None], x)}
+    actual = {"ball": space.to_ball(x), "features": space.features(x), "matrix": matrix}
+    actual |= {"distance": space.distance(x[:, None], x), "mean": mean}
+    return actual | {"separation": space.separation(x[:, None], x)}
 
 
 @pytest.mark.parametrize("c", [0.0, *CURVATURES])
@@ -75,8 +75,8 @@ def test_it_is_isometric_to_the_ball(float64, c, scale):
     np.testing.assert_allclose(ours.pop("ball"), p, rtol=1e-12)
     np.testing.assert_allclose(programs.from_poincare(p, c), x, rtol=rtol)
     means = ours.pop("mean"), theirs.pop("mean")
-    for name, found in ours.items():
-        np.testing.assert_allclose(found, theirs[name], rtol=rtol, err_msg=name)
+    for name, actual in ours.items():
+        np.testing.assert_allclose(actual, theirs[name], rtol=rtol, err_msg=name)
     if rtol < 1e-5:
         np.testing.assert_allclose(*means, atol=1e-12)
 
@@ -129,17 +129,17 @@ centroids = jax.jit(lorentz.centroids, static_argnums=2)
 @pytest.mark.parametrize("c", CURVATURES)
 def test_centroids_are_normalised_sums_and_einsteins_midpoints(float64, c):
     x, groups = embed(Lorentz(c, None), FEATURES / (2 * c**0.5)), np.arange(40) % 3
-    found = np.asarray(centroids(x, groups, 4, c))
+    actual = np.asarray(centroids(x, groups, 4, c))
     klein = c**0.5 * x / np.sqrt(1 + c * np.sum(x * x, axis=1, keepdims=True))
     gamma = 1 / np.sqrt(1 - np.sum(klein**2, axis=1, keepdims=True))
     for group in range(3):
         total = np.sum(programs.with_time(x, c)[groups == group], axis=0)
         length = np.sqrt(c * (total[0] ** 2 - total[1:] @ total[1:]))
-        np.testing.assert_allclose(found[group], total[1:] / length, rtol=1e-9)
+        np.testing.assert_allclose(actual[group], total[1:] / length, rtol=1e-9)
         mean = np.average(klein[groups == group], axis=0, weights=gamma[groups == group][:, 0])
         mean /= 1 + np.sqrt(1 - mean @ mean)
-        np.testing.assert_allclose(programs.to_poincare(found[group], c), mean / c**0.5, rtol=1e-9)
-    assert not found[3].any()
+        np.testing.assert_allclose(programs.to_poincare(actual[group], c), mean / c**0.5, rtol=1e-9)
+    assert not actual[3].any()
     np.testing.assert_allclose(centroids(x, groups, 3, 0.0)[0], np.mean(x[::3], axis=0), rtol=1e-12)
     jax.test_util.check_grads(
         lambda x: centroids(x, groups, 3, c), (x / x.max(),), order=1, modes=["rev"], rtol=1e-6
@@ -152,10 +152,10 @@ def test_float32_centroids_keep_their_digits_far_out(radius):
     angles, c = np.geomspace(1e-4, 3, 30), np.float32(0.1)
     x, y = pairs((radius, radius), c, angles, np.float32)
     x, groups = np.concatenate([x, y, x]), np.concatenate([np.arange(30)] * 2 + [np.arange(30, 60)])
-    found = np.asarray(centroids(x, groups, 60, c))
+    actual = np.asarray(centroids(x, groups, 60, c))
     with jax.enable_x64(True):
         exact = centroids(x.astype(float), groups, 60, float(c))
-        errors = np.sqrt(c) * np.asarray(programs.dist(found.astype(float), exact, float(c)))
+        errors = np.sqrt(c) * np.asarray(programs.dist(actual.astype(float), exact, float(c)))
         time = np.asarray(programs.with_time(exact, float(c)))[:, 0] * np.sqrt(c)
     assert np.all(errors < 2e-7 * time)
 

@@ -172,7 +172,7 @@ def test_a_product_combines_the_distances_of_its_parts(summed, float64):
     assert np.isfinite(slope).all() and not np.diagonal(actual).any()
     with pytest.raises(ValueError, match="parts"):
         Product(((Sphere(), 1.0), (FUSED, 1.0)))
-    with pytest.raises(UserError, match="7 dimensions cannot be shared by the 4 parts"):
+    with pytest.raises(UserError, match="7 dimensions cannot be split among 4 parts"):
         space.embed(features[:, :7])
 
 

@@ -187,14 +187,14 @@ def test_padding_of_an_odd_number_of_tokens_is_masked(tokens, monkeypatch):
 def test_the_upper_part_embeds_what_the_lower_part_computes(encoder, block):
     @jax.jit
     def compute(params, images):
-        kept = lower_blocks(encoder, block, params, images)
-        upper = upper_blocks(encoder, block, params, kept, jnp.zeros_like(images[:1]))
-        return kept, upper, encoder.apply({"params": params}, images)
+        activations = lower_blocks(encoder, block, params, images)
+        upper = upper_blocks(encoder, block, params, activations, jnp.zeros_like(images[:1]))
+        return activations, upper, encoder.apply({"params": params}, images)
 
     square = images[:2, :, :16]
-    kept, upper, expected = compute(weights_of(encoder, square), square)
+    activations, upper, expected = compute(weights_of(encoder, square), square)
     np.testing.assert_allclose(upper, expected, rtol=1e-4, atol=1e-5)
-    assert kept.ndim > 2 and kept.dtype == jnp.float32
+    assert activations.ndim > 2 and activations.dtype == jnp.float32
 
 
 def test_the_highest_frozen_block_has_only_frozen_layers_below():

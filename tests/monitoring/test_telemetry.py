@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import pytest
 
-from hypjax.monitoring.monitor import summarised
+from hypjax.monitoring.monitor import summarise
 
 
 def test_metrics_are_in_a_file_and_in_tensorboard_with_no_step_twice(run):
@@ -40,5 +40,5 @@ def test_reports_summarise_finite_steps():
         for x in (1.0, 2.0, math.nan, 4.0)
     ]
     extremes = {"logit_min": 1, "logit_max": 4, "learning_rate": 4, "skipped": 1}
-    assert summarised(steps, {"learning_rate"}) == {"loss": pytest.approx(7 / 3), **extremes}
-    assert summarised(steps[2:3], ()) == {"skipped": 1}
+    assert summarise(steps, {"learning_rate"}) == {"loss": pytest.approx(7 / 3), **extremes}
+    assert summarise(steps[2:3], ()) == {"skipped": 1}

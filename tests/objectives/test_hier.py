@@ -58,9 +58,9 @@ def test_each_ancestor_has_noise_of_its_own(monkeypatch):
         loss_of(built, started, np.eye(6, 5, dtype="f"), np.arange(6) // 2, key=KEY)
         return drawn
 
-    found = noises()
-    assert [noise.shape for noise in found] == [(2, 12, 3), (2, 6, 3)]
-    assert all(len(np.unique(noise)) == noise.size for noise in found)
+    actual = noises()
+    assert [noise.shape for noise in actual] == [(2, 12, 3), (2, 6, 3)]
+    assert all(len(np.unique(noise)) == noise.size for noise in actual)
 
 
 def test_proxies_have_groups_of_their_own_and_start_at_nine_tenths_of_the_clip_radius():

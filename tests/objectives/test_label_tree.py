@@ -73,9 +73,9 @@ def test_hypstructure_equals_a_loop_over_pairs_of_nodes(scale, coarse):
             base = compute("hyphc", hyphc_weight=0.0, space="sphere")
             (loss, metrics), gradient = program(jnp.asarray(features), LABELS)
             of_base = base(jnp.asarray(features), LABELS)[0][0]
-        found = metrics["structure_correlation"], metrics["structure_offset"], loss - of_base
+        actual = metrics["structure_correlation"], metrics["structure_offset"], loss - of_base
         expected = correlation, offset, 0.3 * (1 - correlation) + 0.5 * offset
-        np.testing.assert_allclose(found, expected, atol=tolerance)
+        np.testing.assert_allclose(actual, expected, atol=tolerance)
         assert np.isfinite(gradient).all() and np.any(gradient)
     clipped = np.linalg.norm(features, axis=1) > np.arctanh(1 - 4e-3)
     assert metrics["structure_clipped"] == np.mean(clipped)
@@ -112,8 +112,8 @@ def test_hyphc_equals_a_loop_over_triples(float64):
         depths = np.arccosh([np.sqrt(2 * time**2 * (c - 1) / (c**2 - 1)) for c in cosh])
         weights, alike = np.exp(depths / 0.1), np.array([similarities[pair] for pair in pairs])
         expected.append(np.sum(alike) - np.sum(weights * alike) / np.sum(weights))
-    found = jax.jit(hyphc)(leaves, Triplets(triples, valid), similarities, temperature=0.1)
-    np.testing.assert_allclose(found, np.mean(expected), rtol=1e-10)
+    actual = jax.jit(hyphc)(leaves, Triplets(triples, valid), similarities, temperature=0.1)
+    np.testing.assert_allclose(actual, np.mean(expected), rtol=1e-10)
     assert hyphc(leaves, Triplets(triples, np.zeros(20, bool)), similarities) == 0
 
 

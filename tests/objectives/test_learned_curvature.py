@@ -130,6 +130,6 @@ def test_projection_moves_numbers_to_the_nearer_bound():
     fields = default_config("hypmix").objective
     fields.learn_c, fields.curvatures, fields.learn = True, (1e-5, 0.1, 99.0), ("ball_weight",)
     outside = scalar_parameters({"curvatures": fields.curvatures, "ball_weight": 50.0})
-    found = scalar_values(within_bounds(outside, bounds(fields)))
-    assert found["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
-    assert found["ball_weight"] == pytest.approx(30.0)
+    actual = scalar_values(within_bounds(outside, bounds(fields)))
+    assert actual["curvatures"] == pytest.approx((0.01, 0.1, 10.0))
+    assert actual["ball_weight"] == pytest.approx(30.0)

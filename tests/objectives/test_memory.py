@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import ProblemSizes, contrastive, create_objective, koleo
 from hypjax.objectives.comparisons import References
-from hypjax.objectives.memory import Memory, empty_memory
+from hypjax.objectives.pair_losses import Memory, empty_memory
 from tests.helpers import losses
 from tests.helpers.losses import BALL, SPHERE, both_spaces, embedded, loss_of, mostly_sphere
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
@@ -32,10 +32,10 @@ def points_of(space, n, seed=0):
 def test_a_memory_holds_the_latest_points(size):
     """Batches of 4, through four ends of the memory or more."""
     latest, memory = collections.deque(maxlen=size), empty_memory(size, 3)
-    write, rng = jax.jit(Memory.written), np.random.default_rng(0)
+    write, rng = jax.jit(Memory.write), np.random.default_rng(0)
     for step in range(14):
         points, labels = rng.normal(size=(4, 3)).astype("f"), rng.integers(0, 9, 4)
-        rows, memory = memory.rows(4), write(memory, points, labels)
+        rows, memory = memory.next_rows(4), write(memory, points, labels)
         latest.extend(zip(points.tolist(), labels.tolist(), strict=True))
         np.testing.assert_array_equal(memory.points[rows], points)
         np.testing.assert_array_equal(rows, (4 * step + np.arange(4)) % size)
@@ -48,7 +48,7 @@ def test_a_memory_holds_the_latest_points(size):
 def test_a_memory_takes_no_points_that_are_not_finite():
     memory = empty_memory(3, 2)._replace(place=jnp.int32(2), labels=jnp.array([4, 5, 6]))
     points = jnp.array([[1.0, 2], [jnp.nan, 4]])
-    memory = jax.jit(Memory.written)(memory, points, jnp.array([7, 8]))
+    memory = jax.jit(Memory.write)(memory, points, jnp.array([7, 8]))
     assert (memory.labels.tolist(), int(memory.place)) == ([-1, 5, 7], 1)
     assert memory.points.tolist() == [[0, 0], [0, 0], [1, 2]]
 
@@ -79,10 +79,10 @@ def test_losses_of_references_equal_plain_loops(float64, space):
             same[np.arange(6), own] = False
         (_, values), slopes = both(points, batch, references)
         assert np.isfinite(slopes).all() and np.any(slopes) == np.any(labels >= 0)
-        for name, found in zip(NAMES, values, strict=True):
+        for name, actual in zip(NAMES, values, strict=True):
             _, loop, settings = PAIRS[name]
             expected = loop(d, same, other, **settings)
-            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def configured(space="sphere", name="contrastive", **fields):
@@ -194,8 +194,8 @@ def test_images_are_not_pushed_from_their_copies(float64, space):
     points, ids = points_of(space, 7), np.array([0, 1, 2, 3, 4, 5, 6, 0, 1, 2])
     d = jax.jit(space.distance)(points[:, None], points) + np.diag([np.inf] * 7)
     nearest = d.min(axis=1) ** (0.5 if space is SPHERE else 1)
-    found = jax.jit(lambda x: koleo(x, space=space, ids=ids))(points[ids])
-    np.testing.assert_allclose(found, -np.mean(np.log(nearest[ids])), rtol=1e-9)
+    actual = jax.jit(lambda x: koleo(x, space=space, ids=ids))(points[ids])
+    np.testing.assert_allclose(actual, -np.mean(np.log(nearest[ids])), rtol=1e-9)
 
 
 @both_spaces

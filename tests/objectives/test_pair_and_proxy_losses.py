@@ -233,7 +233,7 @@ def test_losses_equal_plain_loops_in_any_order_and_gradients_are_differences(
     alike = LABELS[:, None] == LABELS
     rng, order = np.random.default_rng(1), np.random.default_rng(1).permutation(len(LABELS))
     moves = rng.normal(size=features.shape), rng.normal(size=of_proxies.shape)
-    found = evaluate(space, features, LABELS, of_proxies)
+    actual = evaluate(space, features, LABELS, of_proxies)
     shuffled = evaluate(space, features[order], LABELS[order], of_proxies)
     below, above = (
         evaluate(space, features + step * moves[0], LABELS, of_proxies + step * moves[1])
@@ -251,7 +251,7 @@ def test_losses_equal_plain_loops_in_any_order_and_gradients_are_differences(
             shown = to_proxies if name in SEVERAL else to_proxies[..., :1]
             expected = loop(shown, LABELS, **settings)
         assert expected > 0 or name == "koleo", name
-        value, slopes = found[name]
+        value, slopes = actual[name]
         np.testing.assert_allclose(value, expected, rtol=1e-10, err_msg=name)
         if name != "tuple_contrastive":
             np.testing.assert_allclose(shuffled[name][0], expected, rtol=1e-10, err_msg=name)
@@ -331,10 +331,10 @@ def test_gradients_of_close_images_keep_their_digits():
         pairs = objectives.contrastive(BALL.embed(features), labels, **settings)
         return pairs + objectives.proxy_nca(points, labels, others, space=BALL, temperature=1.0)
 
-    found = slopes(features, features, proxies)
+    actual = slopes(features, features, proxies)
     with jax.enable_x64(True):
         exact = slopes(features.astype(float), features.astype(float), proxies.astype(float))
-    for slope, right in zip(map(np.asarray, found), map(np.asarray, exact), strict=True):
+    for slope, right in zip(map(np.asarray, actual), map(np.asarray, exact), strict=True):
         assert np.linalg.norm(slope - right) < 0.01 * np.linalg.norm(right)
 
 
@@ -356,15 +356,15 @@ def test_a_point_that_is_nan_makes_every_loss_nan(float64, space):
     for row in (0, 6):
         spoilt = features.copy()
         spoilt[row, 1] = np.nan
-        found = {n: loss for n, (loss, _) in evaluate(space, spoilt, LABELS, proxies).items()}
-        found |= others(spoilt)
-        assert [name for name, loss in found.items() if not np.isnan(loss)] == []
+        actual = {n: loss for n, (loss, _) in evaluate(space, spoilt, LABELS, proxies).items()}
+        actual |= others(spoilt)
+        assert [name for name, loss in actual.items() if not np.isnan(loss)] == []
 
 
 def test_what_does_not_fit_is_an_error():
     eye = np.eye(4)
     for call, message in [
-        (lambda: objectives.supcon(eye, [0, 0]), "one label for each image"),
+        (lambda: objectives.supcon(eye, [0, 0]), "a label per embedding"),
         (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
         (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "but a label is 4"),
         (lambda: objectives.cosface(eye, [0, 1, 2, 2.5], eye[:, None]), "but .* 2.5"),
@@ -404,8 +404,8 @@ def test_labels_of_any_kind_are_compared_exactly():
     for name, loss in losses.items():
         expected = loss(points, labels)
         for kind, values in others.items():
-            found = loss(points, values)
-            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=f"{name}, {kind}")
+            actual = loss(points, values)
+            np.testing.assert_allclose(actual, expected, rtol=1e-6, err_msg=f"{name}, {kind}")
     with_memory = functools.partial(objectives.supcon, points, temperature=0.5)
     wide = references._replace(labels=np.where(labels == 4, -1, labels * 2**32))
     np.testing.assert_allclose(
@@ -447,7 +447,7 @@ def features():
 
 @pytest.mark.parametrize("name", ["supcon", "proxy_anchor", "pairwise_cross_entropy"])
 def test_metrics_are_those_of_the_batch(name, features):
-    _, (state, found) = call(configured(name), features)
+    _, (state, actual) = call(configured(name), features)
     points, apart = map(np.asarray, embedded(FEW, features))
     norms, others = np.linalg.norm(features, axis=1), apart + np.diag([np.inf] * 12)
     wanted = {
@@ -460,9 +460,9 @@ def test_metrics_are_those_of_the_batch(name, features):
     if name == "pairwise_cross_entropy":
         wanted |= {"logit_min": -apart.max() / 0.2, "logit_max": -others.min() / 0.2}
         wanted["chance_loss"] = 2 * np.log(2 * 6 - 1)
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     for metric, value in wanted.items():
-        np.testing.assert_allclose(found[metric], value, rtol=1e-5, err_msg=metric)
+        np.testing.assert_allclose(actual[metric], value, rtol=1e-5, err_msg=metric)
 
 
 def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
@@ -474,12 +474,12 @@ def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
     @jax.jit
     def both(features):
         key, shown = jax.random.key(1), SPHERE.embed(params["base"]["proxies"])
-        found, (_, metrics) = loss_of(objective, (params, state), features, DOUBLES, key=key)
+        actual, (_, metrics) = loss_of(objective, (params, state), features, DOUBLES, key=key)
         expected = objectives.arcface(SPHERE.embed(features), DOUBLES, shown)
-        return found, expected + 0.5 * metrics["hier_loss"], metrics
+        return actual, expected + 0.5 * metrics["hier_loss"], metrics
 
-    found, expected, metrics = both(features)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual, expected, metrics = both(features)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     assert metrics["hier_loss"] > 0
     assert 0 < metrics["hier_anchors"] <= 1 and 0 < metrics["hier_proxy_anchors"] <= 1
     with pytest.raises(UserError, match="must be sphere for arcface"):
@@ -525,7 +525,7 @@ def test_proxies_may_be_points_of_a_hyperbolic_space():
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
     for fields in ({"space": "sphere"}, {"curvatures": (0.1, 0.2)}):
-        with pytest.raises(UserError, match="proxy_optimizer must be adam"):
+        with pytest.raises(UserError, match="proxy_optimizer is riemannian; it must be adam"):
             create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
 
 
@@ -534,7 +534,7 @@ def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features
     """Also the gradients by features, c and proxies, which are vectors at the origin either way."""
     fields = {"hier_proxies": 16, "hier_neighbors": 4, "hier_decay": 0.1, "learn_c": True}
     fields |= {"hier_optimizer": optimizer, "max_distance": 5.0}
-    found = []
+    actual = []
     for space in ("poincare", "lorentz"):
         built = create_objective(configured("hier+proxy_anchor", space=space, **fields))
         assert built.groups[-1][2:] == (0.1, 0, "learned" if optimizer == "riemannian" else None)
@@ -547,8 +547,8 @@ def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features
             moved, key = built.with_scalars({"c": c}), jax.random.key(1)
             return loss_of(moved, (params, state), features, DOUBLES, key=key)[0]
 
-        found.append(jax.tree.leaves(loss((features, np.float32(0.1), params))))
-    for ours, theirs in zip(*found, strict=True):
+        actual.append(jax.tree.leaves(loss((features, np.float32(0.1), params))))
+    for ours, theirs in zip(*actual, strict=True):
         largest = np.abs(theirs).max()
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-4 * largest)
         assert largest > 0

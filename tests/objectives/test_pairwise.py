@@ -172,9 +172,12 @@ def test_hypmix_is_the_loss_of_either_space_without_the_other():
 
     of_sphere = mixed_space(BALL, **MIX, ball_weight=0.0)
     of_ball = mixed_space(BALL, **MIX | {"sphere_temperature": jnp.inf}, ball_weight=1.0)
-    found = *loss_and_gradient(FEATURES, of_sphere, 1.0), *loss_and_gradient(FEATURES, of_ball, 1.0)
+    actual = (
+        *loss_and_gradient(FEATURES, of_sphere, 1.0),
+        *loss_and_gradient(FEATURES, of_ball, 1.0),
+    )
     expected = *loss_and_gradient(FEATURES, SPHERE, 2 * 0.05), *hyperbolic(FEATURES)
-    for got, wanted in zip(found, expected, strict=True):
+    for got, wanted in zip(actual, expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 

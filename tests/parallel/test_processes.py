@@ -20,8 +20,8 @@ def trajectories(path, training, *cases):
     """Returns what `tests.helpers.trajectories` finds in each case."""
     command = ("-m", "tests.helpers.trajectories", path, training, *cases)
     python(*command, devices=8).check_returncode()
-    found = np.load(path)
-    values = [{n: v for n, v in found.items() if n.startswith(f"{case}:")} for case in cases]
+    actual = np.load(path)
+    values = [{n: v for n, v in actual.items() if n.startswith(f"{case}:")} for case in cases]
     return [{name.rpartition(":")[2]: v for name, v in named.items()} for named in values]
 
 

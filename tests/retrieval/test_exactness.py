@@ -150,7 +150,7 @@ def test_the_smallest_curvature_is_searched_as_flat_space_is_and_smaller_ones_ar
         np.testing.assert_array_equal(items, order[:, :8])
     for c in (9e-13, 1e-20, -1.0, np.nan):
         space = PoincareBall(jnp.asarray(c))  # A Python number below 0 is refused at once.
-        with pytest.raises(UserError, match=f"c is {c:g}; to search, it must be 0 or at least"):
+        with pytest.raises(UserError, match=f"c is {c:g}; a search needs 0, or at least"):
             nearest_neighbors(x, x, k=1, space=space)
 
 

@@ -43,14 +43,14 @@ def test_training_is_that_of_the_same_views_on_a_frozen_encoder(squares, tmp_pat
         views[self.name(i)] += 1
         return test_view(self, i, *args)
 
-    found, test_view = [], Dataset.test_view
+    actual, test_view = [], Dataset.test_view
     monkeypatch.setattr(Dataset, "test_view", counted)
     for name, fields in (("computed", FROZEN), ("cached", (*CACHED, "run.microbatch=5"))):
         views.clear()
         config = small_runs.load(squares, *fields, *VIEWS)
         results = train.train_and_evaluate(config, tmp_path / name)
-        found.append((results["untrained"], small_runs.step_metrics(tmp_path / name)))
-    (untrained, steps), (expected, expected_steps) = reversed(found)
+        actual.append((results["untrained"], small_runs.step_metrics(tmp_path / name)))
+    (untrained, steps), (expected, expected_steps) = reversed(actual)
     assert set(views.values()) == {1} and untrained == expected
     assert steps.keys() == expected_steps.keys() and len(steps) >= 6
     for step, values in steps.items():

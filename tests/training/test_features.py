@@ -58,10 +58,10 @@ def test_its_steps_and_scores_are_those_on_a_frozen_encoder_with_these_features(
     rates = "optim.schedule=constant", "model.head_dim=8", "objective.temperature=0.1"
     runs = {"frozen": small_runs.load(squares, *FROZEN, *rates), "given": load(file)}
     frozen, given = (train.train_and_evaluate(x, tmp_path / name) for name, x in runs.items())
-    expected, found = (small_runs.step_metrics(tmp_path / name) for name in runs)
-    assert expected.keys() == found.keys() and len(found) >= 6
+    expected, actual = (small_runs.step_metrics(tmp_path / name) for name in runs)
+    assert expected.keys() == actual.keys() and len(actual) >= 6
     for step, values in expected.items():
-        np.testing.assert_allclose(found[step], values, rtol=1e-5)
+        np.testing.assert_allclose(actual[step], values, rtol=1e-5)
     assert given == frozen
 
 

@@ -118,7 +118,7 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
     whole, run = tmp_path / "whole", tmp_path / "run"
     config = small_runs.load(photos_folder, *fields)
     train.train_and_evaluate(config, whole)
-    assert "the encoder is trained, too, from now on" in capsys.readouterr().err
+    assert "training the encoder, too, from this step on" in capsys.readouterr().err
     for step in (3, 8):
         with small_runs.interrupted_after(step):
             train.train_and_evaluate(config, run)

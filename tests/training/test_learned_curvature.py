@@ -51,8 +51,8 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
     assert abs(np.log(results["final"] / 0.1)) > 0.1
     for state, model in Run.saved(run).restore(run).items():
         assert scalar_values(model.params["scalars"])["c"] == results[state]
-    found = evaluate(saved_config(run), run)["learned"]
-    assert found == {state: learned[state] for state in ("final", "best")}
+    actual = evaluate(saved_config(run), run)["learned"]
+    assert actual == {state: learned[state] for state in ("final", "best")}
     assert f"learned: c = {results['final']:.4g} final" in capsys.readouterr().out
 
 

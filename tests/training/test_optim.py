@@ -46,9 +46,9 @@ def test_the_longest_path_or_pattern_decides_how_a_parameter_is_trained(load_gly
         head = {"b1": 5.5, "b2": {"x": 5.5}, "b3": 1.1}
         objective = {"scale": 3 * (step >= 1), "proxies": proxies}
         expected = {"objective": objective, "model": {"head": head}}
-        found = flatten_dict(updates)
+        actual = flatten_dict(updates)
         for path, value in flatten_dict(expected).items():
-            np.testing.assert_allclose(found[path], -1e-3 * value, rtol=1e-4)
+            np.testing.assert_allclose(actual[path], -1e-3 * value, rtol=1e-4)
 
 
 def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_glyphs):
@@ -57,7 +57,7 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
     points = jax.jit(PoincareBall(0.3, 2.3).embed)(rng.normal(size=(5, 3)))
     params = {"model": {"w": jnp.float32([1.0, 2.0])}, "objective": {"proxies": points}}
     group = Group(("proxies",), rate=20.0, ball_c=0.3)
-    found, expected = params, params
+    actual, expected = params, params
     optimizer = optim.configured_optimizer(config, lambda step: 1e-2, (group,))
     others = optim.configured_optimizer(config, lambda step: 1e-2)
     mover = riemannian_adam(0.2, c=0.3)
@@ -66,8 +66,8 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
     update, update_others, move = (jax.jit(x.update) for x in (optimizer, others, mover))
     for _ in range(3):
         gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-        updates, state = update(gradient, state, found)
-        found = optax.apply_updates(found, updates)
+        updates, state = update(gradient, state, actual)
+        actual = optax.apply_updates(actual, updates)
         # Points have no share in the norm that is clipped.
         proxies, of_proxies = expected["objective"]["proxies"], gradient["objective"]["proxies"]
         alone = {**gradient, "objective": {"proxies": np.zeros_like(of_proxies)}}
@@ -75,8 +75,8 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
         moved, second = move(of_proxies, states[1], proxies)
         states = first, second
         expected = optax.apply_updates(expected, {**of_others, "objective": {"proxies": moved}})
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), found, expected)
-    PoincareBall(0.3).check(found["objective"]["proxies"])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), actual, expected)
+    PoincareBall(0.3).check(actual["objective"]["proxies"])
     frozen = {"model": params["model"]}
     updates, _ = optimizer.update(frozen, optimizer.init(frozen), frozen)
     assert jax.tree.structure(updates) == jax.tree.structure(frozen)
@@ -90,8 +90,8 @@ def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyph
         optimizer = optim.configured_optimizer(config, lambda step: 1e-3, (), (learned,))
         ones = jax.tree.map(jnp.ones_like, params)
         updates, _ = optimizer.update(ones, optimizer.init(params), params)
-        found = updates["model"]["scalars"]["log_c"]
-        np.testing.assert_allclose(found, -1e-3 * factor, rtol=1e-4)
+        actual = updates["model"]["scalars"]["log_c"]
+        np.testing.assert_allclose(actual, -1e-3 * factor, rtol=1e-4)
 
 
 def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
@@ -102,11 +102,11 @@ def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
     gradients = [jax.tree.map(lambda x: jnp.float32(rng.normal()), params) for _ in range(9)]
 
     def updates(optimizer, gradients):
-        state, found = optimizer.init(params), []
+        state, actual = optimizer.init(params), []
         for gradient in gradients:
             update, state = optimizer.update(gradient, state, params)
-            found.append([update["model"][part]["x"] for part in ("encoder", "head")])
-        return np.transpose(found)
+            actual.append([update["model"][part]["x"] for part in ("encoder", "head")])
+        return np.transpose(actual)
 
     probed = optim.configured_optimizer(plain, lambda step: 1e-3, head_warmup_steps=5)
     ordinary = optim.configured_optimizer(plain, lambda step: 1e-3)
@@ -168,7 +168,7 @@ def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
     optimizer = optim.configured_optimizer(
         config.optim, lambda step: 1e-2, head_warmup_steps=head_warmup_steps
     )
-    found = flatten_dict(_trajectory(optimizer, params, gradients))
+    actual = flatten_dict(_trajectory(optimizer, params, gradients))
     settings = {"encoder": (1, 0.1), "head": (3, 0.1), "proxies": (5, 0.0)}
     alike = collections.defaultdict(list)  # The paths of parameters that are moved alike.
     for path, start in flatten_dict(params).items():
@@ -183,4 +183,4 @@ def test_each_optimiser_takes_the_steps_of_optax_at_the_groups_rates(
         )
         expected = _trajectory(reference, start, alone[skipped:])
         for path in paths:
-            np.testing.assert_allclose(found[path], expected[path], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual[path], expected[path], rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
 from hypjax.training.setup import build
-from hypjax.training.step import TrainState, _updated, make_train_step
+from hypjax.training.step import TrainState, _apply_gradient, make_train_step
 from tests.helpers import small_runs, steps
 from tests.helpers.steps import learner_of, leaves, lower, random_batch, start
 
@@ -113,7 +113,7 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     teacher = {"w": jnp.float32(4), "scalars": {"log_c": jnp.float32(0)}}
     state = TrainState(jnp.int32(7), params, optimizer.init(params), old, jnp.int32(2), teacher)
     gradient = jax.tree.map(lambda x: jnp.full_like(x, slope), params)
-    after, metrics = _updated(learner, state, gradient, jnp.float32(loss), (new, {}))
+    after, metrics = _apply_gradient(learner, state, gradient, jnp.float32(loss), (new, {}))
     finite = np.isfinite(loss * slope)
     assert metrics["finite"] == finite and after.params["model"]["w"] == (-0.5 if finite else 1)
     c = after.params["model"]["scalars"]["log_c"]

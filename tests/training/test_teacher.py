@@ -69,11 +69,11 @@ def test_it_follows_the_model_as_a_plain_loop(begun):
         state, _ = step(state, random_batch(i))
         for name, value in trained(state).items():
             expected[name] = DECAY * expected[name] + (1 - DECAY) * value
-    found = leaves(state.teacher)
-    assert found.keys() == expected.keys() and state.objective_state["steps"] == 30
+    actual = leaves(state.teacher)
+    assert actual.keys() == expected.keys() and state.objective_state["steps"] == 30
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
-        assert not np.array_equal(found[name], trained(state)[name])
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
+        assert not np.array_equal(actual[name], trained(state)[name])
 
 
 @pytest.mark.slow

@@ -121,6 +121,6 @@ def _shared_folder(paths: Sequence[str]) -> str:
         return ""
 
 
-def _coordinates(positions: layout.Places) -> list[list[float]]:
+def _coordinates(positions: layout.Positions) -> list[list[float]]:
     """Coordinates [n, 2], rounded towards the origin so that they stay inside the disk."""
     return (np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4).tolist()
