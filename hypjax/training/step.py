@@ -171,7 +171,7 @@ def _seen(
     """A batch's images as the model sees them: cropped from the store, with changed colours."""
     images = batch.images
     if store is not None:
-        crop = functools.partial(device_crops.cut, side=learner.view.side)
+        crop = functools.partial(device_crops.crop, side=learner.view.side)
         with jax.named_scope("crop"):
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:
