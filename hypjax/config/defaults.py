@@ -1,7 +1,7 @@
 """Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
-Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` lists
-the values of each field. Comments name the dataset whose value is the default.
+Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md`
+explains each field and its values. Comments name the dataset whose value is the default.
 """
 
 from collections.abc import Mapping
@@ -98,12 +98,10 @@ _FIELDS = {
     # Seed of initial parameters, batches and crops. JAX's keys have 32 bits.
     "seed": Field(0, within(0, 2**32 - 1)),
     # Images, how they are decoded and cropped, and how their classes are split.
-    # 'folder' stands for your own images, 'features' for embeddings of another model.
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
     "data.labels": _PATH,  # File with the classes of features, if the features' file has none.
-    # Whether images of your own that cannot be read are left out; otherwise they are an error.
-    "data.skip_corrupt": Field(False),
+    "data.skip_corrupt": Field(False),  # Whether to leave out your own images that are damaged.
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
     # Largest shorter side in the device cache, in pixels.
     "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),
@@ -115,8 +113,7 @@ _FIELDS = {
     "data.test_view": Field("centre_crop", one_of(*choices.TEST_VIEWS)),
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     "data.resize": Field(224, within(1, SIDE)),
-    # Mean and standard deviation of each channel, for pixels in [0, 1]: ViT's. DeiT and DINO use
-    # ImageNet's.
+    # For pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
     "data.mean": Field((0.5, 0.5, 0.5)),
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
     # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
@@ -128,13 +125,10 @@ _FIELDS = {
     "data.colour_jitter": Field((0.0,) * 4, _JITTER),
     "data.grey": Field(0.0, within(0, 1)),
     "data.blur": Field(0.0, within(0, 1)),
-    # Without splits, whole classes of your own images are held out; or 'images', for few classes: a
-    # quarter of each class's images.
-    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
-    # Held-out training classes: their number, or their share if below 1. With data.split=images,
-    # the share of each class's training images.
+    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),  # What is held out for the test.
+    # Number of held-out classes, or their share if below 1.
     "data.validation_classes": Field(0.0, _CLASSES),
-    "data.test_classes": Field(0.0, _CLASSES),  # The same for the test, without a test split.
+    "data.test_classes": Field(0.0, _CLASSES),
     "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.
     # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
     # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
@@ -176,12 +170,10 @@ _FIELDS = {
     "optim.momentum": Field(0.95, _BELOW_1),  # Of SGD and Muon.
     # Factor of the model's gradient before it is clipped, but not of the objective's; HIER: 0.5.
     "optim.gradient_factor": Field(1.0, ABOVE_0),
-    # Global norm to which larger gradients are rescaled. None: no limit.
-    "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),
-    # Absolute value to which gradients are clipped, before the norm (HIER). None: no limit.
+    "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),  # Largest global norm of the gradient.
+    # Largest absolute value in the gradient; clipped before the norm (HIER).
     "optim.clip_value": Field(None, ABOVE_0, kind=float, optional=True),
-    # Frozen parameters: names of `choices.GROUPS`, or paths, perhaps with patterns such as
-    # 'model/encoder/block_*'.
+    # Names of `choices.GROUPS`, or paths, perhaps with patterns such as 'model/encoder/block_*'.
     "optim.frozen": Field(("patch_projection",), _PARAMETERS),
     # (name or path as in `frozen`, factor of the learning rate, weight decay or None, first step at
     # which the parameters change). If several paths match a parameter, the longest counts, or the
@@ -191,36 +183,26 @@ _FIELDS = {
     "optim.layer_decay": Field(1.0, _FACTOR),
     # Length of training and composition of batches.
     # None for any of these three or for optim.warmup_steps: fitted to the user's own data.
-    "train.total_steps": Field(200, within(0, STEPS), optional=True),  # In batches. CUB.
-    # A multiple of samples_per_class.
+    "train.total_steps": Field(200, within(0, STEPS), optional=True),  # CUB.
     "train.batch_size": Field(900, within(1, BATCH), optional=True),
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
     "train.samples_per_class": Field(2, within(2, BATCH), optional=True),
     # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
-    # Pairs of an anchor and its positive in each epoch, which are the epoch's tuples.
-    "train.tuples.pairs": Field(2_000, within(1, IMAGES)),
+    "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Tuples in each epoch.
     "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Per tuple, each of another class.
-    # Images drawn for each epoch, the nearest of which become negatives.
-    "train.tuples.pool": Field(22_000, within(1, IMAGES)),
-    # Whether a class's images are drawn with replacement (HIER).
-    "train.repeat_images": Field(False),
-    # Whether each image is a class of its own, whose samples in a batch are different views.
-    "train.unlabelled": Field(False),
-    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
-    "train.cached_features": Field(False),
+    "train.tuples.pool": Field(22_000, within(1, IMAGES)),  # Images among which they are mined.
+    "train.repeat_images": Field(False),  # Whether a class's images repeat in a batch (HIER).
+    "train.unlabelled": Field(False),  # Whether each image is a class of its own.
+    "train.cached_features": Field(False),  # Whether to train on features computed once.
     # LoRA: rank of the encoder's adapters (0: none), their scale α, and the adapted kernels.
     "train.lora_rank": Field(0, within(0, DIM)),
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
-    # Number of first steps in which only the head learns.
-    "train.head_warmup_steps": Field(0, within(0, STEPS)),
-    # Decay of the moving average of the parameters, which is evaluated; 0: no average.
-    "train.ema_decay": Field(0.0, _BELOW_1),
-    # Whether to stop, or to skip the update, when the loss or the gradient is not finite.
-    "train.on_nonfinite": Field("stop", one_of("stop", "skip")),
-    # What to do when all embeddings coincide, or recall within the batches is at chance.
-    "train.on_collapse": Field("warn", one_of("warn", "stop")),
+    "train.head_warmup_steps": Field(0, within(0, STEPS)),  # First steps: only the head learns.
+    "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of parameters; 0: none.
+    "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # If an update is not finite.
+    "train.on_collapse": Field("warn", one_of("warn", "stop")),  # If embeddings coincide.
     "train.max_nonfinite": Field(10, within(1, STEPS)),  # Skipped updates after which a run stops.
     # What is measured, and how often.
     "eval.ks": Field((1, 2, 4, 8), _KS),
@@ -232,10 +214,8 @@ _FIELDS = {
     "eval.prefixes": Field((), Rule(is_ascending, "ascending numbers above 0"), kind=int),
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
     "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
-    # Whether a million distractors (revisitop1m) join galleries with ground truth.
-    "eval.distractors": Field(False),
-    # Image sizes relative to data.image_size; embeddings at all scales are averaged in their space.
-    # Common: 1, 0.7071, 0.5.
+    "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
+    # Relative to data.image_size; embeddings are averaged. Common: 1, 0.7071, 0.5.
     "eval.scales": Field((1.0,), _SCALES),
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
@@ -248,14 +228,12 @@ _FIELDS = {
     # Where and how the run is executed; these fields may change when it is resumed.
     "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
-    # Cache of decoded images: 'host', a memory-mapped file, or 'device', which holds training
-    # images in device memory and crops them there.
+    # Cache of decoded images: a file on the host, or the memory of the devices.
     "run.cache": Field("none", one_of("none", "host", "device")),
     "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
     # Copies and shards of the parameters. Batches are split over all devices either way.
     "run.mesh": Field((-1, 1), _MESH),
-    # Images per step of gradient accumulation, which leaves the gradient unchanged; 0: all.
-    "run.microbatch": Field(0, within(0, BATCH)),
+    "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
     # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', which prefers cuDNN's.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.

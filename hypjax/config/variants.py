@@ -100,7 +100,7 @@ def parse_variant(
     with_irt: bool = False,
     losses: tuple[str, ...] = (),
 ) -> Variant:
-    """Parses a variant, such as 'hyp-dino,released'.
+    """Parses a variant, such as 'hyp-dino,released'; raises a UserError for an unknown one.
 
     Args:
         name: The variant, or a short name.
@@ -109,9 +109,6 @@ def parse_variant(
         released: Whether the suffix 'released' is valid.
         with_irt: Whether `IRT_VARIANTS` are valid.
         losses: Losses that are valid in addition to those for all datasets.
-
-    Raises:
-        UserError: For an unknown variant; the message lists losses and encoders.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
@@ -121,10 +118,8 @@ def parse_variant(
     loss = next((loss for loss in all_losses if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
     is_recent = encoder in RECENT
-    encoder_losses = all_losses
-    if encoder in ENCODERS and not is_recent:
-        encoder_losses = *losses, *ENCODERS[encoder].losses
-    if encoder in ENCODERS and loss in encoder_losses:
+    is_known = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder].losses)
+    if is_known or (is_recent and loss):
         suffixes = ["frozen"] + ["last"] * (encoder in LOWER_LAYERS)
         suffixes += ["hyp-vit"] * ((loss, encoder) == ("hyp", "resnet50"))
         suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not is_recent)

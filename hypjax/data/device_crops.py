@@ -85,13 +85,8 @@ def weights(
 ) -> Float[Array, "side extent"]:
     """Returns the weight of each pixel of an axis in each pixel of the resized box.
 
-    Args:
-        start: First pixel of the box along the axis.
-        size: Number of pixels of the box; pixels outside the box have weight 0.
-        extent: Number of pixels of the axis.
-        side: Number of pixels of the resized box.
-
     The filter is Pillow's bicubic one (Keys with a = −1/2), widened by the scale when shrinking.
+    The box has `size` pixels from `start` on; the other of the axis's `extent` pixels weigh 0.
     """
     scale = size.astype(jnp.float32) / side
     position = jnp.arange(extent) - start

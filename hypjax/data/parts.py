@@ -12,12 +12,9 @@ from hypjax.retrieval.own_images import OwnRows
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-# With fewer training classes, a share for validation holds out none.
-_MIN_CLASSES_TO_VALIDATE = 8
-# With fewer training classes, what the head learns rarely transfers to new classes.
-_MIN_CLASSES_TO_TRAIN = 5
-# Images of a class that is split: two to train on, and two that can find each other.
-_MIN_IMAGES_TO_TEST = 4
+_MIN_CLASSES_TO_VALIDATE = 8  # With fewer, a share for validation holds out none.
+_MIN_CLASSES_TO_TRAIN = 5  # With fewer, what the head learns rarely transfers to new classes.
+_MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
 _MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
 _TEST_SHARE = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"

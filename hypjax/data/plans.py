@@ -80,7 +80,8 @@ class ShuffledPlans(Plans):
 class ClassPlans(Plans):
     """Batches with the same number of images of each of some classes.
 
-    Images of one class are adjacent, and distinct if the class has enough images.
+    Images of one class are adjacent, and distinct if the class has enough images. Losses rely on
+    this order and cannot check it: in a compiled step, labels are traced.
     """
 
     samples_per_class: int
@@ -100,19 +101,6 @@ class ClassPlans(Plans):
     @abc.abstractmethod
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's classes, which are distinct."""
-
-    def __call__(self, step: int) -> Batch:
-        """Returns the plan of a step; raises a RuntimeError unless it is grouped by class."""
-        plan = super().__call__(step)
-        # Losses rely on this order and cannot check it: in a compiled step, labels are traced.
-        classes = plan.labels.reshape(-1, self.samples_per_class)
-        are_distinct = len(np.unique(classes[:, 0])) == len(classes)
-        if not are_distinct or np.any(classes != classes[:, :1]):
-            raise RuntimeError(
-                f"{type(self).__name__} drew a batch for step {step} that does not hold "
-                f"{self.samples_per_class} adjacent images of each of its classes"
-            )
-        return plan
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Draws the indices of the step's images, class by class."""

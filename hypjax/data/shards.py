@@ -192,10 +192,7 @@ def _holds_bytes(kind: Any) -> bool:
 def _column(
     names: Sequence[str], option: str, usual: Sequence[str], options: Mapping[str, str], where: str
 ) -> str | None:
-    """Returns the column that an option names, or else the first one with a usual name.
-
-    Columns may be fields of nested columns, such as 'json.label' for 'label'.
-    """
+    """Returns the column that an option names, or else the first with a usual name; also nested."""
     wanted = [options[option]] if option in options else usual
     columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
     if option in options and not columns:

@@ -211,10 +211,7 @@ def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Measures height, width and checksum of each image; returns why some cannot be read.
-
-    Measurements of image files are cached.
-    """
+    """Measures height, width and checksum of images, with a cache; says why some are unreadable."""
     cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
     measurements, reasons = np.zeros((len(images), 3), np.int64), {}

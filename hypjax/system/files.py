@@ -35,12 +35,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Constants of Linux's renameat2.
 def real_paths(paths: Iterable[str]) -> list[str]:
     """Resolves symbolic links in paths, as `os.path.realpath`, but each folder only once."""
     resolve_folder = functools.cache(os.path.realpath)
-    resolved = []
-    for path in paths:
-        folder, name = os.path.split(path)
-        path = os.path.join(resolve_folder(folder), name)
-        resolved.append(os.path.realpath(path) if os.path.islink(path) else path)
-    return resolved
+    split_paths = map(os.path.split, paths)
+    resolved = [os.path.join(resolve_folder(folder), name) for folder, name in split_paths]
+    return [os.path.realpath(path) if os.path.islink(path) else path for path in resolved]
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -142,10 +139,9 @@ def sync_all(path: pathlib.Path) -> None:
 def locked(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
-    """Creates and locks a folder for the body.
+    """Creates and locks a folder; if it is in use, waits where there is a purpose, or else raises.
 
-    If another process has locked the folder, waits for it, and prints the purpose. Without a
-    purpose, raises a UserError with the remedy instead.
+    The purpose is printed while waiting; the remedy is for the UserError.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(folder):
@@ -196,10 +192,7 @@ def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
-    """Reads a Parquet table with column names in lower case.
-
-    Class numbers become class names where the library `datasets` stored the names.
-    """
+    """Reads a Parquet table, with column names in lower case, and class names where it has them."""
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)

@@ -73,10 +73,7 @@ def memory_explained(remedy: str) -> Iterator[None]:
 
 
 def free_memory(mesh: "Mesh") -> int | None:
-    """Returns the bytes that are free on every local device; None if unknown.
-
-    CPU devices share the machine's free memory.
-    """
+    """Returns the least free bytes of a local device; CPU devices share the host's memory."""
     device_stats = [device.memory_stats() or {} for device in mesh.local_devices]
     if all("bytes_limit" in stats for stats in device_stats):
         return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in device_stats)

@@ -39,13 +39,10 @@ def _list_all(tree: FileTree) -> Iterator[Entry]:
 
 
 def _list_images(
-    tree: FileTree,
-    folders: Mapping[str, str],
-    classes_file: str = "cars_meta.mat",
-    boxes: bool = False,
+    tree: FileTree, folders: Mapping[str, str], names: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
     """Lists the photos in the order of classes; `folders` are given by annotations' file."""
-    class_names = _read(tree, classes_file, "class_names")
+    class_names = _read(tree, names, "class_names")
     rows = []
     for file, folder in folders.items():
         rows += [(folder, row) for row in _read(tree, file, "annotations")]

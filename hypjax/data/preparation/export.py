@@ -50,10 +50,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
 
 
 def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """Numbers the names in folders with an empty name, or with names that may collide.
-
-    Names collide if they differ only in case and suffix: images without a suffix will get one.
-    """
+    """Numbers the names in folders with empty names, or names equal up to case and suffix."""
     stems = ((folder, _stem(name).lower()) for folder, name in zip(folders, names, strict=True))
     counts = collections.Counter(stems)
     numbered = {folder for (folder, stem), count in counts.items() if count > 1 or not stem}

@@ -106,10 +106,7 @@ def _load_font(face: str) -> ImageFont.FreeTypeFont:
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph on the baseline, centred, light on dark.
-
-    Returns a greyscale image with a side of SIZE * SUPERSAMPLE pixels.
-    """
+    """Draws a glyph on the baseline, centred, light on dark, with a side of SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
     # Available and required pixels: across, above the baseline and below.

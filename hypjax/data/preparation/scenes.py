@@ -295,10 +295,7 @@ def contents() -> Contents:
 
 
 def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
-    """Returns the tables of pairs and of ground truth.
-
-    Pairs are all ordered pairs of an easy view and another view of a training object.
-    """
+    """Lists pairs, which are an easy view and any other view of an object, and ground truth."""
     pairs = [
         {"anchor": anchor.name, "positive": positive.name}
         for shown in objects["train"]
