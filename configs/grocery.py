@@ -34,7 +34,7 @@ _HIER = hier.Schedule(  # Not published; as for CUB.
 _IRT = irt.Schedule(2_000, "shuffled")
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SHORT |= {"happier": "happier-lite,frozen"}
-_SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
+_SIDES = {"lite": 192, "dinov2": 126}  # Image sides for frozen encoders; 126: 9 × 9 patches.
 
 
 def get_config(variant: str | None = None) -> ConfigDict:

@@ -163,11 +163,11 @@ _FIELDS = {
     "optim.decay_every": Field(1000, within(1, STEPS)),
     "optim.decay_factor": Field(0.5, _FACTOR),
     "optim.warmup_steps": Field(0, within(0, STEPS), optional=True),  # Linear, from 0.
-    "optim.weight_decay": Field(0.01, at_least(0)),  # Of all trained parameters, also biases.
+    "optim.weight_decay": Field(0.01, at_least(0)),  # Applies to biases, too.
     "optim.b1": Field(0.9, _BELOW_1),  # Decay rate of Adam's first moment.
     "optim.b2": Field(0.999, _BELOW_1),  # Decay rate of Adam's second moment.
     "optim.eps": Field(1e-8, ABOVE_0),  # Adam's epsilon.
-    "optim.momentum": Field(0.95, _BELOW_1),  # Of SGD and Muon.
+    "optim.momentum": Field(0.95, _BELOW_1),  # Momentum of SGD and Muon.
     # Factor of the model's gradient before it is clipped, but not of the objective's; HIER: 0.5.
     "optim.gradient_factor": Field(1.0, ABOVE_0),
     "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),  # Largest global norm of the gradient.
@@ -200,11 +200,11 @@ _FIELDS = {
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
     "train.head_warmup_steps": Field(0, within(0, STEPS)),  # First steps: only the head learns.
-    "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of parameters; 0: none.
+    "train.ema_decay": Field(0.0, _BELOW_1),  # Decay of the evaluated average; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # If an update is not finite.
     "train.on_collapse": Field("warn", one_of("warn", "stop")),  # If embeddings coincide.
     "train.max_nonfinite": Field(10, within(1, STEPS)),  # Skipped updates after which a run stops.
-    # What is measured, and how often.
+    # Measurements, and how often they are made.
     "eval.ks": Field((1, 2, 4, 8), _KS),
     "eval.metrics": Field(("recall",), _METRICS),
     # Spaces in which the outputs are scored, each apart; 'objective' is the objective's space.

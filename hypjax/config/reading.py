@@ -88,7 +88,8 @@ def _set(config: ConfigDict, override: str) -> None:
         hint = nearest(field, values)
         if field.startswith("objective."):
             hint = similar(field.removeprefix("objective."), config.objective)
-            hint = hint or f"; those of {config.objective.name} are {', '.join(config.objective)}"
+            fields = f"the fields of {config.objective.name} are {', '.join(config.objective)}"
+            hint = hint or f"; {fields}"
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")

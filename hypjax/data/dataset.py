@@ -49,7 +49,7 @@ class Dataset:
     splits: Shaped[np.ndarray, " images"] | None = None  # Names of splits; '' without a split.
     # Strings that change whenever the images' files change; '' for images in memory.
     file_versions: Shaped[np.ndarray, " images"] | None = None
-    checksums: Int[np.ndarray, " images"] | None = None  # Of the images' files; None if unknown.
+    checksums: Int[np.ndarray, " images"] | None = None  # Checksums of the files; None if unknown.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.

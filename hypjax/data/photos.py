@@ -105,10 +105,9 @@ def list_images(where: str) -> Dataset:
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):
         return images
-    if path.suffix.lower() not in image_suffixes():
-        dataset = find_dataset(where)
-        if dataset is not None:
-            return dataset
+    is_image = path.suffix.lower() in image_suffixes()
+    if not is_image and (dataset := find_dataset(where)) is not None:
+        return dataset
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
@@ -196,9 +195,8 @@ def check_columns(where: object, images: Dataset) -> None:
     """Rejects unknown or missing splits and coarse labels, and classes with two coarse labels."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
-            problem = f"row {row} ({images.name(row - 1)}) has the split '{split}'"
-            remedy = f"give all rows one of {', '.join(SPLITS)}, or none"
-            raise UserError(f"{where}, {problem}; {remedy}")
+            problem = f"{where}, row {row} ({images.name(row - 1)}) has the split '{split}'"
+            raise UserError(f"{problem}; give all rows one of {', '.join(SPLITS)}, or none")
     if images.coarse_labels is None:
         return
     coarse_of: dict[str, str] = {}
@@ -206,8 +204,7 @@ def check_columns(where: object, images: Dataset) -> None:
     for row, (label, coarse) in enumerate(pairs, 1):
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
-        first = coarse_of.setdefault(label, coarse)
-        if first != coarse:
+        if (first := coarse_of.setdefault(label, coarse)) != coarse:
             raise UserError(f"{where}, row {row}: {label} has coarse labels {first} and {coarse}")
 
 

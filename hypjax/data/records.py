@@ -24,12 +24,12 @@ from hypjax.errors import explained, reason
 from hypjax.system.files import checksum, write_json
 from hypjax.types import GroundTruth
 
-VERSION = "2.1.0"  # Of the format; part of the folders' paths.
+VERSION = "2.1.0"  # Version of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX = {  # Columns of the index, by type.
     "int32": ("label", "height", "width"),
     "string": ("name", "class_name", "coarse_label"),  # '' without coarse classes.
-    "int64": ("checksum", "offset", "length"),  # Of the image file within the record, in bytes.
+    "int64": ("checksum", "offset", "length"),  # Where the image's bytes lie in its record.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
 

@@ -17,7 +17,7 @@ _CLASSES = 200  # The first half is for training.
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by class, then by path; their folders are numbered like the classes."""
-    families = official.read_coarse_labels("cub200")  # By class number, such as "001".
+    families = official.read_coarse_labels("cub200")  # Keys are class numbers such as "001".
     for name in sorted(tree.files):
         if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
             split = "train" if int(match[2]) <= _CLASSES // 2 else "test"

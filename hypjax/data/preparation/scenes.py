@@ -20,7 +20,7 @@ from hypjax.data.preparation import fonts
 from hypjax.data.preparation.glyphs import example
 from hypjax.data.records import Contents, Example
 
-SIDE = 64  # Of a picture, in pixels.
+SIDE = 64  # Side of a picture in pixels.
 SEED = 20240301
 
 # Numbers of letters by the role of their objects; each letter is two objects.
