@@ -276,8 +276,8 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
     def column(name: str) -> list[Any]:
         values = []
         for table in tables:
-            column = getattr(table, name)
-            values += [None] * len(table) if column is None else list(column)
+            present = getattr(table, name)
+            values += [None] * len(table) if present is None else list(present)
         return values
 
     first_records = np.cumsum([0, *(len(table.records) for table in tables[:-1])])

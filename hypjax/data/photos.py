@@ -137,8 +137,8 @@ def _matching(pattern: str) -> set[str]:
 @functools.cache
 def image_suffixes() -> frozenset[str]:
     """Returns the suffixes of all image formats that Pillow reads."""
+    suffixes = Image.registered_extensions().items()  # Loads all plugins, which fill Image.OPEN.
     formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Pillow's reader of JPEG opens MPO.
-    suffixes = Image.registered_extensions().items()
     return frozenset(suffix for suffix, name in suffixes if name in formats)
 
 
