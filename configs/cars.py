@@ -1,14 +1,22 @@
 """Cars-196: retrieval of unseen car models, with Hyp-ViT and Sph-ViT.
 
-Variants are those of `configs/cub.py`, such as `hyp-dino`, the default, without IRT's recipe. In
-`mix`, λ = 8. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4 of Hyp-ViT).
+Variants are the same as in `configs/cub.py`, except IRT's; the default is `hyp-dino`. In `mix`,
+λ = 8. `hyp-dino-patch8` uses patches of 8×8 pixels (Table 4 of Hyp-ViT).
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import hier, recipes, variants
 
-_HIER = hier.Schedule(44, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 10))
+_HIER = hier.Schedule(
+    epoch=44,
+    epochs=100,
+    frozen=1,
+    weight_decay=1e-2,
+    head_rate=1.0,
+    resnet_rate=1e-4,
+    resnet_decay=(0.5, 10),
+)
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:

@@ -2,9 +2,9 @@
 
     python -m hypjax.main --config=configs/features.py --config.data.path=features.npz
 
-An .npz file has the arrays `features` [n, d] and `labels` [n], and perhaps `splits`,
-`coarse_labels` and `ids`; docs/features.md describes the other formats. Without splits, a quarter
-of the classes is held out for the test, and a tenth of the others to choose the model.
+An .npz file has the arrays `features` [n, d] and `labels` [n], and optionally `splits`,
+`coarse_labels` and `ids`; docs/features.md describes other formats. Without splits, a quarter of
+the classes is held out for the test, and a tenth of the rest for validation.
 
 Variants name the loss: `hyp` (the default), `sph`, `mix`, `hier`, or one of
 `hypjax.config.variants.LOSSES`.

@@ -2,15 +2,15 @@
 
     python -m hypjax.main --config=configs/folder.py --config.data.path=photos/
 
-Without a variant it is `hyp-dinov2` where there is an accelerator, and `hyp-lite,frozen` elsewhere.
+The default variant is `hyp-dinov2` if there is an accelerator, and `hyp-lite,frozen` otherwise.
 Variants:
 
 * `hyp-vit`, `sph-dino` and the other losses and encoders of `configs/cub.py` fine-tune a pretrained
   encoder at 224 pixels by the published recipe, which requires an accelerator;
-* `hyp-lite,frozen` and so on train only the head, on features of the pretrained encoder that are
-  computed once: minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
-* `hyp-lite,last` and `hyp-dinov2,last` train the encoder's last blocks, too, on what the blocks
-  below compute once;
+* `hyp-lite,frozen` and so on train only the head, on features that the pretrained encoder computes
+  once: this takes minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
+* `hyp-lite,last` and `hyp-dinov2,last` also train the encoder's last blocks, on outputs that the
+  blocks below compute once;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
   schedule and learning rate for that.
 """
@@ -50,19 +50,19 @@ def from_scratch(variant: str) -> ConfigDict:
     config.model.num_heads = 4
     config.objective.space = variants.HYP_VIT_SPACES[variant.removesuffix("-scratch")]
 
-    # At 2e-3, photos collapse: the loss starts at 4 to 5 times its level at chance, because
-    # distances over the temperature reach 45, and the easiest way to lower the loss is to
-    # collapse all embeddings.
+    # At 2e-3, embeddings of photos collapse: the loss starts at 4 to 5 times its value at chance,
+    # because distances divided by the temperature reach 45, and the easiest way to lower the loss
+    # is to collapse all embeddings.
     config.optim.learning_rate = 5e-4
     config.optim.schedule = "cosine"
-    config.optim.warmup_steps = None  # None fits the images; what is chosen is printed.
+    config.optim.warmup_steps = None  # None: fitted to the images, and printed.
     config.optim.frozen = ()  # Nothing is pretrained.
     config.train.total_steps = None
     return config
 
 
 def pretrained(variant: str) -> ConfigDict:
-    """Returns a published recipe with smaller batches, or the recipe of a head."""
+    """Returns a published recipe with 500 steps, or the recipe of a head on frozen features."""
     chosen = variants.parse_variant(variant, further=_SCRATCH)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500

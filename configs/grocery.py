@@ -3,16 +3,16 @@
     python -m hypjax.prepare --dataset=grocery
     python -m hypjax.main --config=configs/grocery.py:lite
 
-Without a variant it is `hyp-dinov2` where there is an accelerator, and `lite` elsewhere. Variants:
+The default variant is `hyp-dinov2` if there is an accelerator, and `lite` otherwise. Variants:
 
 * `lite` and `dinov2`, short for `hyp-lite,frozen` and `hyp-dinov2,frozen`, train only a head, in
-  minutes on a CPU: on features that EfficientNet-Lite0 computes once at 192 pixels, or DINOv2's
-  ViT-S at 126. Any of the following exists with `,frozen`. `hyp-lite,last` and `hyp-dinov2,last`
-  train the last blocks, too, on what the blocks below compute once;
+  minutes on a CPU, on features that the encoder computes once: EfficientNet-Lite0 at 192 pixels, or
+  DINOv2's ViT-S at 126. All variants below also exist with `,frozen`. `hyp-lite,last` and
+  `hyp-dinov2,last` also train the last blocks, on outputs that the blocks below compute once;
 * `happier`, short for `happier-lite,frozen`, trains this head by HAPPIER's loss, on batches of two
-  departments; `happier-resnet50` and so on exist, too;
-* `hyp-dino` and the other variants of `configs/cub.py` but `,released` fine-tune an encoder, which
-  requires an accelerator.
+  departments; `happier` also exists with other encoders, such as `happier-resnet50`;
+* `hyp-dino` and the other variants of `configs/cub.py`, except `,released`, fine-tune an encoder,
+  which requires an accelerator.
 
 `--config.data.name=grocery_icons` searches the shop's iconic pictures of all 81 products instead.
 No paper reports these tasks.
@@ -22,11 +22,19 @@ from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt, recipes, variants
 
-_HIER = hier.Schedule(17, 100, 1, 1e-2, 1.0, 1e-4, (0.5, 5))  # Not published; as for CUB.
+_HIER = hier.Schedule(  # Not published; as for CUB.
+    epoch=17,
+    epochs=100,
+    frozen=1,
+    weight_decay=1e-2,
+    head_rate=1.0,
+    resnet_rate=1e-4,
+    resnet_decay=(0.5, 5),
+)
 _IRT = irt.Schedule(2_000, "shuffled")
 _SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 _SHORT |= {"happier": "happier-lite,frozen"}
-_SIDES = {"lite": 192, "dinov2": 126}  # Of images for frozen encoders, in pixels: 9 × 9 patches.
+_SIDES = {"lite": 192, "dinov2": 126}  # Image sides for frozen encoders; 126: 9 × 9 patches.
 
 
 def get_config(variant: str | None = None) -> ConfigDict:
@@ -46,7 +54,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     if chosen.suffix:
         side = _SIDES.get(chosen.encoder, config.data.image_size)
         config.data.image_size = config.data.resize = side
-    if chosen.loss == "happier":  # 16 classes, which any two departments have.
+    if chosen.loss == "happier":  # 16 classes, since any two departments have as many.
         config.train.sampling = "coarse_pairs"
         config.train.batch_size, config.train.samples_per_class = 64, 4
     config.eval.ks = (1, 2, 4, 8)

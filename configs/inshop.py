@@ -1,9 +1,9 @@
 """In-Shop (DeepFashion): retrieval of unseen clothes, with Hyp-ViT and Sph-ViT.
 
-Variants are those of `configs/cub.py`, such as `hyp-dino`, the default. In `mix`, λ = 8, which is
+Variants are the same as in `configs/cub.py`; the default is `hyp-dino`. In `mix`, λ = 8, which is
 our choice.
 
-The paper's ablations (Table 5) each change one field of `hyp-vit`, at the same number of steps:
+Each of the paper's ablations (Table 5) changes one field of `hyp-vit`, at the same number of steps:
 
     launch/sweep.sh configs/inshop.py:hyp-vit objective.c 0.01 0.05 0.1 0.3 0.5 1.0
     launch/sweep.sh configs/inshop.py:hyp-vit model.head_dim 16 32 64 128
@@ -14,7 +14,15 @@ from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt, recipes, variants
 
-_HIER = hier.Schedule(143, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 20))
+_HIER = hier.Schedule(
+    epoch=143,
+    epochs=150,
+    frozen=5,
+    weight_decay=1e-4,
+    head_rate=100.0,
+    resnet_rate=6e-4,
+    resnet_decay=(0.3, 20),
+)
 _IRT = irt.Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999)
 
 
@@ -29,7 +37,7 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     config.train.total_steps = 3_200 if chosen.suffix == "released" else 2_200
     config.eval.ks = (1, 10, 20, 30)  # Paper, as is usual for this dataset.
     if config.objective.name == "soft_triple":
-        # As for SOP in Qian et al., ICCV 2019: classes are as small.
+        # As for SOP in Qian et al., ICCV 2019, whose classes are as small.
         config.objective.centres = 2
     if config.objective.name == "hypmix":
         config.objective.ball_weight = 8.0  # As for SOP; not published.

@@ -3,8 +3,8 @@
 Variants: `hyp` (Poincaré ball), `sph` (sphere), `mix` (HypMix, with its settings for CUB), `moco`
 (MoCo's loss, in the ball), `hier` (HIER on top of Proxy-Anchor), `happier` (HAPPIER, of alphabets),
 `irt-l` and `irt-r` (the losses of IRT); `pa`, `ms`, `supcon` and the other names in
-`hypjax.config.variants.LOSSES` train other losses on the sphere. None of the papers behind hypjax
-uses this dataset; the recipe of `configs/glyphs.py` was not tuned for it.
+`hypjax.config.variants.LOSSES` train other losses on the sphere. The papers that hypjax reproduces
+do not use this dataset, and the recipe, from `configs/glyphs.py`, was not tuned for it.
 """
 
 from ml_collections import ConfigDict

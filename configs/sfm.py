@@ -3,17 +3,17 @@
 Variants: `irt-o`, `irt-l` or `irt-r` (El-Nouby et al., 2021) followed by `-deit-s`, `-deit-b`,
 `-deit-b-384` or `-deit-b-384-distilled`; the default is `irt-r-deit-s`. `irt-o` is the pretrained
 encoder, which is only evaluated, by `--mode=evaluate`; `irt-l` trains it on tuples with the
-contrastive loss, and `irt-r` also with differential entropy. `hyp` in their place is `irt-r` in
-the Poincaré ball, which no paper reports.
+contrastive loss; `irt-r` adds differential entropy. `hyp` in place of `irt-r` trains in the
+Poincaré ball, which no paper reports.
 
-128 dimensions, as in the paper's Table 7: `--config.eval.pca.encoder=128`, which is fitted on
-SfM-120k; for `irt-o` also set `--config.data.name=sfm120k` and
+For 128 dimensions, as in the paper's Table 7, set `--config.eval.pca.encoder=128`, a PCA that is
+fitted on SfM-120k; for `irt-o` also set `--config.data.name=sfm120k` and
 `--config.eval.benchmarks="('roxford5k','rparis6k')"`.
 
-Encoders, data, tuples, epochs, λ and Adam are the paper's. Margin, learning rate, its decay and the
-weight decay are those of the code on which IRT builds (Radenović et al., TPAMI 2019), whose images
-keep their shape; IRT's are squashed to a square. Nothing is frozen and no gradient clipped, and
-stochastic depth is off: neither mentions them.
+Encoders, data, tuples, epochs, λ and Adam are the paper's. Margin, learning rate and its decay, and
+weight decay are from the code on which IRT builds (Radenović et al., TPAMI 2019), whose images keep
+their shape, whereas IRT's are squashed to a square. Nothing is frozen or clipped, and there is no
+stochastic depth: paper and code mention none of them.
 """
 
 import math
@@ -51,9 +51,9 @@ def get_config(variant: str = "irt-r-deit-s") -> ConfigDict:
     epoch = train.tuples.pairs // 5
     train.total_steps = 100 * epoch
     optim.name, optim.learning_rate = "adam", 5e-7
-    # The code's release of December 2020 has 1e-6, changed from 1e-4 in June 2019; IRT, of February
-    # 2021, has none. That is beside the sum of five losses, whose mean is taken here. Adam scales
-    # both alike.
+    # The code's release of December 2020 has 1e-6 (1e-4 until June 2019); IRT, of February 2021,
+    # gives none. The code adds the losses of five tuples, where hypjax takes their mean, so the
+    # decay is divided by 5, too. Adam is invariant to their common scale.
     optim.weight_decay = 1e-6 / 5
     optim.schedule, optim.decay_every, optim.decay_factor = "step", epoch, math.exp(-0.01)
     config.eval.metrics, config.eval.ks = ("recall", "map", "mp"), (1, 5, 10)

@@ -1,18 +1,26 @@
 """Stanford Online Products: retrieval of unseen products, with Hyp-ViT and Sph-ViT.
 
-Variants are those of `configs/cub.py`, such as `hyp-dino`, the default. In `mix`, λ = 8. `happier`,
+Variants are the same as in `configs/cub.py`; the default is `hyp-dino`. In `mix`, λ = 8. `happier`,
 short for `happier-resnet50`, follows the released code of HAPPIER (Ramzi et al., ECCV 2022), whose
-results it does not reproduce; with other encoders, such as `happier-dino`, only the loss and the
-batches do.
+results it does not reproduce. With other encoders, such as `happier-dino`, only the loss and the
+batches follow that code.
 """
 
 from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt, recipes, variants
 
-_HIER = hier.Schedule(330, 150, 5, 1e-4, 100.0, 6e-4, (0.3, 25))
+_HIER = hier.Schedule(
+    epoch=330,
+    epochs=150,
+    frozen=5,
+    weight_decay=1e-4,
+    head_rate=100.0,
+    resnet_rate=6e-4,
+    resnet_decay=(0.3, 25),
+)
 _IRT = irt.Schedule(35_000, "drawn_classes")
-_EPOCH = 5 * 66  # Of HAPPIER: five batches for each pair of 12 super-classes.
+_EPOCH = 5 * 66  # HAPPIER's steps per epoch: five batches for each pair of 12 super-classes.
 
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
@@ -47,10 +55,11 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
 
 
 def _follow_happier(config: ConfigDict) -> None:
-    """Changes Hyp-ViT's recipe to that of HAPPIER's released code, as far as fields say it.
+    """Changes Hyp-ViT's recipe to the recipe of HAPPIER's released code, where fields allow it.
 
-    There, test images are squashed to 256 × 256 pixels and cropped; the learning rate starts to
-    fall after the warm-up, and the proxies' ends at 0.1; and the head starts as PyTorch's layers.
+    Differences: the code squashes test images to 256 × 256 pixels and crops them; its learning rate
+    starts to fall after the warm-up, and its proxies' learning rate ends at 0.1; and its head has
+    PyTorch's default initialisation.
     """
     data, model, optim, train = config.data, config.model, config.optim, config.train
     data.resize, data.crop_area = 256, (0.16, 1.0)

@@ -1,4 +1,4 @@
-"""User errors, and the one place that prints them."""
+"""The error class for users' mistakes, and helpers for the messages of errors."""
 
 import contextlib
 import difflib
@@ -12,44 +12,46 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_CLONE = pathlib.Path(__file__).resolve().parents[1]  # Of the repository, unless installed.
+_CLONE = pathlib.Path(__file__).resolve().parents[1]  # The repository, unless pip installed it.
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
-_LONGEST = 4000  # Characters of a message, which may quote a file by anyone.
-_SIMILAR = 0.65  # Share of characters in which similar names agree.
-_FEW = 20  # Number of names that a message may list.
-# A URL's login, up to the last @ before the path; in some schemes, a container or a repository.
+_MAX_LENGTH = 4000  # Characters of a message, which may quote a file by anyone.
+_SIMILARITY = 0.65  # Least ratio of `difflib` at which a message suggests a name.
+_MAX_LISTED = 20  # Names that a message may list.
+# A URL's login, up to the last @ before the path. In the excluded schemes, the text before @ names
+# a container or a repository.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
-# A URL's parameter, unless it names a version, or a part of a dataset.
+# A URL's parameter, except those that name a version or select data.
 _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
-# Line breaks, other codes that terminals obey, and file names' bytes that are not UTF-8.
+# Line breaks, other control characters, and bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def on_one_line(name: str) -> str:
-    """Writes line breaks and other codes in the name of a file or a class as escapes."""
-    return _UNPRINTABLE.sub(lambda code: code[0].encode("unicode_escape").decode(), name)
+    """Escapes line breaks and control characters in the name of a file or a class."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), name)
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, such as '1 class' or '1,200 classes'."""
+    """Formats a number and its noun, such as '1 class' or '1,200 classes'."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def require_utf8(names: Sequence[str]) -> None:
-    """Raises an error if names of files are not UTF-8, which few formats can hold."""
-    if wrong := [name for name in names if re.search(r"[\ud800-\udfff]", name)]:
-        example = on_one_line(wrong[0])
-        raise UserError(f"{len(wrong)} file names are not UTF-8, such as {example}; rename them")
+    """Raises a `UserError` if file names are not UTF-8, because few file formats can store them."""
+    invalid = [name for name in names if re.search(r"[\ud800-\udfff]", name)]
+    if invalid:
+        example = on_one_line(invalid[0])
+        raise UserError(f"{len(invalid)} file names are not UTF-8, such as {example}; rename them")
 
 
 def redacted(text: str) -> str:
-    """Replaces what may be secret in the URLs of a text: logins, and values of parameters."""
+    """Masks logins and parameter values, which may be secret, in the URLs of a text."""
     if "://" not in text:
         return text
     return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
@@ -61,25 +63,25 @@ class UserError(ValueError):
     status = 1  # Exit status of the program.
 
     def __init__(self, message: str) -> None:
-        """Stores the message on one line, without the secrets of URLs."""
-        message = redacted(message)[:_LONGEST].strip()
+        """Stores the message on one line, with secrets in URLs masked."""
+        message = redacted(message)[:_MAX_LENGTH].strip()
         super().__init__("".join(c if c.isprintable() else " " for c in message))
 
 
 def require_free(kind: str, name: str, taken: Collection[str]) -> None:
-    """Refuses a name for user-defined code that hypjax has taken."""
+    """Raises a `UserError` if hypjax itself uses the name chosen for user-defined code."""
     if name in taken:
         raise UserError(f"hypjax has {kind} {name} of its own; choose another name")
 
 
 def require_package(module: str, use: str, install: str) -> None:
-    """Raises an error that `use` needs a missing module, to be installed as `install`."""
+    """Raises a `UserError` if a module is missing: `use` needs it, pip installs it as `install`."""
     if importlib.util.find_spec(module) is None:
         raise UserError(f"{use} needs {module}: {installation(install)}")
 
 
 def installation(package: str) -> str:
-    """The command that installs a package; hypjax itself from its clone, if it runs in one."""
+    """Returns the pip command for a package; extras of hypjax install from its clone, if any."""
     if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
         folder = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
         return f'pip install -e "{package.replace("hypjax", folder)}"'
@@ -90,19 +92,19 @@ def at_the_call(function: Function) -> Function:
     """Decorates a function for notebooks: tracebacks of its `UserError`s end at its caller."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except UserError as error:
             error.__cause__ = error.__context__ = error.__traceback__ = None
-            raise  # Which adds no frame.
+            raise  # A bare raise adds no frame.
 
-    return called
+    return wrapper
 
 
 @contextlib.contextmanager
 def writing(path: object) -> Iterator[None]:
-    """Reports that a file or a folder cannot be written in one sentence."""
+    """Turns an `OSError` into a `UserError` that the path cannot be written."""
     try:
         yield
     except OSError as error:
@@ -111,7 +113,7 @@ def writing(path: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns any error of a library into a `UserError`: the problem, the reason, and advice."""
+    """Turns any error of a library into a `UserError` of the form 'problem (reason)advice'."""
     try:
         yield
     except UserError:
@@ -121,21 +123,21 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Describes another library's error briefly."""
-    text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
-    # The cause within "Max retries exceeded" of requests, or <urlopen error ...> of urllib.
+    """Returns the first line of a library's error, or the cause that the line quotes."""
+    text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    # requests quotes the cause in "Max retries exceeded", and urllib in <urlopen error ...>.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
     return (cause and cause[cause.lastindex]) or text or type(error).__name__
 
 
 class TryAgainError(UserError):
-    """An error that may be temporary: the same command can succeed later."""
+    """A possibly temporary error, after which the same command can succeed."""
 
     status = TRY_AGAIN
 
 
 class Interrupted(KeyboardInterrupt):
-    """A handled interrupt; the message says what was saved."""
+    """An interrupt that the program handled; the message says what was saved."""
 
     def __init__(self, message: str, status: int = INTERRUPTED) -> None:
         super().__init__(message)
@@ -144,7 +146,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Prints a `UserError` or a handled interrupt on one line, and exits with its status."""
+    """Prints a `UserError` or an `Interrupted` on one line, and exits with its status."""
     try:
         yield
         sys.stdout.flush()
@@ -156,7 +158,7 @@ def reported() -> Iterator[None]:
         kind = "error:" if isinstance(error, UserError) else "interrupted;"
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except (AssertionError, RuntimeError):  # As JAX's without a device.
+    except (AssertionError, RuntimeError):  # JAX raises these if it finds no device.
         if _has_devices():
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
@@ -172,13 +174,13 @@ def _has_devices() -> bool:
 
 
 def similar(name: str, valid: Collection[str]) -> str:
-    """Returns '; did you mean X?' with the most similar of the valid names, '' if none is."""
-    close = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=_SIMILAR)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Suggests the most similar valid name, as '; did you mean X?'; '' if none is similar."""
+    matches = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=_SIMILARITY)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def nearest(name: str, valid: Collection[str]) -> str:
-    """Lists the valid names, if there are few, and suggests the most similar one."""
-    listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _FEW else ""
+    """Lists the valid names if there are few, and suggests the most similar one."""
+    listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _MAX_LISTED else ""
     closest = difflib.get_close_matches(name, valid, n=1, cutoff=0)
     return listed + similar(name, valid) or f"; did you mean {closest[0]}?"

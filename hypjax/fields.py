@@ -1,4 +1,4 @@
-"""Fields of configurations: a default, and a rule for the values. Objectives declare theirs."""
+"""Declarations of configuration fields: a default, a type, and a rule for valid values."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ class Rule:
     """A condition on the value of a field."""
 
     holds: Callable[[Any], bool]
-    words: str  # The condition in words, to follow 'it must be'.
+    words: str  # The condition in words, which messages append to 'it must be'.
 
 
 _LARGEST = sys.float_info.max
@@ -28,36 +28,36 @@ _TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field of a configuration; values have the default's type."""
+    """A field of a configuration."""
 
     default: Any  # A tuple if values are lists.
-    rule: Rule = ANY  # A further condition after the type.
-    learnable: bool = False  # Whether `objective.learn` may name it: a number above 0.
-    kind: type | None = None  # Type of values, or of a list's items, unless the default shows it.
-    optional: bool = False  # Whether None is a value.
+    rule: Rule = ANY  # A further condition on values of the right type.
+    learnable: bool = False  # Whether `objective.learn` may name the field, a number above 0.
+    kind: type | None = None  # Type of values or of a list's items; None: the default's type.
+    optional: bool = False  # Whether None is valid.
 
     def requirement(self, value: Any) -> str:
-        """What an invalid value must be, to follow 'it must be'; '' for a valid one."""
+        """Says in words which requirement an invalid value breaks; '' for a valid value."""
         if value is None and self.optional:
             return ""
-        if listed := isinstance(self.default, tuple):
-            example = self.default[0] if self.default else ""
-        typed = _TYPES[self.kind or type(example if listed else self.default)]
-        rules = [typed, self.rule]
-        if listed:
-            items = each(typed.holds, f"a list whose items are each {typed.words}")
+        is_list = isinstance(self.default, tuple)
+        example = next(iter(self.default), "") if is_list else self.default
+        type_rule = _TYPES[self.kind or type(example)]
+        rules = [type_rule, self.rule]
+        if is_list:
+            items = each(type_rule.holds, f"a list whose items are each {type_rule.words}")
             rules = [Rule(_TYPES[tuple].holds, items.words), items, self.rule]
         words = next((rule.words for rule in rules if not rule.holds(value)), "")
         return f"{words}, or None" if words and self.optional else words
 
 
 def one_of(*choices: str) -> Rule:
-    """Allows only the given strings."""
+    """One of the given strings."""
     return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
 
 
 def at_least(bound: float) -> Rule:
-    """A number not below a bound."""
+    """A number that is not below a bound."""
     return Rule(lambda value: value >= bound, f"at least {bound}")
 
 
@@ -75,12 +75,12 @@ def range_within(low: float, high: float) -> Rule:
 
 
 def each(holds: Callable[[Any], bool], words: str, *, least: int = 0, most: int = 10**9) -> Rule:
-    """A list, perhaps of a bounded length, each of whose items meets a condition."""
+    """A list of `least` to `most` items that all meet a condition."""
     return Rule(lambda value: least <= len(value) <= most and all(map(holds, value)), words)
 
 
 def some_of(choices: Collection[str]) -> Rule:
-    """A list of strings, each once."""
+    """A list of distinct strings among the given ones."""
     return Rule(
         lambda value: len(set(value)) == len(value) and set(value) <= set(choices),
         "any of " + ", ".join(choices) + ", each once",
@@ -88,7 +88,7 @@ def some_of(choices: Collection[str]) -> Rule:
 
 
 def is_ascending(value: Sequence[int]) -> bool:
-    """Whether numbers are above 0 and ascend, each of them once."""
+    """Whether numbers are above 0 and strictly ascending."""
     return all(low < high for low, high in itertools.pairwise((0, *value)))
 
 

@@ -1,4 +1,4 @@
-"""Tuples of arrays that the packages exchange, and names of classes and splits in all tables."""
+"""Named tuples that packages exchange, and how tables' cells become names of classes and splits."""
 
 import contextlib
 import decimal
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
 from hypjax.errors import UserError
 
 Recalls = Mapping[str, Mapping[str, float]]  # {"head": {"recall@1": 0.7, ...}, "encoder": ...}
-# Splits, and their other usual names, such as in the library `datasets`.
+# Names of splits, each with its synonyms, which the library `datasets` and others use.
 SPLITS = {
     "train": ("training",),
     "validation": ("valid", "val", "dev"),
@@ -20,16 +20,16 @@ SPLITS = {
     "query": ("queries",),
     "gallery": (),
 }
-_SPLIT_OF = {name: split for split, others in SPLITS.items() for name in (split, *others)}
-_SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # Of names such as training_set.
+_SPLIT_OF = {name: split for split, synonyms in SPLITS.items() for name in (split, *synonyms)}
+_SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # The end of names such as training_set.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
-MISSING = {"none", "nan", "nat", "<na>"}  # How missing values that are no strings print.
+MISSING = {"none", "nan", "nat", "<na>"}  # Printed forms of None, NaN, NaT and pandas' NA.
 
 
 def class_name(label: object, where: str = "labels") -> str:
-    """Name of a label's class, '' if it is missing; 3, 3.0 and '3.0' are one class, '3'.
+    """Returns the class name of a label, '' if it is missing; 3, 3.0 and '3.0' all become '3'.
 
-    Raises a UserError that names the place if the label is neither a name nor a whole number.
+    Raises a UserError that begins with `where` if the label is no name and no whole number.
     """
     value = label.item() if getattr(label, "ndim", None) == 0 else label
     if isinstance(value, bytes):
@@ -42,29 +42,30 @@ def class_name(label: object, where: str = "labels") -> str:
         return ""
     if not isinstance(value, str | int) and (is_real or hasattr(value, "__len__")):
         raise UserError(f"{where}: {label!r:.80} is neither a name nor a whole number")
-    return whole[1] if (whole := _WHOLE_NUMBER.fullmatch(text)) else text
+    whole = _WHOLE_NUMBER.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:
-    """Names of numbered classes; '' where the number is None, or −1, which marks missing labels."""
+    """Looks up names of numbered classes; '' for None and −1, which mark missing labels."""
     return ["" if number is None or number < 0 else names[number] for number in numbers]
 
 
-def coarse_levels(names: Iterable[str]) -> list[Shaped[np.ndarray, " images"]]:
-    """Coarse classes of images at each level, finest first; Food/Fruit is a part of Food."""
-    paths = [str(name).split("/") for name in names]
+def coarse_levels(coarse_labels: Iterable[str]) -> list[Shaped[np.ndarray, " images"]]:
+    """Coarse classes of images at each level, finest first: Food/Fruit is below Food."""
+    paths = [str(label).split("/") for label in coarse_labels]
     depths = range(max(map(len, paths), default=0), 0, -1)
     return [np.array(["/".join(path[:depth]) for path in paths], object) for depth in depths]
 
 
 def split_name(name: object) -> str:
-    """The split that a name stands for, such as 'validation' for Val, or else the name."""
+    """Translates a usual name of a split, such as Val to 'validation'; keeps other names."""
     text = class_name(name, "splits")
     return _SPLIT_OF.get(_SUFFIX.sub("", text.lower()), text)
 
 
 def split_names(names: Iterable[object]) -> list[str]:
-    """The splits of a dataset; raises a UserError if two names, as test and eval, stand for one."""
+    """Translates a column of split names; raises a UserError for synonyms such as test and eval."""
     texts = [class_name(name, "splits") for name in names]
     split_of = {text: split_name(text) for text in dict.fromkeys(texts)}
     spellings: dict[str, str] = {}
@@ -76,10 +77,10 @@ def split_names(names: Iterable[object]) -> list[str]:
 
 
 class GroundTruth(NamedTuple):
-    """Gallery items that show what each query shows (Radenović et al., CVPR 2018).
+    """Gallery items that show the same object as each query (Radenović et al., CVPR 2018).
 
-    For each query, indices of the items that show it clearly (easy), under difficult conditions
-    (hard), and hardly at all (junk, which never count).
+    For each query, indices of the items that show its object clearly (easy), under difficult
+    conditions (hard), or so little that scores ignore them (junk).
     """
 
     easy: Sequence[Int[np.ndarray, " items"]]
@@ -88,35 +89,35 @@ class GroundTruth(NamedTuple):
 
 
 class View(NamedTuple):
-    """The images that the model receives, and how the test view makes them."""
+    """Size and channels of the images that the model receives, and how test images are cropped."""
 
-    side: int  # Of the square images, in pixels.
+    side: int  # Side of the square images, in pixels.
     resize: int  # Length of the shorter side before the test view 'centre_crop' crops the square.
     channels: int  # 1 for greyscale, 3 for RGB.
-    test: str = "centre_crop"  # See `hypjax.data.views`.
+    test: str = "centre_crop"  # A key of `hypjax.data.views.TEST_VIEWS`.
 
     @classmethod
     def of(cls, data: Any) -> Self:
-        """The view that the fields of `config.data` describe."""
+        """Reads a view from the fields of `config.data`."""
         return cls(data.image_size, data.resize, data.channels, data.test_view)
 
 
 class Frame(NamedTuple):
-    """The part of an image, or of each image of a batch, that a view shows."""
+    """The box of an image, or of each image of a batch, that a view crops after resizing."""
 
     size: tuple[int, int] | Int[np.ndarray, "batch 2"]  # Height and width to resize to first.
-    # Top, left, height and width, in pixels of that size.
+    # Top, left, height and width, in pixels of the resized image.
     box: tuple[int, int, int, int] | Int[np.ndarray, "batch 4"]
 
     def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Returns the box in pixels of the original image, of this height and width."""
+        """Scales the box to an image of another (height, width), such as the original image."""
         top, left, height, width = self.box
-        down, across = size[0] / self.size[0], size[1] / self.size[1]
-        return top * down, left * across, height * down, width * across
+        scale_y, scale_x = size[0] / self.size[0], size[1] / self.size[1]
+        return top * scale_y, left * scale_x, height * scale_y, width * scale_x
 
 
 class Crops(NamedTuple):
-    """Crop boxes for images in device memory, which the devices crop themselves."""
+    """Crop boxes of images in the device cache, which the device crops itself."""
 
     row: Int[Array, " rows"]  # First row of each image in the device cache.
     transposed: Bool[Array, " rows"]  # Whether the cache holds the image transposed.
@@ -124,14 +125,14 @@ class Crops(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Training images: as a plan chooses them, then as the input pipeline delivers them.
+    """A batch of training images, first as planned, then as the input pipeline delivers it.
 
     Where batches are drawn by class, images of one class are adjacent. With several devices,
     `images` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # In a plan, frames to crop; then cropped pixels, crops for the device, or the encoder's cached
-    # embeddings. The device normalises and flips pixels.
+    # A plan holds frames to crop. The pipeline replaces them by cropped pixels, crops for the
+    # device, or the encoder's cached embeddings. The device normalises and flips pixels.
     images: (
         Frame
         | UInt8[Array, "rows height width channels"]
@@ -144,7 +145,7 @@ class Batch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Embeddings of a batch before they are mapped to a space; float32."""
+    """A model's outputs for a batch, before a space embeds them; float32."""
 
     pooled: Float[Array, "batch encoder_dim"]  # The encoder's embedding.
-    projected: Float[Array, "batch head_dim"]  # The head's output, to be embedded in a space.
+    projected: Float[Array, "batch head_dim"]  # The head's output.

@@ -1,4 +1,4 @@
-"""Names that configuration fields accept, where no registry lists them."""
+"""Names that configuration fields accept, unless a registry lists them."""
 
 import fnmatch
 from collections.abc import Collection
@@ -10,23 +10,22 @@ from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
-IN_MEMORY = "own"  # Images from Python, see `hypjax.train_and_evaluate`.
-# The user's own data: images, features of any model, and images in memory.
-USERS = ("folder", "features", IN_MEMORY)
+IN_MEMORY = "own"  # Images that `hypjax.train_and_evaluate` receives from Python.
+USERS = ("folder", "features", IN_MEMORY)  # The user's own images or features.
 DATASETS = (
     *(name for name, facts in PREPARED.items() if facts.role == "training"),
     *USERS,
     *BENCHMARKS,
 )
-CUSTOM = "own:"  # Prefix of the names of users' encoders and objectives.
+CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
 HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
-PARTS = ("head", "encoder")  # Outputs of a model.
+PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
 TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
 METRICS = (*AT_K, *WITHOUT_K, *GRADED)
-# Named groups of parameters, by their path in {"model": ..., "objective": ...}.
+# Names of groups of parameters, and their paths in {"model": ..., "objective": ...}.
 GROUPS = {
     "patch_projection": ("model", "encoder", "patch_embed"),
     "encoder": ("model", "encoder"),
@@ -37,25 +36,26 @@ GROUPS = {
 
 
 def parameter_path(name: str) -> tuple[str, ...]:
-    """Path of the parameters that a name stands for: of `GROUPS`, or as 'model/head/kernel'."""
+    """Returns the path of a group in `GROUPS`, or splits a path such as 'model/head/kernel'."""
     return GROUPS.get(name) or tuple(name.split("/"))
 
 
 def freezes_encoder(frozen: Collection[str]) -> bool:
-    """Whether names in `optim.frozen` freeze the whole encoder."""
+    """Whether the names in `optim.frozen` freeze the whole encoder."""
     encoder = GROUPS["encoder"]
-    return any(
-        all(map(fnmatch.fnmatchcase, encoder, path)) and path[len(encoder) :] in ((), ("*",))
-        for path in map(parameter_path, frozen)
-    )
+    for path in map(parameter_path, frozen):
+        matches = all(map(fnmatch.fnmatchcase, encoder, path))
+        if matches and path[len(encoder) :] in ((), ("*",)):
+            return True
+    return False
 
 
 def names_parameters(value: object) -> bool:
-    """Whether a value may name parameters; which ones a model has is checked later."""
+    """Whether a value has the form of a parameter's name; the model may lack that parameter."""
     return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")
 
 
 def in_encoder(name: object) -> bool:
-    """Whether a name stands for parameters of the encoder."""
+    """Whether a value names parameters of the encoder."""
     path = GROUPS["encoder"]
     return names_parameters(name) and parameter_path(name)[: len(path)] == path

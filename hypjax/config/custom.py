@@ -1,4 +1,4 @@
-"""Encoders, losses and spaces that a user passes from Python: their fields, names and hashes."""
+"""User-defined encoders, losses and spaces: their names, fields and hashes in a configuration."""
 
 import dataclasses
 import functools
@@ -26,24 +26,27 @@ from hypjax.system import console
 from hypjax.system.cloud import is_url
 
 _SIMPLE = (bool, int, float, str, type(None))
-_FLAX = ("parent", "name")  # Fields of every Flax module.
+_FLAX_FIELDS = ("parent", "name")  # Fields of every Flax module.
 
 
-def custom_name(piece: Any) -> str:
-    """Name of a user-defined loss or encoder: its code's, and the fields that are not defaults."""
-    return CUSTOM + (piece if isinstance(piece, str) else _title(piece))
+def custom_name(code: Any) -> str:
+    """Names a user-defined loss or encoder, such as 'own:MyLoss(margin=0.2)'.
+
+    The name consists of the function's or class's name, and the fields that are not at default.
+    """
+    return CUSTOM + (code if isinstance(code, str) else _title(code))
 
 
-def _title(piece: Any) -> str:
-    if isinstance(piece, functools.partial):  # Fields of the configuration hold its settings.
-        return _title(piece.func)
-    name = getattr(piece, "__name__", None) or type(piece).__name__
-    if not dataclasses.is_dataclass(piece) or isinstance(piece, type):
+def _title(code: Any) -> str:
+    if isinstance(code, functools.partial):  # Fields of the configuration hold its arguments.
+        return _title(code.func)
+    name = getattr(code, "__name__", None) or type(code).__name__
+    if not dataclasses.is_dataclass(code) or isinstance(code, type):
         return name
     changed = []
-    for field in dataclasses.fields(piece):
-        text = _text(getattr(piece, field.name, None))
-        if field.name not in _FLAX and text != _text(field.default):
+    for field in dataclasses.fields(code):
+        text = _text(getattr(code, field.name, None))
+        if field.name not in _FLAX_FIELDS and text != _text(field.default):
             changed.append(f"{field.name}={text}")
     return f"{name}({', '.join(changed)})" if changed else name
 
@@ -55,28 +58,28 @@ def _text(value: Any) -> str:
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Makes a module the configuration's encoder, and registers it unless it is hypjax's."""
-    name, known = custom_name(encoder), known_fields(encoder)
+    """Describes an encoder in `config.model`; registers it unless hypjax can build it by name."""
+    name, model_fields = custom_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
         if encoder.image_size != side:
             raise UserError(f"data.image_size is {side}; the encoder needs {encoder.image_size}")
         config.model.pooling = config.model.eval_pooling = encoder.pooling
-    if known is None:
+    if model_fields is None:
         register_encoder(name, encoder)
-        known = {"architecture": name, **dict.fromkeys(SIZES, 0)}
+        model_fields = {"architecture": name, **dict.fromkeys(SIZES, 0)}
         weights = config.model.weights
         if weights and not (is_url(weights) or pathlib.Path(weights).expanduser().exists()):
             console.say(f"the weights {weights} do not fit {name}, so it starts at random")
-            known["weights"] = None
-    config.model.update(known)
+            model_fields["weights"] = None
+    config.model.update(model_fields)
     if not isinstance(encoder, VisionTransformer):
         frozen = config.optim.frozen
         config.optim.frozen = tuple(name for name in frozen if name != "patch_projection")
 
 
 def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
-    """Registers the user's loss as the configuration's objective; an `Objective` sets the space."""
+    """Registers a user-defined loss and chooses it; an `Objective` also chooses its space."""
     name = custom_name(objective)
     register_objective(name, objective)
     choose_objective(config, name)
@@ -85,30 +88,31 @@ def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[
 
 
 def choose_space(config: ConfigDict, space: Space) -> None:
-    """Makes a space the configuration's, if fields can describe it."""
+    """Describes a space in `config.objective`, unless it is a product or a fused space."""
     name = space_name(space)
     if name in simple_spaces():
-        values = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
         with config.ignore_type():
-            config.objective.update({k: v for k, v in values.items() if k in config.objective})
+            for field in dataclasses.fields(space):
+                if field.name in config.objective:
+                    config.objective[field.name] = getattr(space, field.name)
             config.objective.space = name
 
 
-def code_hash(piece: Any) -> str:
-    """Hash of the source of a function, or of an object's class, and of its settings.
+def code_hash(code: Any) -> str:
+    """Hashes the source of a function, or the source of an object's class and the object's fields.
 
-    Helpers, globals and closures that the source refers to do not count.
+    The hash does not cover helpers, globals and closures that the source refers to.
     """
-    if isinstance(piece, functools.partial):
-        facts = code_hash(piece.func), piece.args, sorted(piece.keywords.items())
-    elif inspect.isroutine(inspect.unwrap(piece)) or isinstance(piece, type):
-        facts = (_source(piece),)
+    if isinstance(code, functools.partial):
+        facts = code_hash(code.func), code.args, sorted(code.keywords.items())
+    elif inspect.isroutine(inspect.unwrap(code)) or isinstance(code, type):
+        facts = (_source(code),)
     else:
-        fields = dataclasses.fields(piece) if dataclasses.is_dataclass(piece) else ()
-        names = {field.name for field in fields} - {*_FLAX}
-        settings = {name: getattr(piece, name) for name in names} if fields else vars(piece)
-        facts = _source(type(piece)), sorted(settings.items())
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))
+        fields = dataclasses.fields(code) if dataclasses.is_dataclass(code) else ()
+        names = {field.name for field in fields} - {*_FLAX_FIELDS}
+        settings = {name: getattr(code, name) for name in names} if fields else vars(code)
+        facts = _source(type(code)), sorted(settings.items())
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))  # Addresses of objects differ between runs.
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

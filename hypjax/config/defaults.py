@@ -1,10 +1,9 @@
 """Every field of a configuration with its default: the published recipe of Hyp-ViT.
 
-Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md` lists
-the values of each field. Comments name the dataset whose value is the default.
+Files in `configs/` start from `default_config` and set what differs. `docs/configuration.md`
+explains each field and its values. Comments name the dataset whose value is the default.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,9 +30,9 @@ from hypjax.geometry import SPACES
 from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
-HYP_VIT = "pairwise_cross_entropy"  # Its objective.
-# Largest sizes, far beyond any run's: a downloaded configuration must not take the machine's
-# memory, or days.
+HYP_VIT = "pairwise_cross_entropy"  # The objective of Hyp-ViT.
+# Upper limits of sizes, far beyond any run's: a downloaded configuration must not exhaust the
+# machine's memory, or run for days.
 STEPS = 2**31 - 1
 IMAGES = 10**9
 BATCH = 10**6
@@ -45,55 +44,64 @@ _CLASSES = Rule(
     lambda value: value >= 0 and (value < 1 or value == int(value)),
     "a number of classes, or a fraction of them below 1",
 )
-_ANY_SPACE = "one or more of objective, " + ", ".join(simple_spaces()) + ", each once"
-_SCORE_SPACES = Rule(lambda x: x and some_of(("objective", *simple_spaces())).holds(x), _ANY_SPACE)
+_SPACE_NAMES = ("objective", *simple_spaces())
+_SCORE_SPACES = Rule(
+    lambda value: value and some_of(_SPACE_NAMES).holds(value),
+    f"one or more of {', '.join(_SPACE_NAMES)}, each once",
+)
 _PARTS = Rule(
     lambda value: not value or len(value) > 1 and {*value} <= {*simple_spaces()},
     "two or more of " + ", ".join(simple_spaces()),
 )
 _CURVATURES = 1e-12, 1e6  # Bounds on learned c; a ball of smaller c cannot be searched.
 _PATH = Field(None, kind=str, optional=True)
-_NAMED = Rule(lambda value: value != "", "a name, a file or a folder")
-_NAMES = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
-_PARAMETERS = each(choices.names_parameters, _NAMES)
+_NOT_EMPTY = Rule(lambda value: value != "", "a name, a file or a folder")
+_PARAMETERS = each(
+    choices.names_parameters,
+    f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
+)
 _TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
 _JITTER = Rule(
-    lambda x: len(x) == 4 and 0 <= min(x) and max(x[:3]) <= 1 and x[3] <= 0.5,
+    lambda value: len(value) == 4 and 0 <= min(value) and max(value[:3]) <= 1 and value[3] <= 0.5,
     "three numbers from 0 to 1, and one from 0 to 0.5",
 )
 _KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
 _SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
-_ANY_METRIC = "recall, and optionally any of " + ", ".join(choices.METRICS[1:])
-_METRICS = Rule(lambda x: "recall" in x and set(x) <= set(choices.METRICS), _ANY_METRIC)
+_METRICS = Rule(
+    lambda value: "recall" in value and set(value) <= set(choices.METRICS),
+    "recall, and optionally any of " + ", ".join(choices.METRICS[1:]),
+)
 
 
 def _is_group(value: tuple[Any, ...]) -> bool:
-    rate = Field(0.0, at_least(0))
-    items = rate, dataclasses.replace(rate, optional=True), Field(0, within(0, STEPS))
-    broken = (item.requirement(x) for item, x in zip(items, value[1:], strict=True))
-    return len(value) == 4 and choices.names_parameters(value[0]) and not any(broken)
+    """Whether a value has the form of an item of `optim.groups`."""
+    if len(value) != 4 or not choices.names_parameters(value[0]):
+        return False
+    rate_factor, weight_decay = Field(0.0, at_least(0)), Field(0.0, at_least(0), optional=True)
+    fields = rate_factor, weight_decay, Field(0, within(0, STEPS))
+    return not any(field.requirement(x) for field, x in zip(fields, value[1:], strict=True))
 
 
 def _is_mesh(value: tuple[int, ...]) -> bool:
-    copies, shards = value if len(value) == 2 else (0, 0)
+    if len(value) != 2:
+        return False
+    copies, shards = value
     return (copies == -1 or 1 <= copies <= BATCH) and 1 <= shards <= BATCH
 
 
 _GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
 _MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
-# All fields but the objectives'.
+# All fields except `config.objective`.
 _FIELDS = {
-    "name": Field(""),  # Of the configuration file; set when it is loaded.
-    "variant": Field(""),  # Of the file. Both name the default workdir.
-    # Of initial parameters, batches and crops; JAX's keys drop further bits.
+    "name": Field(""),  # The configuration file's name, set when the file is loaded.
+    "variant": Field(""),  # The file's variant. The default workdir has both names.
+    # Seed of initial parameters, batches and crops. JAX's keys have 32 bits.
     "seed": Field(0, within(0, 2**32 - 1)),
     # Images, how they are decoded and cropped, and how their classes are split.
-    # 'folder' stands for your own images, 'features' for embeddings of another model.
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
-    "data.labels": _PATH,  # File with the classes of features, if theirs has none.
-    # Whether images of your own that cannot be read are left out; else they are an error.
-    "data.skip_corrupt": Field(False),
+    "data.labels": _PATH,  # File with the classes of features, if the features' file has none.
+    "data.skip_corrupt": Field(False),  # Whether to leave out your own images that are damaged.
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
     # Largest shorter side in the device cache, in pixels.
     "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),
@@ -105,7 +113,7 @@ _FIELDS = {
     "data.test_view": Field("centre_crop", one_of(*choices.TEST_VIEWS)),
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     "data.resize": Field(224, within(1, SIDE)),
-    # Of each channel, for pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
+    # For pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
     "data.mean": Field((0.5, 0.5, 0.5)),
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
     # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
@@ -117,13 +125,11 @@ _FIELDS = {
     "data.colour_jitter": Field((0.0,) * 4, _JITTER),
     "data.grey": Field(0.0, within(0, 1)),
     "data.blur": Field(0.0, within(0, 1)),
-    # Held out of your own images without splits; 'images': a quarter of each, for few classes.
-    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),
-    # Number of held-out classes, or share below 1: of training, and of data without a test split.
-    # With data.split=images, the first is a share of the training images of each class.
+    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),  # What is held out for the test.
+    # Number of held-out classes, or their share if below 1.
     "data.validation_classes": Field(0.0, _CLASSES),
     "data.test_classes": Field(0.0, _CLASSES),
-    "data.split_seed": Field(0, at_least(0)),  # Of held-out classes; independent of config.seed.
+    "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.
     # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
     # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
     "model.architecture": Field("vit_small_patch16_224"),
@@ -131,109 +137,104 @@ _FIELDS = {
     "model.width": Field(0, within(0, DIM), optional=True),  # 0 unless 'vit' or 'features'.
     "model.depth": Field(0, within(0, 64)),  # Number of blocks. 0 unless 'vit'.
     "model.num_heads": Field(0, within(0, DIM)),  # Per block. 0 unless 'vit'.
-    # timm's name on the Hugging Face hub, a file, or the folder or URL of a run. None: random ones.
-    "model.weights": Field(None, _NAMED, kind=str, optional=True),
+    # timm's name on the Hugging Face hub, a file, or a run's folder or URL. None: random weights.
+    "model.weights": Field(None, _NOT_EMPTY, kind=str, optional=True),
     "model.load_head": Field(False),  # Whether the head starts from model.weights, too.
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     "model.pooling": Field("cls"),
     "model.eval_pooling": Field("cls"),
-    # Exponent of `gem`, the usual value (Radenović et al., TPAMI 2019), and whether it is learned.
-    # From about 6.3 on, the least value to this power would be 0 in float32.
+    # Exponent of `gem` (Radenović et al., TPAMI 2019), and whether it is learned. With exponents
+    # above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of(*choices.HEADS)),
-    # Dimension of the head's embedding; without a head, the encoder's counts. None: of features.
+    # Dimension of the head's embedding; ignored without a head. None: the features' dimension.
     "model.head_dim": Field(128, within(1, DIM), optional=True),
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
     "model.head_init": Field("orthogonal", one_of(*choices.HEAD_INITS)),
-    "model.drop_path": Field(0.0, _BELOW_1),  # Of stochastic depth in a Transformer's last block.
-    # Of the encoder's matrix products: see `layers.compute_dtype`.
+    "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
+    # Precision of the encoder's matrix products, see `layers.compute_dtype`.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),
     # The optimiser, its learning rate, and which parameters are frozen.
-    "optim.learning_rate": Field(3e-5, at_least(0)),  # At its peak. ViT and DeiT; DINO: 1e-5.
+    "optim.learning_rate": Field(3e-5, at_least(0)),  # Peak. ViT and DeiT; DINO: 1e-5.
     "optim.name": Field("adamw", one_of(*OPTIMIZERS)),  # See `hypjax.config.optimizers`.
-    # After the warm-up; 'step' and 'exponential': by decay_factor in decay_every steps.
+    # After the warm-up. 'step' and 'exponential' decay by decay_factor in decay_every steps.
     "optim.schedule": Field("constant", one_of("constant", "cosine", "step", "exponential")),
     "optim.decay_every": Field(1000, within(1, STEPS)),
     "optim.decay_factor": Field(0.5, _FACTOR),
     "optim.warmup_steps": Field(0, within(0, STEPS), optional=True),  # Linear, from 0.
-    "optim.weight_decay": Field(0.01, at_least(0)),  # Of all trained parameters, with biases.
+    "optim.weight_decay": Field(0.01, at_least(0)),  # Applies to biases, too.
     "optim.b1": Field(0.9, _BELOW_1),  # Decay rate of Adam's first moment.
     "optim.b2": Field(0.999, _BELOW_1),  # Decay rate of Adam's second moment.
     "optim.eps": Field(1e-8, ABOVE_0),  # Adam's epsilon.
-    "optim.momentum": Field(0.95, _BELOW_1),  # Of SGD and Muon.
+    "optim.momentum": Field(0.95, _BELOW_1),  # Momentum of SGD and Muon.
     # Factor of the model's gradient before it is clipped, but not of the objective's; HIER: 0.5.
     "optim.gradient_factor": Field(1.0, ABOVE_0),
-    # Largest global norm of the gradient; larger ones are rescaled. None: no such limit.
-    "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),
-    # Largest absolute value in the gradient; larger ones are clipped, before the norm (HIER).
+    "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),  # Largest global norm of the gradient.
+    # Largest absolute value in the gradient; clipped before the norm (HIER).
     "optim.clip_value": Field(None, ABOVE_0, kind=float, optional=True),
-    # Names of `choices.GROUPS`, or paths such as 'model/encoder/block_*', of patterns.
+    # Names of `choices.GROUPS`, or paths, perhaps with patterns such as 'model/encoder/block_*'.
     "optim.frozen": Field(("patch_projection",), _PARAMETERS),
-    # (what `frozen` may name, factor of the rate, weight decay or None, first step of change); of
-    # several paths to a parameter the longest counts, of equally long ones the last.
+    # (name or path as in `frozen`, factor of the learning rate, weight decay or None, first step at
+    # which the parameters change). If several paths match a parameter, the longest counts, or the
+    # last of equally long ones.
     "optim.groups": Field((), _GROUPS, kind=tuple),
-    # Factor of the learning rate from each layer of the encoder to the one below it; 1: none.
+    # Factor of the learning rate from each layer of the encoder to the layer below.
     "optim.layer_decay": Field(1.0, _FACTOR),
     # Length of training and composition of batches.
-    # None for one of these three, and for optim.warmup_steps, fits the user's own data.
-    "train.total_steps": Field(200, within(0, STEPS), optional=True),  # In batches. CUB.
-    # A multiple of samples_per_class.
+    # None for any of these three or for optim.warmup_steps: fitted to the user's own data.
+    "train.total_steps": Field(200, within(0, STEPS), optional=True),  # CUB.
     "train.batch_size": Field(900, within(1, BATCH), optional=True),
     # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
     "train.samples_per_class": Field(2, within(2, BATCH), optional=True),
     # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
-    "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Of anchor and positive, in each epoch.
-    "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Of each, no two of one class.
-    # Images, drawn for each epoch, of which these are the nearest.
-    "train.tuples.pool": Field(22_000, within(1, IMAGES)),
-    "train.repeat_images": Field(False),  # A class's images are drawn with replacement (HIER).
-    # Whether each image is a class of its own, of which a batch holds several views.
-    "train.unlabelled": Field(False),
-    # Whether the head is trained on the frozen encoder's embeddings of test views, computed once.
-    "train.cached_features": Field(False),
-    # LoRA: rank of the encoder's adapters (0: none), numerator of their factor, adapted kernels.
+    "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Tuples in each epoch.
+    "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Per tuple, each of another class.
+    "train.tuples.pool": Field(22_000, within(1, IMAGES)),  # Images among which they are mined.
+    "train.repeat_images": Field(False),  # Whether a class's images repeat in a batch (HIER).
+    "train.unlabelled": Field(False),  # Whether each image is a class of its own.
+    "train.cached_features": Field(False),  # Whether to train on features computed once.
+    # LoRA: rank of the encoder's adapters (0: none), their scale α, and the adapted kernels.
     "train.lora_rank": Field(0, within(0, DIM)),
     "train.lora_alpha": Field(16.0, ABOVE_0),
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
-    # First steps, in which only the head learns.
-    "train.head_warmup_steps": Field(0, within(0, STEPS)),
-    "train.ema_decay": Field(0.0, _BELOW_1),  # Of the evaluated average of the model; 0: none.
-    "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # Whether to skip such updates.
-    # Or 'stop' if all embeddings are in one place, or recall within the batches is at chance.
-    "train.on_collapse": Field("warn", one_of("warn", "stop")),
+    "train.head_warmup_steps": Field(0, within(0, STEPS)),  # First steps: only the head learns.
+    "train.ema_decay": Field(0.0, _BELOW_1),  # Decay of the evaluated average; 0: none.
+    "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # If an update is not finite.
+    "train.on_collapse": Field("warn", one_of("warn", "stop")),  # If embeddings coincide.
     "train.max_nonfinite": Field(10, within(1, STEPS)),  # Skipped updates after which a run stops.
-    # What is measured, and how often.
+    # Measurements, and how often they are made.
     "eval.ks": Field((1, 2, 4, 8), _KS),
     "eval.metrics": Field(("recall",), _METRICS),
-    # Further spaces than the first give scores of their own. 'objective': the objective's own.
+    # Spaces in which the outputs are scored, each apart; 'objective' is the objective's space.
     "eval.spaces.head": Field(("objective",), _SCORE_SPACES),
     "eval.spaces.encoder": Field(("sphere",), _SCORE_SPACES),
-    # Of the head's output, scored beside the whole; trained ones are scored in any case.
+    # Prefixes of the head's output that are scored, too; trained prefixes always are.
     "eval.prefixes": Field((), Rule(is_ascending, "ascending numbers above 0"), kind=int),
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
-    "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Beside the run's own dataset.
-    "eval.distractors": Field(False),  # Whether a million (revisitop1m) join judged galleries.
-    # Relative to data.image_size; embeddings are averaged in their space. Common: 1, 0.7071, 0.5.
+    "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
+    "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
+    # Relative to data.image_size; embeddings are averaged. Common: 1, 0.7071, 0.5.
     "eval.scales": Field((1.0,), _SCALES),
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.whiten": Field(False),  # Whether principal components get equal variances.
-    "eval.expansion": Field(0, within(0, IMAGES)),  # Images of a query expansion; 0: none.
-    "eval.expansion_alpha": Field(0.0, at_least(0)),  # Exponent of their weights; 0: average.
+    # Query expansion: number of images (0: none), and the exponent of their weights (0: average).
+    "eval.expansion": Field(0, within(0, IMAGES)),
+    "eval.expansion_alpha": Field(0.0, at_least(0)),
     "eval.rerank": Field(False),  # Whether the first 100 results are re-ranked (k-reciprocal).
     # Where and how the run is executed; these fields may change when it is resumed.
     "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
-    # Of decoded images: 'host', a memory-mapped file; 'device', training images, cropped there.
+    # Cache of decoded images: a file on the host, or the memory of the devices.
     "run.cache": Field("none", one_of("none", "host", "device")),
-    "run.cache_dir": _PATH,  # Of images and features. None: in ~/.cache/hypjax.
+    "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
     # Copies and shards of the parameters. Batches are split over all devices either way.
     "run.mesh": Field((-1, 1), _MESH),
-    "run.microbatch": Field(0, within(0, BATCH)),  # Most images at once, for the same gradient.
-    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', cuDNN's where it can be used.
+    "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
+    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', which prefers cuDNN's.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
@@ -242,7 +243,7 @@ _FIELDS = {
     "run.gradient_covariance": Field(False),
     "run.checkpoint_every": Field(100, within(1, STEPS)),  # Steps between checkpoints.
     "run.report": Field(True),  # Whether a finished run writes report.html, see `hypjax.report`.
-    "run.wandb_project": _PATH,  # Weights & Biases project. None does not use W&B.
+    "run.wandb_project": _PATH,  # Project of Weights & Biases. None: W&B is not used.
 }
 
 
@@ -252,28 +253,28 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-    """Chooses an objective, with the defaults of its fields; the space stays."""
+    """Chooses an objective, sets its fields to their defaults, and keeps the space."""
     old, new = config.objective, _defaults(objective_fields(name))
-    new.update({field: old[field] for field in _space()})
+    new.update({field: old[field] for field in _space_fields()})
     new.name = name
     with config.unlocked():
         config.objective = new.lock()
 
 
 def fields_of(objective: str) -> dict[str, Field]:
-    """The fields of an objective's runs, by dotted name."""
-    of_objective = objective_fields(objective).items()
-    return _FIELDS | {f"objective.{name}": field for name, field in of_objective}
+    """Returns all fields of a configuration with this objective, by dotted name."""
+    fields = objective_fields(objective).items()
+    return _FIELDS | {f"objective.{name}": field for name, field in fields}
 
 
 def objective_fields(name: str) -> dict[str, Field]:
-    """The fields of `config.objective`: the space of the head's embedding, and the loss's own."""
-    fields, of_loss = {"name": Field(name), **_space()}, declaration(name).fields
-    for field in sorted(fields.keys() & of_loss.keys()):
+    """Returns the fields of `config.objective`: the name, the space's fields, and the loss's."""
+    shared_fields, loss_fields = {"name": Field(name), **_space_fields()}, declaration(name).fields
+    for field in sorted(shared_fields.keys() & loss_fields.keys()):
         raise UserError(
             f"objective {name} declares the field {field}, which all objectives have; rename it"
         )
-    return fields | of_loss
+    return shared_fields | loss_fields
 
 
 def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
@@ -284,13 +285,13 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
     return ConfigDict(unflatten_dict(defaults, sep="."))
 
 
-def _space() -> dict[str, Field]:
+def _space_fields() -> dict[str, Field]:
     spaces = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
     numbers = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
     return {
         "space": Field("poincare", Rule(lambda value: value in SPACES, spaces)),
         "c": Field(0.1, at_least(0)),  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
-        # Whether c is learned, starting there; its bounds; and the factor of its learning rate.
+        # Whether c is learned, starting from `c`; its bounds; and the factor of its learning rate.
         "learn_c": Field(False),
         "c_bounds": Field((0.01, 10.0), range_within(*_CURVATURES)),
         "c_rate": Field(1.0, at_least(0)),
@@ -298,16 +299,16 @@ def _space() -> dict[str, Field]:
         "curvatures": Field(
             (), each(within(0, _CURVATURES[1]).holds, numbers, most=100), kind=float
         ),
-        # Spaces of a product, or of a fused space, which adds the distances of the same features;
-        # weights of their distances, () for 1; and whether a product adds them, too.
+        # Spaces of a product, or of a fused space, which adds distances of the same features;
+        # weights of their distances, () for 1; and whether a product adds its distances, too.
         "parts": Field((), _PARTS),
         "weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
         "summed": Field(False),
         "learn": Field(()),  # Further learned scalars, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
-        # On the hyperboloid: factor of features before they are clipped.
+        # Factor of features before they are clipped, on the hyperboloid.
         "feature_scale": Field(1.0, ABOVE_0),
-        # Largest distance from the origin, to which features are rescaled instead of being clipped.
+        # Largest distance from the origin: features are rescaled to it instead of being clipped.
         "max_distance": Field(None, ABOVE_0, kind=float, optional=True),
     }

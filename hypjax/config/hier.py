@@ -1,9 +1,9 @@
 """The recipe of HIER (Kim et al., CVPR 2023), shared by its datasets.
 
-It also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are from the paper or its
-released code, unless comments say otherwise. That code scales gradients by the ball's inverse
-metric also without HIER; here, `pa` and `hyp-resnet50` do not. With all features clipped that is a
-constant factor, 0.094, which Adam cancels except beside its ε.
+The recipe also trains Proxy-Anchor, which HIER extends, and ResNet-50. Numbers are from the paper
+or its released code, unless comments say otherwise. Difference: the released code scales gradients
+by the ball's inverse metric also without HIER; `pa` and `hyp-resnet50` do not. If all features are
+clipped, that is a constant factor of 0.094, which Adam cancels up to its ε.
 """
 
 from typing import NamedTuple
@@ -18,37 +18,39 @@ class Schedule(NamedTuple):
 
     epoch: int  # Steps in an epoch: training images // 180.
     epochs: int
-    frozen: int  # Epochs through which the encoder stays as it is.
+    frozen: int  # First epochs, in which the encoder is frozen.
     weight_decay: float
     head_rate: float  # Factor of the head's learning rate, for Transformers.
-    resnet_rate: float  # Learning rate of ResNet-50,
-    resnet_decay: tuple[float, int]  # its factor, and the epochs after each of which it applies.
+    resnet_rate: float  # Learning rate of ResNet-50.
+    resnet_decay: tuple[float, int]  # Decay of that rate: a factor every so many epochs.
 
 
-_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
-# Our choice, by the encoders that the paper trains.
-_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
+_LEARNING_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
+# Encoders that the paper does not train have our choice, DINO's rate.
+_LEARNING_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    baseline = variant.loss, variant.encoder
-    trained = variant.loss in (*HIER, "pa") or baseline == ("hyp", "resnet50")
-    return trained and variant.suffix not in ("frozen", "last", "hyp-vit", "unlabelled")
+    is_baseline = (variant.loss, variant.encoder) == ("hyp", "resnet50")
+    if variant.suffix in ("frozen", "last", "hyp-vit", "unlabelled"):
+        return False
+    return variant.loss in (*HIER, "pa") or is_baseline
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes Hyp-ViT's recipe to HIER's, with the same loss."""
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
-    config.model.head_dim = 384  # Of the paper's tables.
+    config.model.head_dim = 384  # As in the paper's tables.
     optim, train = config.optim, config.train
-    optim.learning_rate = _RATES.get(variant.encoder, schedule.resnet_rate)
-    optim.eps = 1e-4  # As the authors trained, in half precision.
+    optim.learning_rate = _LEARNING_RATES.get(variant.encoder, schedule.resnet_rate)
+    optim.eps = 1e-4  # The authors train in half precision.
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
-    # The authors' two processes embed 90 images each, and have the gradient of their own half of
-    # the loss of all 180; the mean of both is the model's gradient. Proxies are not averaged.
+    # Each of the authors' two processes embeds 90 images, and computes the gradient of the loss of
+    # all 180 with respect to its own images. The model's gradient is the mean of both, half of the
+    # gradient of the loss. The gradient of proxies is not averaged.
     optim.gradient_factor = 0.5
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
     convolutional = variant.encoder in ("resnet50", "lite")
@@ -65,6 +67,6 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
         factor, epochs = schedule.resnet_decay
         optim.schedule, optim.decay_factor = "step", factor
         optim.decay_every = epochs * schedule.epoch
-        if variant.loss == "hyp":  # 22 classes, of which its released command takes 8 images each.
+        if variant.loss == "hyp":  # 22 classes with 8 images each, as in the released command.
             train.batch_size, train.samples_per_class = 176, 8
-            config.objective.pair_weight = 1 / 8**2  # The code divides 56 pairs' sum by it.
+            config.objective.pair_weight = 1 / 8**2  # The code divides the sum of 56 pairs by 8².

@@ -10,18 +10,18 @@ from ml_collections import ConfigDict
 
 from hypjax.errors import redacted
 
-_LONGEST = 60  # Characters of the changes in a folder's name.
+_MAX_LENGTH = 60  # Characters of the listed changes in a folder's name.
 _PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may hold.
 
 
 def identity(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields but `config.run` by dotted name, as `for_files`."""
+    """Returns all fields except `config.run` by dotted name, with values as in `for_files`."""
     fields = for_files(config)
     return {field: value for field, value in sorted(fields.items()) if not field.startswith("run.")}
 
 
 def for_files(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields by dotted name, without the secrets of URLs; tuples become lists."""
+    """Returns all fields by dotted name, with secrets in URLs masked, and lists for tuples."""
     fields = json.loads(json.dumps(flatten(config)))
     return {name: redacted(x) if isinstance(x, str) else x for name, x in fields.items()}
 
@@ -33,23 +33,24 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
-    """Returns the folder of a run without --workdir: runs/<config>-<variant>, and its changes.
+    """Returns the default folder of a run: runs/<config>-<variant>, and the fields that changed.
 
-    Changes are listed as in 'runs/glyphs-hyp-c=0.3+seed=1', or hashed if the list is long, or no
-    file name. Fields of `config.run` do not count.
+    Changes are listed, as in 'runs/glyphs-hyp-c=0.3+seed=1', or hashed if the list is long or no
+    valid name. Fields of `config.run` do not count.
     """
     old, new = identity(unchanged), identity(config)
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
     changes = differences(old, new)
     if not changes:
         return workdir
-    last_parts, values = [field.rpartition(".")[2] for field in new], {}
-    for (field, value), last in zip(new.items(), last_parts, strict=True):
+    short_names, values = [field.rpartition(".")[2] for field in new], {}
+    for (field, value), short_name in zip(new.items(), short_names, strict=True):
         if old.get(field) != value:
+            is_unique = short_names.count(short_name) == 1
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            values[last if last_parts.count(last) == 1 else field] = text
+            values[short_name if is_unique else field] = text
     listed = "+".join(f"{name}={value}" for name, value in values.items())
-    if len(listed) > _LONGEST or not all(map(_PLAIN.fullmatch, values.values())):
+    if len(listed) > _MAX_LENGTH or not all(map(_PLAIN.fullmatch, values.values())):
         listed = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
     return f"{workdir}-{listed}"
 

@@ -2,7 +2,7 @@
 
 For categories, the paper gives encoders, batches, steps, views and the size of the memory. Margin,
 λ, optimiser, stochastic depth, the sampling of CUB and the test view follow unofficial code that
-agrees with the paper's tables. Neither mentions frozen parameters or clipping, so there are none.
+agrees with the paper's tables. Nothing is frozen or clipped: paper and code mention neither.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ENCODERS = {
     "deit": "deit_small_patch16_224",
     "deit-distilled": "deit_small_distilled_patch16_224",
-    "resnet50": "resnet50",  # The other half of its study of margin and λ, and of objectives.
+    "resnet50": "resnet50",  # The second encoder in the paper's study of margin, λ and objectives.
 }
-# λ by the kind of a run on particular objects. `hyp` is IRT_R in the ball, which no paper reports.
+# λ of the variants for particular objects. `hyp` is IRT_R in the ball, which no paper reports.
 OBJECT_WEIGHTS = {"irt-o": 0.0, "irt-l": 0.0, "irt-r": 4.0, "hyp": 4.0}
 
 
@@ -29,11 +29,11 @@ class Schedule(NamedTuple):
     steps: int
     sampling: str
     memory: float = 1.0  # Size of the memory, as a share of the training images.
-    memory_decay: float = 0.0  # Of the teacher that embeds the memory's images; 0 for none.
+    memory_decay: float = 0.0  # Decay of the teacher that embeds the memory's images; 0: none.
 
 
 def follows(variant: Variant) -> bool:
-    """Whether a variant is trained by this recipe, and not only with its loss."""
+    """Whether a variant is trained by this recipe, not only with its loss."""
     return variant.loss.startswith("irt-") and variant.encoder in ENCODERS
 
 
@@ -42,7 +42,7 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     start_from(config, ENCODERS[variant.encoder])
     data, optim, train = config.data, config.optim, config.train
     data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
-    if variant.encoder == "resnet50":  # Weights and pooling are ours.
+    if variant.encoder == "resnet50":  # Weights and pooling are our choice.
         config.model.weights = "resnet50.tv_in1k"
         config.model.pooling = config.model.eval_pooling = "avg"
     else:
@@ -55,7 +55,7 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
 
 
 def start_from(config: ConfigDict, encoder: str) -> None:
-    """Starts from timm's DeiT without a head, of which nothing is frozen."""
+    """Starts from timm's weights of an encoder, without a head; all parameters are trained."""
     config.data.mean, config.data.std = IMAGENET_MEAN, IMAGENET_STD
     config.model.architecture, config.model.weights = encoder, f"{encoder}.fb_in1k"
     config.model.pooling = config.model.eval_pooling = "cls"
@@ -64,10 +64,10 @@ def start_from(config: ConfigDict, encoder: str) -> None:
 
 
 def choose_tuples(config: ConfigDict, kind: str) -> None:
-    """Chooses the loss and the batches of a kind of `OBJECT_WEIGHTS`."""
+    """Chooses the loss and the batches of a variant in `OBJECT_WEIGHTS`."""
     choose_objective(config, "tuple_contrastive")
     config.objective.koleo_weight = OBJECT_WEIGHTS[kind]
     config.objective.space = "poincare" if kind == "hyp" else "sphere"
     if kind == "hyp":
-        config.objective.margin = 4.0  # Of its distances.
+        config.objective.margin = 4.0  # In the ball's distances.
     config.train.sampling = "tuples"

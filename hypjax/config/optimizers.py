@@ -1,4 +1,4 @@
-"""Optimisers that `config.optim.name` may name: one row each, built from optax."""
+"""Registry of the optimisers that `config.optim.name` may name, built from optax."""
 
 import functools
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import optax
 
 
 class Optimizer(NamedTuple):
-    """How an optimiser turns gradients into steps of learning rate 1."""
+    """How an optimiser turns gradients into updates for a learning rate of 1."""
 
-    # From the fields `b1`, `b2`, `eps` and `momentum` of `config.optim`.
+    # Builds the transformation from the fields `b1`, `b2`, `eps` and `momentum` of `config.optim`.
     scale: Callable[..., optax.GradientTransformation]
-    decoupled: bool  # Whether weight decay is added to the step, instead of the gradient.
+    decoupled: bool  # Whether weight decay is added to the update instead of the gradient.
 
 
 def _adam(*, b1: float, b2: float, eps: float, **_: Any) -> optax.GradientTransformation:
@@ -27,8 +27,8 @@ def _muon(*, momentum: float, **adam: float) -> optax.GradientTransformation:
         return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
 
     kinds = functools.partial(jax.tree_util.tree_map_with_path, kind)
-    # optax turns the sign of the rate, as `create_optimizer` will again. With this root mean square
-    # of steps (Liu et al., 2025, arXiv:2502.16982), Adam's rate and weight decay suit Muon.
+    # The rate is -1, because optax and `create_optimizer` both negate the update. With this root
+    # mean square of updates (Liu et al., 2025, arXiv:2502.16982), Adam's rate and decay suit Muon.
     muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
     return optax.partition({"matrix": muon, "other": _adam(**adam)}, kinds)
 

@@ -1,9 +1,10 @@
-"""Loads configuration files, applies overrides, and says where values come from."""
+"""Loads configuration files, applies overrides, and lists where values come from."""
 
 import ast
+import contextlib
 import pathlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -20,10 +21,10 @@ PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as i
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Loads a configuration file, sets fields and validates the result.
+    """Loads a configuration file, applies overrides and validates the result.
 
-    `spec` is a path such as 'configs/glyphs.py', or a name such as 'glyphs', perhaps with a
-    variant, the argument of `get_config`: 'glyphs:sph'. Overrides are strings such as
+    `spec` is a path such as 'configs/glyphs.py' or a name such as 'glyphs'. After a colon, it may
+    name a variant, the argument of `get_config`, as in 'glyphs:sph'. Overrides are strings such as
     'train.total_steps=100'; lists are written '1,10' or '(1, 10)'.
     """
     config = override(read_config(spec), overrides)
@@ -32,17 +33,17 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Sets fields of a configuration as `load_config` does, without validation; returns it."""
-    # The objective first, since it has fields of its own.
+    """Applies overrides as in `load_config`, without validation; returns the configuration."""
+    # The objective comes first, because it decides which fields exist.
     for text in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
         _set(config, text)
     return config
 
 
 def read_config(spec: str) -> ConfigDict:
-    """Loads a configuration file without validation: required fields may still be missing."""
-    named, _, variant = spec.partition(":")
-    path = pathlib.Path(named)
+    """Loads a configuration file without validation: overrides may still add required fields."""
+    location, _, variant = spec.partition(":")
+    path = pathlib.Path(location)
     if not path.is_file() and path.parent in (pathlib.Path("."), _CONFIGS):
         name = path.name.removesuffix(".py") + ".py"
         path = next((f / name for f in (_CONFIGS, PACKAGED) if (f / name).is_file()), path)
@@ -50,20 +51,23 @@ def read_config(spec: str) -> ConfigDict:
         names = {file.stem for folder in (_CONFIGS, PACKAGED) for file in folder.glob("*.py")}
         raise UserError(f"no configuration file {path}; hypjax has {', '.join(sorted(names))}")
     module = {"__name__": path.stem, "__file__": str(path)}
-    _attempt(lambda: exec(compile(path.read_bytes(), path, "exec"), module), path)
+    with _errors_located(path):
+        exec(compile(path.read_bytes(), path, "exec"), module)
     if "get_config" not in module:
         raise UserError(f"{path} defines no get_config()")
-    config = _attempt(module["get_config"], path, *([variant] if variant else []))
+    with _errors_located(path):
+        config = module["get_config"](*([variant] if variant else []))
     if not isinstance(config, ConfigDict):
         raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
     return config
 
 
-def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
-    """Calls a function of the user's file; errors are reported with their line number."""
+@contextlib.contextmanager
+def _errors_located(path: pathlib.Path) -> Iterator[None]:
+    """Turns any error in the user's file into a `UserError` with the file's line number."""
     try:
-        return function(*args)
+        yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -74,27 +78,29 @@ def _attempt(function: Any, path: str | pathlib.Path, *args: Any) -> Any:
 
 
 def _set(config: ConfigDict, override: str) -> None:
+    """Applies one override."""
     field, equals, text = override.partition("=")
-    known = flatten(config)
-    for member in known:
+    values = flatten(config)
+    for member in values:
         if member.startswith(f"{field}."):
             raise UserError(f"config.{field} is a group of fields, such as config.{member}")
-    if field not in known:
-        hint = nearest(field, known)
+    if field not in values:
+        hint = nearest(field, values)
         if field.startswith("objective."):
             hint = similar(field.removeprefix("objective."), config.objective)
-            hint = hint or f"; those of {config.objective.name} are {', '.join(config.objective)}"
+            fields = f"the fields of {config.objective.name} are {', '.join(config.objective)}"
+            hint = hint or f"; {fields}"
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
-    value = _parse(text, known[field])
+    value = _parse(text, values[field])
     if field == "optim.groups" and value and not isinstance(value[0], tuple):
         value = (value,)  # One group, without the outer brackets.
-    # Fields of a loss are undeclared if this process lacks its code.
-    declared = fields_of(config.objective.name).get(field, Field(known[field]))
-    if rule := declared.requirement(value):
+    # A user-defined loss's fields are undeclared if this process lacks its code.
+    declaration = fields_of(config.objective.name).get(field, Field(values[field]))
+    if rule := declaration.requirement(value):
         refuse(field, text, rule)
-    if isinstance(known[field], float) and value is not None:
+    if isinstance(values[field], float) and value is not None:
         value = float(value)
     if field == "objective.name":
         if value not in OBJECTIVES:
@@ -121,19 +127,23 @@ def _parse(text: str, current: Any) -> Any:
 
 
 def show_origins(
-    config: ConfigDict, source: str, named: ConfigDict, overrides: Sequence[str]
+    config: ConfigDict, source: str, source_config: ConfigDict, overrides: Sequence[str]
 ) -> str:
-    """Lists all fields with their values and origins: command line, source, or a default.
+    """Lists all fields with their values and origins: the command line, the source, or a default.
 
-    `named` holds the fields of the source, a file with its variant or the folder of a run.
+    `source` is a configuration file with its variant, or a run's folder; `source_config` is the
+    configuration that was read from the source.
     """
     overridden = {override.partition("=")[0] for override in overrides}
-    defaults, in_source = flatten(default_config(config.objective.name)), flatten(named)
+    defaults, in_source = flatten(default_config(config.objective.name)), flatten(source_config)
     fields, lines = flatten(config), []
     width = len("config.") + max(map(len, fields))
     for field, value in fields.items():
-        origin = source if in_source.get(field) == value else "follows another field"
-        origin = "" if value == defaults.get(field) else origin
-        origin = "command line" if field in overridden else origin
+        if field in overridden:
+            origin = "command line"
+        elif value == defaults.get(field):
+            origin = ""
+        else:
+            origin = source if in_source.get(field) == value else "follows another field"
         lines.append(f"{f'config.{field}':<{width}}  {value!r:<44}  {origin}".rstrip())
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Validation: the type and range of each field, and rules between fields."""
+"""Validation of configurations: the type and range of each field, and rules between fields."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import BUILT_IN, create_objective, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
-# Fields that may be None for the user's own data: fitted to its images, or to features' sizes.
+# Fields that may be None: they are fitted to the user's own images, or to the features' dimension.
 FITTED_TO_IMAGES = ("train.samples_per_class", "train.batch_size", "train.total_steps")
 FITTED_TO_IMAGES += ("optim.warmup_steps",)
 FITTED_TO_FEATURES = ("model.head_dim", "model.width")
@@ -33,13 +33,14 @@ _WITH_IMAGES = ("folder", choices.IN_MEMORY)
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates a configuration before anything is compiled; an error names the field.
+    """Validates a configuration before anything is compiled; errors name the field.
 
-    Fields of an unknown loss are not validated: to search with a saved run, its code is not needed.
+    Fields of an unknown loss are not validated: searching with a saved run does not need the code
+    of its loss.
     """
     fields = flatten(config)
     name = fields.get("objective.name", HYP_VIT)
-    if not isinstance(name, str):  # Of a damaged file.
+    if not isinstance(name, str):  # The configuration was read from a damaged file.
         refuse_objective(name)
     known = fields_of(name)
     if name not in OBJECTIVES:
@@ -55,21 +56,21 @@ def validate(config: ConfigDict) -> None:
 
 
 def validate_relations(config: ConfigDict) -> None:
-    """Validates rules between fields; again after sizes have been fitted to the images."""
-    fields, declared = flatten(config), fields_of(config.objective.name)
-    for field, rule, holds in _DEFAULT_UNLESS:
-        default = declared[field].default
+    """Validates rules between fields; called again once sizes have been fitted to the images."""
+    fields, declarations = flatten(config), fields_of(config.objective.name)
+    for field, condition, holds in _DEFAULT_UNLESS:
+        default = declarations[field].default
         if fields[field] != default and not holds(config):
-            refuse(field, fields[field], f"{default} unless {rule}")
-    of_model = _of_model, _of_parts, _of_learned_scalars, _of_prefixes
-    for relations in (_of_batches, *of_model, _of_data, _of_training):
-        for broken, field, rule in relations(config):
-            if broken:
+            refuse(field, fields[field], f"{default} unless {condition}")
+    model_rules = _model_rules, _part_rules, _learned_scalar_rules, _prefix_rules
+    for rules in (_batch_rules, *model_rules, _data_rules, _training_rules):
+        for is_broken, field, rule in rules(config):
+            if is_broken:
                 refuse(field, fields[field], rule)
 
 
-_OF_CLASSES = f"train.sampling is {' or '.join(GROUPED)}"
-# Conditions of several fields, each with its test.
+# Conditions that several fields share, each in words and as a function.
+_GROUPED = f"train.sampling is {' or '.join(GROUPED)}", lambda c: c.train.sampling in GROUPED
 _CROPPED = "train.cached_features is unset", lambda c: not c.train.cached_features
 _GEM = (
     "model.pooling and model.eval_pooling are gem",
@@ -118,40 +119,42 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.head_warmup_steps", *_TRAINED),
     ("train.head_warmup_steps", *_HEAD),
     ("train.unlabelled", *_CROPPED),
-    ("train.unlabelled", _OF_CLASSES, lambda c: c.train.sampling in GROUPED),
+    ("train.unlabelled", *_GROUPED),
 )
 
-# Further rules yield whether a rule is broken, the field to change, and what it must be. Each may
-# rely on the rules before it.
-Relations = Iterator[tuple[Any, str, str]]
+# Whether a rule is broken, the field to change, and what it must be. Each rule may assume that the
+# rules before it hold.
+Rules = Iterator[tuple[Any, str, str]]
 
 
-def _of_batches(config: ConfigDict) -> Relations:
+def _batch_rules(config: ConfigDict) -> Rules:
     train, objective = config.train, declaration(config.objective.name)
     fields = flatten(config)
     for field in sorted(FITTED):
-        size = field in FITTED_TO_FEATURES
-        names = (FEATURES,) if size else choices.USERS
-        fitted = config.data.name in names or (train.cached_features and not size)
-        cached = "" if size else ", or train.cached_features is set"
-        rule = f"a whole number, unless data.name is {' or '.join(names)}{cached}"
-        yield fields[field] is None and not fitted, field, rule
+        if field in FITTED_TO_FEATURES:
+            can_be_fitted, condition = config.data.name == FEATURES, f"data.name is {FEATURES}"
+        else:
+            can_be_fitted = config.data.name in choices.USERS or train.cached_features
+            names = " or ".join(choices.USERS)
+            condition = f"data.name is {names}, or train.cached_features is set"
+        rule = f"a whole number, unless {condition}"
+        yield fields[field] is None and not can_be_fitted, field, rule
     rule = "tuples: this objective compares their images"
     yield objective.by_tuple and train.sampling != "tuples", "train.sampling", rule
     rule = f"{' or '.join(GROUPED)}: this objective compares images of one class"
     yield objective.by_class and train.sampling not in GROUPED, "train.sampling", rule
     if any(fields[field] is None for field in FITTED):
-        return  # They are fitted to the images later.
-    size, samples = 2 + train.tuples.negatives, train.samples_per_class
-    rule = f"a multiple of {size}, the images of a tuple (2 more than train.tuples.negatives)"
-    yield train.sampling == "tuples" and train.batch_size % size, "train.batch_size", rule
+        return  # Checked again once the fields have been fitted to the images.
+    tuple_size, samples = 2 + train.tuples.negatives, train.samples_per_class
+    rule = f"a multiple of {tuple_size}, the images of a tuple (2 more than train.tuples.negatives)"
+    yield train.sampling == "tuples" and train.batch_size % tuple_size, "train.batch_size", rule
     uneven = train.batch_size % samples or train.batch_size < 2 * samples
     rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
     yield train.sampling in GROUPED and uneven, "train.batch_size", rule
     proxies = fields.get("objective.hyphc_leaves") == "proxies"
     rule = "images, unless the loss has proxies"
     yield proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule
-    if neighbors := config.objective.get("hier_neighbors"):  # Of fewer points, all are related.
+    if neighbors := config.objective.get("hier_neighbors"):  # Otherwise all points are neighbours.
         for field in ("objective.hier_proxies", "train.batch_size"):
             yield fields[field] <= neighbors, field, f"above objective.hier_neighbors ({neighbors})"
     rule = f"at most train.total_steps ({train.total_steps})"
@@ -160,7 +163,7 @@ def _of_batches(config: ConfigDict) -> Relations:
     yield 0 < train.head_warmup_steps >= train.total_steps, "train.head_warmup_steps", rule
 
 
-def _of_model(config: ConfigDict) -> Relations:
+def _model_rules(config: ConfigDict) -> Rules:
     model, field = config.model, "model.architecture"
     rule = "features if data.name is features, and nowhere else"
     yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, rule
@@ -179,7 +182,7 @@ def _of_model(config: ConfigDict) -> Relations:
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
 
 
-def _of_parts(config: ConfigDict) -> Relations:
+def _part_rules(config: ConfigDict) -> Rules:
     fields, model = config.objective, config.model
     if not has_parts(fields.space):
         return
@@ -194,93 +197,94 @@ def _of_parts(config: ConfigDict) -> Relations:
     yield wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"
 
 
-def _of_learned_scalars(config: ConfigDict) -> Relations:
-    fields, of_loss = config.objective, declaration(config.objective.name).fields
+def _learned_scalar_rules(config: ConfigDict) -> Rules:
+    fields, loss_fields = config.objective, declaration(config.objective.name).fields
     if fields.curvatures:
-        one_ball = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
-        yield one_ball, "objective.curvatures", f"() for {fields.name}, which has one ball"
+        has_one_ball = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
+        yield has_one_ball, "objective.curvatures", f"() for {fields.name}, which has one ball"
     if fields.learn_c:
         low, high = fields.c_bounds
-        outside = not all(low <= c <= high for c in fields.curvatures or [fields.c])
+        is_outside = not all(low <= c <= high for c in fields.curvatures or [fields.c])
         rule = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
-        yield outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", rule
-    of_space = dataclasses.fields(SPACES[fields.space])
-    learnable = [name for name, field in of_loss.items() if field.learnable]
-    learnable += [field.name for field in of_space if field.metadata.get("learnable")]
+        yield is_outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", rule
+    space_fields = dataclasses.fields(SPACES[fields.space])
+    learnable = [name for name, field in loss_fields.items() if field.learnable]
+    learnable += [field.name for field in space_fields if field.metadata.get("learnable")]
     for name in fields.learn:
         yield name == "c", "objective.learn", "without c, whose curvature objective.learn_c learns"
         rule = f"any of {', '.join(learnable)}, each once," if learnable else "()"
-        unknown = name not in learnable or fields.learn.count(name) > 1
-        yield unknown, "objective.learn", f"{rule} for {fields.name}"
+        is_invalid = name not in learnable or fields.learn.count(name) > 1
+        yield is_invalid, "objective.learn", f"{rule} for {fields.name}"
         yield not fields[name] > 0, f"objective.{name}", "above 0 if objective.learn names it"
-    moving = [field.name for field in of_space if field.name in fields.learn]
-    if fields.get("memory") and (fields.learn_c or moving):
-        rule = f"0 if {(*moving, 'c')[0]} is learned, since a memory holds points of earlier ones"
+    learned = [field.name for field in space_fields if field.name in fields.learn]
+    if fields.get("memory") and (fields.learn_c or learned):
+        rule = f"0 if {(*learned, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", rule
     if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
-        # A user's objective must be scored in its saved space, with the scalars that it learns:
-        # only the objective itself shows whether it is.
+        # A user-defined objective must score in its space with the learned scalars. Its code cannot
+        # be inspected, so it is tried with other scalars.
         objective, initial = create_objective(config), initial_scalars(fields)
-        space, doubled = objective.score_space, {n: 2 * np.array(x) for n, x in initial.items()}
-        moved = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
-        moved |= objective.with_scalars(initial).score_space != space
+        doubled = {name: 2 * np.array(scalar) for name, scalar in initial.items()}
+        space = objective.score_space
+        differs = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
+        differs |= objective.with_scalars(initial).score_space != space
         name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
         rule = f"{value} for {fields.name.removeprefix(CUSTOM)}, whose scores are in another space"
-        yield moved, f"objective.{name}", rule
+        yield differs, f"objective.{name}", rule
 
 
-def _of_prefixes(config: ConfigDict) -> Relations:
+def _prefix_rules(config: ConfigDict) -> Rules:
     trained, dim = trained_prefixes(config), config.model.head_dim
     for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
-        long = dims and config.model.head != "none" and dim and max(dims) >= dim
-        yield long, field, f"below model.head_dim ({dim}), which is added to them"
+        too_long = dims and config.model.head != "none" and dim and max(dims) >= dim
+        yield too_long, field, f"below model.head_dim ({dim}), which is added to them"
         rule = "None if prefixes of the head are scored"
         yield dims and config.eval.pca.head, "eval.pca.head", rule
     rule = f"0 for {config.objective.name}, since a memory holds points of one dimension"
     yield trained and config.objective.get("memory"), "objective.memory", rule
 
 
-def _of_data(config: ConfigDict) -> Relations:
+def _data_rules(config: ConfigDict) -> Rules:
     data, cache, name = config.data, config.run.cache, config.data.name
     rule = "images: a folder, a table, a dataset or hf://OWNER/NAME"
     yield name == "folder" and not data.path, "data.path", rule
     rule = "a .npz, .npy or .parquet file of features"
     yield name == FEATURES and not data.path, "data.path", rule
     rule = "below 1, a share of the training images, if data.split is images"
-    counted = data.split == "images" and data.validation_classes >= 1
-    yield counted, "data.validation_classes", rule
-    crops = data.train_view == "resize_crop" or data.test_view == "centre_crop"
+    is_count = data.split == "images" and data.validation_classes >= 1
+    yield is_count, "data.validation_classes", rule
+    is_cropped = data.train_view == "resize_crop" or data.test_view == "centre_crop"
     rule = f"at least data.image_size ({data.image_size})"
-    yield crops and data.resize < data.image_size, "data.resize", rule
+    yield is_cropped and data.resize < data.image_size, "data.resize", rule
     for field in ("mean", "std"):
         rule = f"one number per channel ({data.channels})"
         yield len(data[field]) != data.channels, f"data.{field}", rule
     rule = "none or host if train.cached_features is set"
     yield config.train.cached_features and cache == "device", "run.cache", rule
     dim = config.model.head != "none" and config.model.head_dim
-    large = dim and (config.eval.pca.head or 0) > dim
-    yield large, "eval.pca.head", f"at most model.head_dim ({dim})"
+    too_large = dim and (config.eval.pca.head or 0) > dim
+    yield too_large, "eval.pca.head", f"at most model.head_dim ({dim})"
 
 
-def _of_training(config: ConfigDict) -> Relations:
-    train, frozen = config.train, choices.freezes_encoder(config.optim.frozen)
+def _training_rules(config: ConfigDict) -> Rules:
+    train, is_frozen = config.train, choices.freezes_encoder(config.optim.frozen)
     rule = "set, and optim.frozen must name the encoder, if data.name is features"
-    trained = not (frozen and train.cached_features)
-    yield config.data.name == FEATURES and trained, "train.cached_features", rule
+    is_trained = not (is_frozen and train.cached_features)
+    yield config.data.name == FEATURES and is_trained, "train.cached_features", rule
     rule = "another one if optim.frozen names the encoder"
-    yield frozen and config.model.head == "none", "model.head", rule
-    unmoved = frozen and config.objective.get("structure_features") == "encoder"
-    yield unmoved, "objective.structure_features", "head if optim.frozen names the encoder"
+    yield is_frozen and config.model.head == "none", "model.head", rule
+    has_no_effect = is_frozen and config.objective.get("structure_features") == "encoder"
+    yield has_no_effect, "objective.structure_features", "head if optim.frozen names the encoder"
     blocks = [name for name in config.optim.frozen if name != "patch_projection"]
     rule = "False unless optim.frozen names the encoder, or its lowest layers"
-    moving = train.cached_features and not any(map(choices.in_encoder, blocks))
-    yield moving, "train.cached_features", rule
+    is_trained = train.cached_features and not any(map(choices.in_encoder, blocks))
+    yield is_trained, "train.cached_features", rule
 
 
 def refuse_objective(name: Any) -> None:
-    """Raises a `UserError` for an unknown objective; it lists those without a prefix."""
-    plain = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
-    rule = f"one of {plain}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
+    """Raises a `UserError` for an unknown objective, which lists all but the combinations."""
+    losses = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
+    rule = f"one of {losses}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
     refuse("objective.name", name, rule)
 
 

@@ -23,18 +23,18 @@ from hypjax.system import console, machine
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Crops
 
-_PART = 2**27  # Bytes copied to the devices at once, which is what the host needs in memory.
-_MIN_PARTS = 16
-_SHARE = 0.8  # Of free memory for images; the model and its activations need some too.
+_SLAB = 2**27  # Bytes copied to the devices at once; the host holds as many in memory.
+_MIN_SLABS = 16
+_SHARE = 0.8  # Share of free memory for images; the model and its activations need the rest.
 _in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1.25MB'.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CacheLayout:
-    """Layout of the device cache: images stacked vertically, all padded to one width."""
+    """Layout of the device cache: images below each other, all padded to one width."""
 
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths.
-    transposed: Bool[np.ndarray, " images"]  # Which are stored with rows and columns swapped.
+    transposed: Bool[np.ndarray, " images"]  # Whether an image is stored transposed.
     channels: int  # 1 or 3.
 
     @functools.cached_property
@@ -53,61 +53,62 @@ class CacheLayout:
 
     @functools.cached_property
     def largest(self) -> tuple[int, int]:
-        """Largest numbers of rows and columns; all images are padded to these columns."""
+        """Largest numbers of rows and columns; all images are padded to the latter."""
         return tuple(self._stored_sizes.max(axis=0).tolist())
 
     @functools.cached_property
-    def part_rows(self) -> int:
-        """Rows that are copied to the devices at once."""
-        # One compiled program writes all parts, so all have this size; as many rows are free after
-        # the last image, because the last part extends beyond it.
+    def slab_rows(self) -> int:
+        """Number of rows of a slab, which is copied to the devices at once."""
+        # One compiled program writes all slabs, so all have the same size. The cache ends with as
+        # many free rows, because the last slab extends beyond the last image.
         rows, columns = self.largest
-        return max(rows, min(_PART // (self.channels * columns), int(self._ends[-1]) // _MIN_PARTS))
+        fitting = _SLAB // (self.channels * columns)
+        return max(rows, min(fitting, int(self._ends[-1]) // _MIN_SLABS))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the stored pixels."""
-        return int(self._ends[-1]) + self.part_rows, self.channels * self.largest[1]
+        return int(self._ends[-1]) + self.slab_rows, self.channels * self.largest[1]
 
     @property
     def bytes(self) -> int:
         """Memory that the images take on each device."""
         return math.prod(self.shape)
 
-    def parts(self) -> Iterator[range]:
-        """Yields the ranges of images that are copied to the devices together."""
+    def slabs(self) -> Iterator[range]:
+        """Yields the range of images in each slab."""
         start = 0
         while start < len(self._ends):
-            limit = self.first[start] + self.part_rows
+            limit = self.first[start] + self.slab_rows
             stop = int(np.searchsorted(self._ends, limit, side="right"))
             yield range(start, stop)
             start = stop
 
     def decode(
-        self, dataset: Dataset, part: UInt8[np.ndarray, "part width"], row: int, i: int
+        self, dataset: Dataset, slab: UInt8[np.ndarray, "rows width"], row: int, i: int
     ) -> None:
-        """Writes an image, scaled to its size, into a part of the rows that begins at `row`."""
+        """Decodes the i-th image into a slab that begins at `row` of the cache."""
         height, width = self.sizes[i].tolist()
         values = pixels.array(pixels.scaled(dataset.image(i, self.channels), (height, width)))
         values = values.swapaxes(0, 1) if self.transposed[i] else values
         rows, columns = self._stored_sizes[i]
         first = self.first[i] - row
-        target = part[first : first + rows].reshape(rows, self.channels, -1)
+        target = slab[first : first + rows].reshape(rows, self.channels, -1)
         target[:, :, :columns] = values.swapaxes(1, 2)
 
     def crops(self, plan: Batch, rows: range) -> Crops:
-        """Returns the crops of some rows of a batch, padded beyond its end."""
+        """Returns the crops of a batch in the given rows, padded beyond the batch's end."""
         return Crops(
             row=padded_rows(self.first[plan.ids].astype(np.int32), rows, 0),
             transposed=padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=padded_rows(plan.images.box, rows, (0, 0, 1, 1)),  # One pixel.
+            boxes=padded_rows(plan.images.box, rows, (0, 0, 1, 1)),  # Padding shows one pixel.
         )
 
 
 def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -> CacheLayout:
-    """Lays images out in the smaller of two ways: all in portrait or all in landscape format.
+    """Chooses the smaller of two layouts: all images in portrait, or all in landscape format.
 
-    Raises a `UserError` if they do not fit into the devices' memory.
+    Raises a `UserError` if the images do not fit into the devices' memory.
     """
     height, width = sizes[:, 0], sizes[:, 1]
     layouts = [CacheLayout(sizes, swap, channels) for swap in (height < width, height > width)]
@@ -124,11 +125,11 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
 
 def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
     """Decodes images, scaled down to the layout's sizes, into the memory of every device."""
-    everywhere = parallel.replicated(mesh)
+    replicated = parallel.replicated(mesh)
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=everywhere)
-    def put(store: Array, part: Array, row: Array) -> Array:
-        return jax.lax.dynamic_update_slice(store, part, (row, jnp.zeros_like(row)))
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=replicated)
+    def put(store: Array, slab: Array, row: Array) -> Array:
+        return jax.lax.dynamic_update_slice(store, slab, (row, jnp.zeros_like(row)))
 
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     with (
@@ -136,15 +137,15 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
         tqdm.tqdm(total=len(dataset), **options) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
-        store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=everywhere)()
-        for images in layout.parts():
+        store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=replicated)()
+        for images in layout.slabs():
             row = layout.first[images.start]
-            part = np.zeros((layout.part_rows, layout.shape[1]), np.uint8)
-            decode = functools.partial(layout.decode, dataset, part, row)
+            slab = np.zeros((layout.slab_rows, layout.shape[1]), np.uint8)
+            decode = functools.partial(layout.decode, dataset, slab, row)
             for _ in pool.map(decode, images):
                 bar.update()
-            part, row = parallel.place((part, np.int32(row)), everywhere)
-            store = put(store, part, row)
+            slab, row = parallel.place((slab, np.int32(row)), replicated)
+            store = put(store, slab, row)
         store.block_until_ready()
     console.say(f"the training images take {_in_bytes(layout.bytes)} on each device")
     return Store(store, layout.largest[0], layout.channels)
@@ -153,9 +154,9 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
 def crop_batches(
     layout: CacheLayout, plans: Callable[[int], Batch], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of the given steps, counted from 0, to be cropped on the device.
+    """Yields the batches of the given steps, counted from 0, whose images the device crops.
 
-    Images and flips cover the given rows, padded beyond a batch's end; labels and ids all rows.
+    Images and flips cover the given rows, padded beyond a batch's end; labels and ids cover all.
     """
     for plan in map(plans, steps):
         flips = padded_rows(plan.flips, rows, False)

@@ -1,9 +1,9 @@
-"""Crops of the device cache, in the train step.
+"""Crops from the device cache, computed by the train step.
 
 Pillow resizes along one axis, then along the other, and rounds to whole levels after each pass.
-`cut` does the same with two matrix products per image, whose weights depend on the box; sums differ
-only in precision, so that a level is occasionally off by one. `jax.image.scale_and_translate`
-rounds once, and mixes pixels from beyond the edge into a box.
+`crop` does the same with two matrix products per image, whose weights depend on the box. Only the
+precision of sums differs, so that a level is occasionally off by one. In contrast,
+`jax.image.scale_and_translate` rounds once, and mixes pixels from beyond the edge into a box.
 """
 
 import dataclasses
@@ -17,9 +17,10 @@ from jaxtyping import Array, Float, Int, Shaped, UInt8
 
 from hypjax.types import Crops
 
-_MAX_IMAGES = 32  # Images resized at the same time,
-_MAX_BYTES = 2**27  # and the memory of their pixels as float32.
-_PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13  # Which axis to resize first.
+_MAX_IMAGES = 32  # Images resized at the same time.
+_MAX_BYTES = 2**27  # Memory of their pixels as float32.
+# Whether Pillow chooses which axis to resize first; before, it was always the horizontal one.
+_PILLOW_CHOOSES_AXIS = int(PIL.__version__.split(".")[0]) >= 13
 
 
 @functools.partial(
@@ -27,46 +28,47 @@ _PILLOW_CHECKS_AXES = int(PIL.__version__.split(".")[0]) >= 13  # Which axis to 
 )
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Images on the device, one below the other, some of them transposed.
+    """Images in device memory, below each other, some of them transposed.
 
-    Each row holds its channels one after the other: devices would pad a separate axis.
+    A row holds its channels after each other, because devices would pad a separate channel axis.
     """
 
     pixels: UInt8[Array, "rows channels*width"]
-    length: int  # Most rows of an image; as many follow the first row of the last image.
+    length: int  # Rows of the tallest image; as many follow the first row of the last image.
     channels: int  # 1 or 3.
 
 
-def cut(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
-    """Crops boxes of stored images and resizes them to squares with a side of so many pixels."""
-    # As many at a time as fit in memory as float32, in slices of equal size: one program.
+def crop(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
+    """Crops boxes of stored images and resizes them to squares of `side` pixels."""
+    # Slices fit in memory as float32, and have equal sizes, so that one program computes them all.
     extent = max(store.length, store.pixels.shape[1] // store.channels)
     fitting = _MAX_BYTES // (4 * store.channels * extent**2)
     count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))
     size = math.ceil(len(crops.row) / count)
     indices = jnp.arange(count * size).reshape(count, size) % len(crops.row)
     slices = jax.tree.map(lambda x: x[indices], crops)
-    views = jax.lax.map(jax.vmap(functools.partial(_cut, store, side)), slices)
+    views = jax.lax.map(jax.vmap(functools.partial(_crop, store, side)), slices)
     return views.reshape(-1, *views.shape[2:])[: len(crops.row)]
 
 
-def _cut(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
+def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
     """Crops and resizes one box, first along the last axis, then along the first."""
-    down, across = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
-    # Pillow resizes the vertical axis first if it shrinks by far more pixels.
-    tall = (down[1] > side) & (down[1] - side > 2 * (across[1] - side)) & _PILLOW_CHECKS_AXES
+    vertical, horizontal = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
+    # Pillow resizes the vertical axis first if that removes far more pixels.
+    tall = (vertical[1] > side) & (vertical[1] - side > 2 * (horizontal[1] - side))
+    tall = tall & _PILLOW_CHOOSES_AXIS
     planes = _planes(store, crop.row)
     planes = _transpose_where(crop.transposed ^ tall, planes).astype(jnp.float32)
     extent = planes.shape[-1]
-    first = weights(*jnp.where(tall, down, across), extent, side)
-    second = weights(*jnp.where(tall, across, down), extent, side)
+    first = weights(*jnp.where(tall, vertical, horizontal), extent, side)
+    second = weights(*jnp.where(tall, horizontal, vertical), extent, side)
     planes = _levels(_product("mcn,sn->mcs", planes, first))
     planes = _levels(_product("tm,mcs->tcs", second, planes))
     return _transpose_where(tall, planes.astype(jnp.uint8)).swapaxes(1, 2)
 
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
-    """Reads the image that begins in a row, padded to a square that fits any image."""
+    """Reads the image that begins at a row, padded to a square that fits every image."""
     width = store.pixels.shape[1]
     rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
     planes = rows.reshape(store.length, store.channels, -1)
@@ -83,17 +85,17 @@ def weights(
 ) -> Float[Array, "side extent"]:
     """Returns the weight of each pixel of an axis in each pixel of the resized box.
 
-    This is Pillow's bicubic filter (Keys with a = −1/2), widened by the scale when shrinking.
-    Pixels outside the box, which has `size` of the axis's `extent` pixels, have no weight.
+    The filter is Pillow's bicubic one (Keys with a = −1/2), widened by the scale when shrinking.
+    The box has `size` pixels from `start` on; the other of the axis's `extent` pixels weigh 0.
     """
     scale = size.astype(jnp.float32) / side
-    place = jnp.arange(extent) - start
+    position = jnp.arange(extent) - start
     center = (jnp.arange(side, dtype=jnp.float32) + 0.5) * scale
-    distance = (place + 0.5) - center[:, None]
+    distance = (position + 0.5) - center[:, None]
     t = jnp.abs(distance) / jnp.maximum(scale, 1)
     near, far = (1.5 * t - 2.5) * t * t + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2
     values = jnp.where(t < 1, near, jnp.where(t < 2, far, 0))
-    values = jnp.where((place >= 0) & (place < size), values, 0)
+    values = jnp.where((position >= 0) & (position < size), values, 0)
     return values / values.sum(axis=1, keepdims=True)
 
 

@@ -18,9 +18,9 @@ from hypjax.system.files import checksum, replacing
 from hypjax.types import SPLITS, split_name
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-_LISTED = 1000  # Members of a .tar file that tell whether it holds folders.
-_SECONDS = 30  # Without an answer.
-_AGENT = {"User-Agent": "hypjax"}  # Some servers refuse Python's.
+_SAMPLED = 1000  # First members of a .tar file, from which its kind is guessed.
+_TIMEOUT = 30  # Seconds.
+_HEADERS = {"User-Agent": "hypjax"}  # Some servers refuse Python's default.
 
 
 def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
@@ -29,13 +29,13 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
     with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
         if path.suffix.lower() == ".zip":
             zipfile.ZipFile(stream).extractall(folder)
-        else:  # The filter refuses members that lead out of the folder.
+        else:  # The filter "data" refuses members that lead out of the folder.
             with tarfile.open(fileobj=stream) as packed:
                 packed.extractall(folder, filter="data")
 
 
 def local_path(where: str) -> pathlib.Path:
-    """Resolves a path; unpacks an archive into the cache first, and returns the unpacked folder."""
+    """Expands ~ in a path; unpacks an archive into the cache, and returns the unpacked folder."""
     path = pathlib.Path(where).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path
@@ -50,25 +50,30 @@ def local_path(where: str) -> pathlib.Path:
         with explained(f"cannot unpack {path}", advice), replacing(folder) as unfinished:
             unfinished.mkdir(parents=True)
             unpack(path, unfinished)
-    top = [x for x in folder.iterdir() if x.name[0] != "." and x.name != "__MACOSX"]
-    folders = [x for x in top if x.is_dir()]
+    # Many archives hold a single folder, which holds the folders of the classes.
+    top = [path for path in folder.iterdir() if path.name[0] != "." and path.name != "__MACOSX"]
+    folders = [path for path in top if path.is_dir()]
     if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, top)):
         return folder
-    return folders[0] if any(x.is_dir() for x in folders[0].glob("[!.]*")) else folder
+    return folders[0] if any(path.is_dir() for path in folders[0].glob("[!.]*")) else folder
 
 
 def _holds_folders(path: pathlib.Path) -> bool:
-    """Whether a .tar file holds folders of images, and not WebDataset's samples."""
+    """Whether a .tar file holds folders of images, and not the samples of a WebDataset."""
     try:
         with tarfile.open(path) as archive:
-            members = itertools.islice(archive, _LISTED)
+            members = itertools.islice(archive, _SAMPLED)
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
     except (OSError, tarfile.TarError):  # The reader reports the error.
         return False
-    images, others = set(), set()  # Names of samples, as WebDataset forms them.
-    for file in (x for x in files if x.name[0] != "."):
-        (images if _is_image(file) else others).add(file.parent / file.name.partition(".")[0])
-    return bool(images) and images.isdisjoint(others) and all(len(x.parts) > 1 for x in images)
+    # A WebDataset's sample is an image and other files, with names that are equal up to the suffix.
+    image_stems, other_stems = set(), set()
+    for file in files:
+        if file.name[0] != ".":
+            stems = image_stems if _is_image(file) else other_stems
+            stems.add(file.parent / file.name.partition(".")[0])
+    in_folders = all(len(stem.parts) > 1 for stem in image_stems)
+    return bool(image_stems) and image_stems.isdisjoint(other_stems) and in_folders
 
 
 def _is_image(path: pathlib.PurePath) -> bool:
@@ -76,10 +81,10 @@ def _is_image(path: pathlib.PurePath) -> bool:
 
 
 def image_at(url: str) -> Dataset:
-    """The image at a URL, as a table of one row."""
+    """Downloads an image from a URL, as a table of one row."""
     with explained(f"cannot fetch {url}"):
-        request = urllib.request.Request(url, headers=_AGENT)
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+        request = urllib.request.Request(url, headers=_HEADERS)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             content = response.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise UserError(f"{url} is larger than {LARGEST_FILE} bytes")

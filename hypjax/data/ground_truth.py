@@ -13,18 +13,19 @@ from hypjax.types import GroundTruth
 
 
 class Benchmark(NamedTuple):
-    """Queries, the gallery that they search, and what each should find."""
+    """Queries, the gallery that they search, and the ground truth."""
 
     queries: tuple[str, ...]  # Names of images, without a suffix.
     gallery: tuple[str, ...]
-    boxes: Float[np.ndarray, "queries 4"]  # Around the object: left, top, right, bottom; pixels.
+    # Each query's box around its object: left, top, right and bottom, in pixels.
+    boxes: Float[np.ndarray, "queries 4"]
     ground_truth: GroundTruth  # Indices into the gallery.
 
 
 def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
-    """Reads a file such as `gnd_roxford5k.pkl`, without running any code that it may hold.
+    """Reads a file such as `gnd_roxford5k.pkl`, without running code that it may hold.
 
-    Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
+    Raises a UserError if the file cannot be read, could run code, is damaged or of another kind.
     """
     path = pathlib.Path(path).expanduser()
     with explained(f"cannot read {path}"):

@@ -1,4 +1,4 @@
-"""Groupings of images that a hierarchy should reproduce: classes, coarse classes, and more."""
+"""Groupings of images that a hierarchy of embeddings should reproduce, such as coarse classes."""
 
 import unicodedata
 from collections.abc import Callable
@@ -14,40 +14,41 @@ CLASS = "class"
 
 
 class Grouping(NamedTuple):
-    """A partition of images."""
+    """A partition of images into groups."""
 
     labels: Int[np.ndarray, " images"]  # Each image's group, from 0 without gaps.
-    names: list[str]  # Of the groups.
+    names: list[str]  # Names of the groups.
 
 
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
-    """Groups a dataset's images by class, and by coarse classes from the finest level on.
+    """Groups a dataset's images by class, and by coarse classes, from the finest level to coarser.
 
     Letters are also grouped by base letter, and birds by genus.
     """
-    _, first, labels = np.unique(images.labels, return_index=True, return_inverse=True)
-    names = images.class_names[first].tolist()
-    partitions = {CLASS: Grouping(labels, names)}
+    _, first_rows, labels = np.unique(images.labels, return_index=True, return_inverse=True)
+    class_names = images.class_names[first_rows].tolist()
+    partitions = {CLASS: Grouping(labels, class_names)}
     if images.coarse_labels is not None:
-        groups, numbers = np.unique(images.coarse_labels, return_inverse=True)
+        coarse_names, coarse_ids = np.unique(images.coarse_labels, return_inverse=True)
         levels = PREPARED.get(name, Prepared("")).levels
         for depth in range(len(levels), 0, -1):
-            paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in groups]
-            paths, of_group = np.unique(paths, return_inverse=True)
-            titles = [path.split("/", depth - 1)[-1] for path in paths]
-            partitions[levels[depth - 1]] = Grouping(of_group[numbers], titles)
-    for grouping, group_of in _BY_NAME.get(name, {}).items():
-        groups, numbers = np.unique([*map(group_of, names)], return_inverse=True)
-        partitions[grouping] = Grouping(numbers[labels], groups.tolist())
+            paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in coarse_names]
+            paths, group_of_coarse = np.unique(paths, return_inverse=True)
+            group_names = [path.split("/", depth - 1)[-1] for path in paths]
+            partitions[levels[depth - 1]] = Grouping(group_of_coarse[coarse_ids], group_names)
+    for grouping, group_name in _BY_CLASS_NAME.get(name, {}).items():
+        groups, group_of_class = np.unique([*map(group_name, class_names)], return_inverse=True)
+        partitions[grouping] = Grouping(group_of_class[labels], groups.tolist())
     return partitions
 
 
 def base_letter(class_name: str) -> str:
-    """The letter of a class of glyphs, without accents and in lower case: 'e' for 'É'."""
+    """Returns the letter of a class of glyphs without accents, in lower case: 'e' for 'É'."""
     return unicodedata.normalize("NFD", class_name[0])[0].casefold()
 
 
-_BY_NAME: dict[str, dict[str, Callable[[str], str]]] = {
+# Further groupings by dataset and name, with the function from a class's name to its group's name.
+_BY_CLASS_NAME: dict[str, dict[str, Callable[[str], str]]] = {
     "glyphs": {"base letter": base_letter},
     # 'Albatross' for '001.Black_footed_Albatross'.
     "cub200": {"genus": lambda species: species.rpartition(".")[2].rpartition("_")[2]},

@@ -1,4 +1,4 @@
-"""The parts of a dataset: training, validation and test images, and the searches to be scored."""
+"""Parts of a dataset: training, validation and test images, and the searches to be scored."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from hypjax.retrieval.own_images import OwnRows
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
-_FEW_CLASSES = 8  # With fewer training classes, a share for validation holds out none.
-_TOO_FEW_CLASSES = 5  # With fewer, what the head learns rarely transfers to new classes.
-_LEAST = 4  # Images of a class that is split: two to train on, and two that can find each other.
-_LEAST_VALIDATED = 8  # Training images of a class from which some are held out to validate.
-_HELD_OUT = 0.25  # Share of a class's images to test on.
+_MIN_CLASSES_TO_VALIDATE = 8  # With fewer, a share for validation holds out none.
+_MIN_CLASSES_TO_TRAIN = 5  # With fewer, what the head learns rarely transfers to new classes.
+_MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
+_MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
+_TEST_SHARE = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
 Images = TypeVar("Images")
-_Halves = tuple[Dataset, Dataset]  # The remaining and the held-out images.
+_Halves = tuple[Dataset, Dataset]  # The remaining images, and the held-out images.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutClasses:
     """How many training classes to hold out, as numbers or shares."""
 
-    test: float = 0  # If the dataset has no test part.
-    validation: float = 0  # If it has no validation part.
+    test: float = 0  # Ignored if the dataset has test images.
+    validation: float = 0  # Ignored if the dataset has validation images.
     seed: int = 0
-    by_image: bool = False  # Hold out images of all classes instead.
+    by_image: bool = False  # Whether to hold out images of all classes instead.
 
 
 class Task(NamedTuple, Generic[Images]):
@@ -38,7 +38,7 @@ class Task(NamedTuple, Generic[Images]):
     queries: Images
     gallery: Images | None = None  # If None, the queries search each other.
     ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
-    own_rows: OwnRows = ()  # Rows that each query does not find, see `retrieval.own_images`.
+    own_rows: OwnRows = ()  # Gallery rows of each query's own image, which scores leave out.
 
     @property
     def num_items(self) -> int:
@@ -52,41 +52,44 @@ class Splits(NamedTuple):
     """The parts of a dataset."""
 
     train: Dataset | None  # None if models can only be scored.
-    validation: Dataset | None  # Held-out training classes or images, if any, to choose a model.
-    test: Dataset  # Images to report on, never to choose by.
-    gallery: Dataset | None  # What the test images search, if not each other.
-    fingerprint: str  # Hash that differs if any image of the dataset differs.
+    validation: Dataset | None  # Held-out training classes or images, to choose a model.
+    test: Dataset  # Images to report results on, never to choose a model.
+    gallery: Dataset | None  # Images that the test images search; None: each other.
+    fingerprint: str  # Hash that changes whenever an image of the dataset changes.
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
-    ground_truth: GroundTruth | None = None  # What each test image should find, if not its class.
-    name: str = ""  # Under which scores by ground truth are listed.
+    ground_truth: GroundTruth | None = None  # See `Task`.
+    name: str = ""  # Name of scores by ground truth.
     benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
     no_validation: str = ""  # Why no training images are held out for validation, and the remedy.
 
     def training_images(self) -> Dataset:
-        """The images to learn from; raises UserError if there are none."""
+        """Returns the training images; raises a UserError if there are none."""
         if self.train is None:
             advice = "name another in data.name, and this one in eval.benchmarks"
             raise UserError(f"{self.name} has no training images; use --mode=evaluate, or {advice}")
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """All images, or only the test's (`scored`), without classes if they have ground truth."""
+        """Returns all images, or only those that are scored, in a table with their splits.
+
+        The single class of a dataset with ground truth is left out.
+        """
         parts = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
         if not scored:
             parts = {"train": self.train, "validation": self.validation, **parts}
         tables = []
-        for name, part in parts.items():
+        for split, part in parts.items():
             if part is None:
                 continue
             if self.ground_truth is not None and part.num_classes == 1:
                 part = dataclasses.replace(part, class_names=np.full(len(part), "", object))
-            versions = [f"{self.fingerprint} {name} {i}" for i in part.positions]
-            versions, names = np.array(versions, object), np.full(len(part), name, object)
-            tables.append(dataclasses.replace(part, file_versions=versions, splits=names))
+            versions = [f"{self.fingerprint} {split} {i}" for i in part.positions]
+            splits, versions = np.full(len(part), split, object), np.array(versions, object)
+            tables.append(dataclasses.replace(part, file_versions=versions, splits=splits))
         return stacked(tables)
 
     @property
@@ -96,22 +99,26 @@ class Splits(NamedTuple):
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """All searches to report on, by the dataset's name."""
+        """The searches of this dataset and of its benchmarks, by name."""
         return {splits.name: splits.task for splits in (self, *self.benchmarks)}
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the images of this dataset and of its benchmarks."""
-        further = {f"images of {splits.name}": splits.fingerprint for splits in self.benchmarks}
-        return {"images": self.fingerprint, **further}
+        benchmarks = {f"images of {splits.name}": splits.fingerprint for splits in self.benchmarks}
+        return {"images": self.fingerprint, **benchmarks}
 
 
 def divide(
     where: str, parts: Mapping[str, Dataset], held_out: HeldOutClasses, **fields: Any
 ) -> Splits:
-    """Assigns the parts of a dataset to `Splits`; `fields` are its other fields.
+    """Assigns the parts of a dataset to `Splits`, and holds out test and validation images.
 
-    Without a test or validation part, classes or images are held out of `train`.
+    Args:
+        where: The dataset's name or location, for messages.
+        parts: Tables by split. Missing test or validation images are held out of `train`.
+        held_out: How many classes to hold out.
+        **fields: Other fields of the `Splits`.
     """
     train, validation = parts.get("train"), parts.get("validation")
     test, gallery, reason = parts.get("test"), None, ""
@@ -130,10 +137,10 @@ def divide(
         train = train.renumbered()
         if validation is None:
             train, validation, reason = _hold_out_validation(train, held_out)
-        others = {*test.class_names} - {*train.class_names}
-        if others and train.num_classes < _TOO_FEW_CLASSES:
-            few = f"{train.num_classes} classes are too few to learn what tells others apart"
-            console.warn(f"{few}; {advice}")
+        unseen = {*test.class_names} - {*train.class_names}
+        if unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN:
+            problem = f"{train.num_classes} classes are too few to learn what tells others apart"
+            console.warn(f"{problem}; {advice}")
     return Splits(train, validation, test, gallery, no_validation=reason, **fields)
 
 
@@ -150,28 +157,28 @@ def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Ha
 def _hold_out_validation(
     train: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, str]:
-    """Training images, validation classes if any, and why there are none, with the remedy."""
+    """Returns training images, and validation images or else why there are none."""
     amount, count = held_out.validation, train.num_classes
-    if amount >= 1 or (amount and count >= _FEW_CLASSES):
+    if amount >= 1 or (amount and count >= _MIN_CLASSES_TO_VALIDATE):
         return *_hold_out(train, amount, held_out.seed, "validation"), ""
-    why = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
+    cause = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
     remedy = "set --config.data.validation_classes=2" if count >= 4 else "add classes"
-    reason = f"no class is held out for validation: {why}; {remedy}"
+    reason = f"no class is held out for validation: {cause}; {remedy}"
     if amount:
         console.say(reason)
     return train, None, reason
 
 
 def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
-    """Holds out a number of random classes or, below 1, a share of them, but at least two."""
+    """Holds out random classes: a number or, below 1, a share of them, but at least two."""
     # The seed is not the run's: runs with different seeds are compared on the same classes.
     classes = np.unique(images.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
     most = len(classes) - 2
     if not 2 <= count <= most:
-        wrong = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
+        setting = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
         valid = "0" if most < 2 else "2" if most == 2 else f"2 to {most}"
-        raise UserError(f"{wrong}, but both parts need two; set it to {valid}")
+        raise UserError(f"{setting}, but both parts need two; set it to {valid}")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
 
@@ -179,36 +186,37 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
 def _split_images(
     where: str, images: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, str]:
-    """Training, validation and test images of the same classes, and why no image is validated."""
-    draw, share = np.random.default_rng(held_out.seed), held_out.validation
-    train, test = _hold_out_images(images, _HELD_OUT, _LEAST, draw)
+    """Splits the images of each class; returns three parts, and why there is no validation."""
+    rng, share = np.random.default_rng(held_out.seed), held_out.validation
+    train, test = _hold_out_images(images, _TEST_SHARE, _MIN_IMAGES_TO_TEST, rng)
     if test.num_classes < 2:
-        classes = f"{counted(test.num_classes, 'class')} with {_LEAST} or more images"
+        classes = f"{counted(test.num_classes, 'class')} with {_MIN_IMAGES_TO_TEST} or more images"
         raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
     if small := images.num_classes - test.num_classes:
-        console.say(f"classes with fewer than {_LEAST} images: {small}, only trained on")
-    rest, validation = _hold_out_images(train, share or 0.1, _LEAST_VALIDATED, draw)
-    possible = validation.num_classes >= 2
-    if share and possible:
+        kind = f"classes with fewer than {_MIN_IMAGES_TO_TEST} images"
+        console.say(f"{kind}: {small}, only trained on")
+    rest, validation = _hold_out_images(train, share or 0.1, _MIN_IMAGES_TO_VALIDATE, rng)
+    can_validate = validation.num_classes >= 2
+    if share and can_validate:
         return rest.renumbered(), validation, test, ""
-    why = f"fewer than two classes have {_LEAST_VALIDATED} to train on; add images"
-    if possible:
-        why = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
-    reason = f"no image is held out for validation: {why}"
+    cause = f"fewer than two classes have {_MIN_IMAGES_TO_VALIDATE} to train on; add images"
+    if can_validate:
+        cause = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
+    reason = f"no image is held out for validation: {cause}"
     if share:
         console.say(reason)
     return train.renumbered(), None, test, reason
 
 
 def _hold_out_images(
-    images: Dataset, share: float, least: int, draw: np.random.Generator
+    images: Dataset, share: float, least: int, rng: np.random.Generator
 ) -> _Halves:
     """Holds out a share, but at least two, of the images of each class with `least` or more."""
     chosen = []
     for label in np.unique(images.labels):
-        members = draw.permutation(np.flatnonzero(images.labels == label))
-        count = max(2, round(share * len(members)))
-        chosen.append(members[: count if len(members) >= least else 0])
+        members = rng.permutation(np.flatnonzero(images.labels == label))
+        count = max(2, round(share * len(members))) if len(members) >= least else 0
+        chosen.append(members[:count])
     held_out = np.sort(np.concatenate(chosen))
     rest = np.setdiff1d(np.arange(len(images)), held_out)
     return images.take(rest), images.take(held_out)

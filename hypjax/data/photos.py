@@ -1,11 +1,10 @@
-"""Users' own images, or features, as tables: from folders, tables, lists and Python."""
+"""Lists users' own images or features: from folders, tables, lists of paths, and Python."""
 
 import collections
 import csv
 import functools
 import glob
 import io
-import itertools
 import mimetypes
 import os
 import pathlib
@@ -30,21 +29,25 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
-_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's own, the same on all machines.
-_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of open-metric-learning.
-# Cells of its columns is_query and is_gallery.
+_MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's types, the same on all machines.
+_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of boxes in open-metric-learning.
+# Cells of the columns is_query and is_gallery in open-metric-learning.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
 
 def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
-    """Makes a table of images from Python; those in memory are named 'image 0', 'image 1', ...
+    """Makes a table of images or features from Python.
 
-    Pass one, or a sequence, of: paths, see `find_images`; bytes of image files; images of Pillow's;
-    pixels, uint8, uint16 or bool of [height, width] or [height, width, channels] with 1 to 4
-    channels. An array of four axes holds several images. Floating-point numbers, [dim] or
-    [images, dim], are features. A `datasets.Dataset` stands for its images.
+    Images in memory are named 'image 0', 'image 1', ...
+
+    Args:
+        images: One image or a sequence of images, each a path (see `find_images`), the bytes of an
+            image file, a Pillow image, or pixels: uint8, uint16 or bool, [height, width] or
+            [height, width, channels] with 1 to 4 channels. An array with four axes is a sequence
+            of images. A floating-point array, [dim] or [images, dim], holds features. A
+            `datasets.Dataset` stands for its images.
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
@@ -72,26 +75,26 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
             raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
         tables.append(table_of_names([image], [f"image {i}"], [""]))
     if not tables:
-        raise UserError("there are no images; give paths, images of Pillow's, or arrays of pixels")
+        raise UserError("there are no images; give paths, Pillow images, or arrays of pixels")
     return stacked(tables)
 
 
 def find_images(where: str) -> Dataset:
-    """Lists images to embed, see `list_images`."""
+    """Lists images to embed, see `list_images`, and checks their columns and file names."""
     images = list_images(where)
-    if images.vectors is None and isinstance(images.records[0], str):  # Else rows of a file.
+    if images.vectors is None and isinstance(images.records[0], str):  # The images are files.
         check_columns(where, images)
         require_utf8(images.names)
     return images
 
 
 def list_images(where: str) -> Dataset:
-    """Lists the images at a location; the class is '' if it is unknown.
+    """Lists the images at a location; unknown classes are ''.
 
-    A location is a folder, see `list_folder`; a .csv or .parquet table, see `read_table`; a .txt
-    file with paths, relative to its folder; a pattern such as 'photos/*.jpg'; an image, also at a
-    URL; an archive; a dataset, see `find_dataset`; or a file of features, see
-    `hypjax.retrieval.feature_files`. Raises UserError if there are no images.
+    A location is a folder (see `list_folder`), a .csv or .parquet table (see `read_table`), a .txt
+    file of paths relative to its folder, a pattern such as 'photos/*.jpg', an image, the URL of an
+    image, an archive, a dataset (see `find_dataset`), or a file of features (see
+    `hypjax.retrieval.feature_files`). Raises a UserError if there are no images.
     """
     from hypjax.retrieval.feature_files import has_features
 
@@ -102,8 +105,9 @@ def list_images(where: str) -> Dataset:
         return read_vectors(path)
     if path.is_dir() and len(images := list_folder(path)):
         return images
-    if path.suffix.lower() not in image_suffixes() and (stored := find_dataset(where)) is not None:
-        return stored
+    is_image = path.suffix.lower() in image_suffixes()
+    if not is_image and (dataset := find_dataset(where)) is not None:
+        return dataset
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
@@ -118,22 +122,24 @@ def list_images(where: str) -> Dataset:
 
 
 def _matching(pattern: str) -> set[str]:
-    """Names of files that match a pattern, in which ** stands for any folders."""
-    # glob follows links to a folder that contains them 40 times.
+    """Finds the files that match a pattern, in which ** stands for folders at any depth."""
+    # `glob` itself would follow a link to a folder that contains the link 40 times.
     start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
     if not rest:
         return {*glob.glob(pattern)}
-    roots = map(pathlib.Path, glob.glob(start) if start else ["."])
-    folders = (glob.escape(str(folder)) for root in roots for folder, _ in folders_below(root))
-    return {name for folder in folders for name in _matching(f"{folder}/{rest[0] or '*'}")}
+    names = set()
+    for root in glob.glob(start) if start else ["."]:
+        for folder, _ in folders_below(pathlib.Path(root)):
+            names |= _matching(f"{glob.escape(str(folder))}/{rest[0] or '*'}")
+    return names
 
 
 @functools.cache
 def image_suffixes() -> frozenset[str]:
-    """Suffixes of all image formats that Pillow reads, which are listed in folders."""
-    known = Image.registered_extensions().items()
-    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Which JPEG's reader opens.
-    return frozenset(suffix for suffix, name in known if name in formats)
+    """Returns the suffixes of all image formats that Pillow reads."""
+    suffixes = Image.registered_extensions().items()  # Loads all plugins, which fill Image.OPEN.
+    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Pillow's reader of JPEG opens MPO.
+    return frozenset(suffix for suffix, name in suffixes if name in formats)
 
 
 def _files(
@@ -142,9 +148,12 @@ def _files(
     splits: Sequence[str | None] = (),
     coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
+    """Makes a table of image files."""
     names = [str(absolute(path)) for path in paths]
     return table_of_names(
-        *(names, names, classes or [""] * len(paths)),
+        names,
+        names,
+        classes or [""] * len(paths),
         splits=splits,
         coarse_labels=coarse_labels,
         file_versions=map(_file_version, paths),
@@ -152,18 +161,18 @@ def _files(
 
 
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
-    """Path, size and time of change of a file, known without reading it."""
+    """Returns a file's path, size and time of change, without reading the file."""
     stat = path.stat() if os.path.exists(path) else None
     return str(absolute(path)), stat and (stat.st_size, stat.st_mtime_ns)
 
 
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
-    """Reads a file of features, or points, and one of labels, if it has none, as a table."""
+    """Reads a file of features or points; `labels` is the file of their labels, if separate."""
     files = [pathlib.Path(file).expanduser() for file in (path, labels) if file is not None]
     return _read_vectors(*map(_file_version, files))
 
 
-@functools.lru_cache(maxsize=1)  # A run needs their dimension before it is built.
+@functools.lru_cache(maxsize=1)  # A run reads the features' dimension before the features.
 def _read_vectors(*files: tuple[str, Any]) -> Dataset:
     from hypjax.retrieval.embeddings import read_features
 
@@ -183,14 +192,16 @@ def _table_of_features(table: Any) -> Dataset:
 
 
 def check_columns(where: object, images: Dataset) -> None:
-    """Rejects unknown splits, splits of some images only, and classes with two coarse labels."""
+    """Rejects unknown or missing splits and coarse labels, and classes with two coarse labels."""
     for row, split in enumerate(() if images.splits is None else images.splits, 1):
         if split not in SPLITS:
-            named = f"row {row} ({images.name(row - 1)}) has the split '{split}'"
-            raise UserError(f"{where}, {named}; give all rows one of {', '.join(SPLITS)}, or none")
+            problem = f"{where}, row {row} ({images.name(row - 1)}) has the split '{split}'"
+            raise UserError(f"{problem}; give all rows one of {', '.join(SPLITS)}, or none")
+    if images.coarse_labels is None:
+        return
     coarse_of: dict[str, str] = {}
-    columns = images.class_names, () if images.coarse_labels is None else images.coarse_labels
-    for row, (label, coarse) in enumerate(zip(*columns, strict=False), 1):
+    pairs = zip(images.class_names, images.coarse_labels, strict=True)
+    for row, (label, coarse) in enumerate(pairs, 1):
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         if (first := coarse_of.setdefault(label, coarse)) != coarse:
@@ -198,27 +209,29 @@ def check_columns(where: object, images: Dataset) -> None:
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
-    """Lists the images below a folder, whose sub-folders are classes, or splits with class folders.
+    """Lists the images below a folder of class folders, or of split folders with class folders.
 
-    They are splits if all have names of splits, see `split_name`, or one with sub-folders has. A
-    class's files lie at any depth below it; outside classes the label is ''.
+    The sub-folders are splits if all are named like splits (see `split_name`), or if one that has
+    sub-folders itself is. A class's images lie at any depth below the class folder. Images outside
+    class folders have the class ''.
     """
     files = sorted(map(pathlib.PurePath, files_below(root)))
-    names = [name for name in files if name.suffix.lower() in image_suffixes()]
+    images = [file for file in files if file.suffix.lower() in image_suffixes()]
     _warn_of_unlisted(root, files)
-    folders = {split_name(name.parts[0]) for name in names if len(name.parts) > 1}
-    nested = {split_name(name.parts[0]) for name in names if len(name.parts) > 2}
+    folders = {split_name(image.parts[0]) for image in images if len(image.parts) > 1}
+    nested = {split_name(image.parts[0]) for image in images if len(image.parts) > 2}
     has_splits = folders <= SPLITS.keys() or not nested.isdisjoint(SPLITS)
-    classes = [next(iter(name.parts[has_splits:-1]), "") for name in names]
-    splits = [name.parts[0] if has_splits and len(name.parts) > 1 else "" for name in names]
-    if has_splits and folders and (unknown := {*map(split_name, splits)} - SPLITS.keys()):
+    classes = [next(iter(image.parts[has_splits:-1]), "") for image in images]
+    splits = [image.parts[0] if has_splits and len(image.parts) > 1 else "" for image in images]
+    unknown = {*map(split_name, splits)} - SPLITS.keys()
+    if has_splits and folders and unknown:
         other = min(unknown) or "images"
         raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
-    return _files([root / name for name in names], classes, splits)
+    return _files([root / image for image in images], classes, splits)
 
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
-    """Counts files by suffix that are images Pillow cannot read, or of an unknown kind."""
+    """Warns of images that Pillow cannot read, and of files of unknown kinds."""
     known, counts = image_suffixes() | {*SHARDS, ".npz", ".npy"}, collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
@@ -234,16 +247,19 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
 def read_table(table: pathlib.Path) -> Dataset:
     """Reads the images that a CSV or Parquet table lists.
 
-    Its columns are `path` (absolute, or relative to the table's folder), `label`, and optionally
-    `coarse_label` and `split`, or `is_query` and `is_gallery`, as open-metric-learning has them.
+    The table's columns are `path` (absolute, or relative to the table's folder), `label`, and
+    optionally `coarse_label` and `split`. Like open-metric-learning, it may have `is_query` and
+    `is_gallery` instead of `split`.
     """
     first_row, images, rows = {}, [], _read_rows(table)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
-        label, coarse_label = (class_name(row.get(x), where) for x in ("label", "coarse_label"))
-        usable = isinstance(path, str) and path and "\0" not in path
-        if not (usable and label):
-            raise UserError(f"{where} needs a {'label' if usable else 'path without null bytes'}")
+        label = class_name(row.get("label"), where)
+        coarse_label = class_name(row.get("coarse_label"), where)
+        if not (isinstance(path, str) and path and "\0" not in path):
+            raise UserError(f"{where} needs a path without null bytes")
+        if not label:
+            raise UserError(f"{where} needs a label")
         if "\n" in path + label:
             raise UserError(f"{where} has a line break in its path or label; mend its quotes")
         for split in splits:
@@ -253,8 +269,10 @@ def read_table(table: pathlib.Path) -> Dataset:
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
-    labels = collections.Counter(path for path, _ in {image[:2] for image in first_row})
-    if several := sorted(path for path, count in labels.items() if count > 1):
+    distinct = {(path, label) for path, label, _ in first_row}
+    label_counts = collections.Counter(path for path, _ in distinct)
+    several = sorted(path for path, count in label_counts.items() if count > 1)
+    if several:
         number = counted(len(several), "image")
         console.warn(f"{table} has {number} with several labels, such as {several[0]}")
     if any(row.get(name) for row in rows for name in _BOX):
@@ -263,27 +281,35 @@ def read_table(table: pathlib.Path) -> Dataset:
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Splits of each row; `test` where queries and gallery are the same images.
+    """Returns the splits of each row: from the column `split`, or from is_query and is_gallery.
 
-    Without a column of splits, rows that are neither are training images.
+    If all queries are in the gallery and all gallery images are queries, they are one split, test.
+    Without a column `split`, rows that are neither are training images.
     """
-    names, where = ("is_query", "is_gallery"), str(table)
+
+    def flags(column: str) -> list[bool]:
+        return [_FLAGS[class_name(row.get(column), str(table)).lower()] for row in rows]
+
     try:
-        roles = [[_FLAGS[class_name(row.get(x), where).lower()] for x in names] for row in rows]
+        is_query, is_gallery = flags("is_query"), flags("is_gallery")
     except KeyError as error:
         raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
-    parts = ["query", "gallery"] if any(a != b for a, b in roles) else ["test"]
-    named, splits = split_names(row.get("split") for row in rows), []
-    for number, (split, role) in enumerate(zip(named, roles, strict=True), start=1):
-        if any(role) and split == "train":
-            raise UserError(f"{table}, row {number} is a query or in the gallery, and in train")
-        training = any(map(any, roles)) and "split" not in rows[0]
-        splits.append([*itertools.compress(parts, role)] or ["train" if training else split])
+    has_flags, are_equal = any(is_query + is_gallery), is_query == is_gallery
+    named_splits, splits = split_names(row.get("split") for row in rows), []
+    for i, split in enumerate(named_splits):
+        if (is_query[i] or is_gallery[i]) and split == "train":
+            raise UserError(f"{table}, row {i + 1} is a query or in the gallery, and in train")
+        if are_equal:
+            roles = ["test"] * is_query[i]
+        else:
+            roles = ["query"] * is_query[i] + ["gallery"] * is_gallery[i]
+        default = "train" if has_flags and "split" not in rows[0] else split
+        splits.append(roles or [default])
     return splits
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads rows as dictionaries; the lines of a .txt file that are not empty are paths."""
+    """Reads a table's rows as dictionaries; non-empty lines of a .txt file are paths."""
     try:
         if table.suffix.lower() == ".txt":
             lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
@@ -304,15 +330,17 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def labelled_images(dataset: Any) -> Dataset:
-    """Lists the images of a dataset that Python gives, without reading them.
+    """Lists the images of a dataset that is passed from Python, without reading them.
 
-    A dataset is (images, labels), two sequences, of arrays or images of Pillow's, and of numbers or
-    names; pairs (image, label) or (path, label); a `datasets.Dataset` with a column of images, one
-    of labels, and perhaps of splits and coarse classes; or {split: any of these}.
+    Args:
+        dataset: A pair (images, labels) of two sequences: arrays or Pillow images, and numbers or
+            names; or pairs (image, label) or (path, label); or a `datasets.Dataset` with a column
+            of images, a column of labels, and optionally of splits and coarse classes; or
+            {split: any of these}.
     """
     if isinstance(dataset, Mapping) and dataset:
         parts = zip(split_names(dataset), map(_labelled, dataset.values()), strict=True)
-        images = stacked([replace(x, splits=np.full(len(x), split)) for split, x in parts])
+        images = stacked([replace(part, splits=np.full(len(part), name)) for name, part in parts])
     else:
         images = _labelled(dataset)
     if not len(images):
@@ -323,6 +351,7 @@ def labelled_images(dataset: Any) -> Dataset:
 
 
 def _labelled(dataset: Any) -> Dataset:
+    """Lists the images of a dataset without splits by name, see `labelled_images`."""
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
     if isinstance(dataset, tuple) and len(dataset) == 2:
@@ -334,8 +363,8 @@ def _labelled(dataset: Any) -> Dataset:
         try:
             pairs = [(image, label) for image, label in dataset]
         except (TypeError, ValueError) as error:
-            needed = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
-            raise UserError(f"{type(dataset).__name__} is no dataset; {needed}") from error
+            remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
+            raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
         images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
@@ -347,7 +376,7 @@ def _labelled(dataset: Any) -> Dataset:
 
 
 def write_table(images: Dataset) -> pathlib.Path:
-    """Writes a table of image files to the cache, under a name that depends on all it lists."""
+    """Writes a table of image files to the cache, with a hash of its content as its name."""
     splits = [""] * len(images) if images.splits is None else images.splits
     text = io.StringIO()
     rows = zip(images.names, images.class_names, splits, strict=True)

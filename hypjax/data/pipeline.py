@@ -1,7 +1,7 @@
-"""Input batches: threads or processes of Grain carry plans out, ahead of the training step.
+"""Input batches: Grain's threads or processes prepare pixels ahead of the training step.
 
-They deliver only pixels, in pieces smaller than batches, so that the first batch arrives soon and
-little memory is needed for what is prepared ahead. Labels and flips are already in the plan.
+Pixels arrive in pieces smaller than batches, so that the first batch is ready soon and prefetching
+needs little memory. Labels and flips are already in the plan.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ _MAX_BYTES = 2**62
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 
 Pixels = UInt8[np.ndarray, "side side channels"]
-# Views of the images of a batch, black for broken images and padding, and why some are broken.
+# Views of a batch's images, black for broken images and padding, and by row why images are broken.
 ReadableBatch = tuple[UInt8[np.ndarray, "batch side side channels"], dict[int, str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Pieces of all batches, prepared by number; picklable, for worker processes."""
+    """Reads the pieces of all batches by their number; picklable, for worker processes."""
 
-    # Reads the image in a row of a batch; None beyond the batch's end.
+    # Reads the image of a batch and a row; returns None beyond the batch's end.
     read: Callable[[int, int], Pixels | None]
     batches: range
     rows: range  # Rows of each batch that are delivered.
     view: View
-    tolerant: bool  # Whether unreadable images are black and reported.
+    tolerant: bool  # Whether unreadable images are reported as broken instead of raising.
 
     @property
     def per_batch(self) -> int:
         return -(-len(self.rows) // _PIECE)
 
     def __call__(self, number: int) -> list[Pixels | str | None]:
-        """Reads the images of a piece: their pixels, or why they are broken."""
+        """Reads a piece: for each image the pixels, why it is broken, or None for padding."""
         batch, piece = divmod(int(number), self.per_batch)
         images = []
         for row in self.rows[piece * _PIECE : (piece + 1) * _PIECE]:
@@ -62,15 +62,15 @@ class _Pieces:
         return images
 
     def assembled(self, workers: int) -> Generator[ReadableBatch, None, None]:
-        """Yields the batches, whose pieces worker processes prepare, or threads if 0."""
+        """Yields batches whose pieces are read by worker processes, or by threads if 0."""
         pieces = iter(_prefetched(self, workers))
         shape = len(self.rows), self.view.side, self.view.side, self.view.channels
         try:
             for _ in self.batches:
                 images, broken = np.zeros(shape, np.uint8), {}
-                parts = itertools.chain.from_iterable(itertools.islice(pieces, self.per_batch))
-                # Strict: an image that is missing would be a black one.
-                for i, image in zip(range(len(self.rows)), parts, strict=True):
+                read = itertools.chain.from_iterable(itertools.islice(pieces, self.per_batch))
+                # Strict, because a missing image would be taken for a black one.
+                for i, image in zip(range(len(self.rows)), read, strict=True):
                     if isinstance(image, str):
                         broken[i] = image
                     elif image is not None:
@@ -79,14 +79,15 @@ class _Pieces:
         except RuntimeError as error:
             if "exit code" not in str(error):
                 raise
-            why = f"{str(error).partition('. ')[0]}; if memory ran out, lower --config.run.workers"
-            raise UserError(f"a worker process died: {why}") from error
+            cause = str(error).partition(". ")[0]
+            remedy = "if memory ran out, lower --config.run.workers"
+            raise UserError(f"a worker process died: {cause}; {remedy}") from error
         finally:
             pieces.close()
 
 
 def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
-    """The pieces in order, prepared ahead by processes, or by threads if there are none."""
+    """Prefetches the pieces, in order, by worker processes, or by threads if 0."""
     dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
     if not workers:
         threads = min(_MAX_THREADS, usable_cores())
@@ -103,9 +104,9 @@ def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Lets a worker process ignore signals, and end when its parent does."""
+    """Makes a worker process ignore signals, and end when its parent does."""
     exits.end_with_parent()
-    # Terminals send signals to all processes; only the parent decides what to do.
+    # Terminals send signals to all processes, but only the parent handles them.
     for number in exits.ENDING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -140,13 +141,13 @@ def training_batches(
     workers: int = 0,
     rows: range | None = None,
 ) -> Generator[Batch, None, None]:
-    """Yields the batches of the given steps, counted from 0, prepared ahead of their use.
+    """Yields the batches of the given steps, counted from 0, prefetched.
 
-    Images and flips cover the given rows of a batch (default: all), black beyond its end; labels
-    and ids the full batch. Close the generator to end the workers.
+    Images and flips cover the given rows of a batch (default: all) and are black beyond its end;
+    labels and ids cover the full batch. Close the generator to end the workers.
     """
-    # A plan depends on (seed, step) only, here and in each worker, so pixels depend neither on the
-    # process that prepares them nor on where a run was resumed.
+    # A plan depends only on (seed, step), here and in each worker. So pixels depend neither on the
+    # process that prepares them nor on the step at which a run was resumed.
     if not steps:
         return
     rows = range(len(_planned(plans, steps.start).ids)) if rows is None else rows
@@ -167,16 +168,16 @@ def readable_batches(
     *,
     tolerant: bool = True,
 ) -> Generator[ReadableBatch, None, None]:
-    """Yields the test views of all images in order, or the features that stand for them.
+    """Yields batches of the test views of all images in order, or of features.
 
-    The last batch is padded with zeros, so that one compiled program serves all. Only the given
-    rows of each batch are delivered (default: all). If `tolerant`, unreadable images are black and
-    reported. Close the generator to end the workers.
+    The last batch is padded with zeros, so that all batches fit one compiled program. Only the
+    given rows of each batch are delivered (default: all). If `tolerant`, unreadable images are
+    black and reported; otherwise they raise a UserError. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
     batches = range(-(-len(dataset) // batch_size))
     if dataset.vectors is None:
         read = functools.partial(_test_view, dataset, view, batch_size)
         return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
-    parts = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
-    return ((padded_rows(part, rows, 0), {}) for part in parts)
+    vectors = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
+    return ((padded_rows(batch, rows, 0), {}) for batch in vectors)

@@ -1,4 +1,4 @@
-"""Pixels on the host: the exact and the fast decoder, and the views of an image."""
+"""Pixels on the host: the exact and the fast decoder, and resized crops."""
 
 import contextlib
 import io
@@ -26,14 +26,12 @@ HEIF_INSTALLATION = installation("hypjax[heif]")
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 # Colour mode by number of channels.
 MODES = {1: "L", 3: "RGB"}
-_CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of an array's axes after height and width.
-_JPEG = b"\xff\xd8"
-_MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the square.
-# Types of files in which HEIC images are: the bytes after their size.
+_CHANNELS = ((), (1,), (2,), (3,), (4,))  # Possible shapes after height and width.
+_JPEG = b"\xff\xd8"  # First bytes of a JPEG file.
+_MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the resized square.
+# First bytes of files that hold HEIC images.
 _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)
-LARGEST_FILE = 2**30  # Bytes; files and members of archives may announce any size.
-
-
+LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
 _LARGE = 50_000_000  # Pixels.
 _DECODING_LARGE = threading.Lock()
@@ -46,16 +44,24 @@ def decode(
     upright: bool = False,
     least: int | None = None,
 ) -> Image.Image:
-    """Decodes an image file exactly, or converts an image, to greyscale (1 channel) or RGB (3).
+    """Decodes an image file exactly, or converts an image.
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
-    read. If `upright`, the image is rotated as EXIF says, as viewers do; the datasets' protocol,
-    and therefore published results, ignore it. If `least` pixels of either side are enough, a JPEG
-    is decoded at a fraction of its size. Raises ValueError for pixels of 32 bits, which have no
-    common scale, and almost anything for damage.
+    read.
+
+    Args:
+        encoded: The bytes of an image file, a Pillow image, or pixels as in `from_pixels`.
+        channels: 1 for greyscale, 3 for RGB.
+        upright: Whether to rotate the image as EXIF says, like viewers. Protocols of datasets, and
+            therefore published results, ignore EXIF.
+        least: Pixels that either side must keep; a JPEG may be decoded at a fraction of its size.
+
+    Raises:
+        ValueError: For pixels of 32 bits, which have no common scale. Damaged files raise almost
+            any exception.
     """
     if isinstance(encoded, Image.Image):
-        with contextlib.suppress(Exception):  # Of damaged EXIF data, as below.
+        with contextlib.suppress(Exception):  # EXIF data may be damaged, as below.
             encoded = ImageOps.exif_transpose(encoded)
         return _pixels(encoded, channels, upright=False)
     if not isinstance(encoded, bytes):
@@ -76,17 +82,18 @@ def decode(
 
 
 def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
+    """Rotates an image if `upright`, and converts it to the mode of `channels`."""
     if upright:
         image.load()
         # Pillow raises almost anything on damaged EXIF data: before it rotates, when it reads them,
-        # or afterwards, when it writes them without the orientation. Both may be ignored.
+        # or afterwards, when it writes them without the orientation. Both errors are harmless.
         with contextlib.suppress(Exception):
             ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError("it has 32 bits per pixel; save it with 8 or 16")
-    if image.mode == "La":  # Pillow converts it to nothing else.
+    if image.mode == "La":  # Pillow converts this mode to LA only.
         image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -98,15 +105,19 @@ def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
 
 
 def from_pixels(values: np.ndarray, name: object) -> Image.Image:
-    """Makes an image of pixels as a file would hold them; raises UserError, with its name."""
-    kind = values.dtype.newbyteorder("=")
-    known = kind in (np.bool_, np.uint8, np.uint16) and values.size
-    if not known or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
+    """Converts a user's pixels to a Pillow image; `name` is for the message of a UserError.
+
+    Pixels are uint8, uint16 or bool, [height, width] or [height, width, channels] with 1 to 4
+    channels.
+    """
+    dtype = values.dtype.newbyteorder("=")
+    is_valid = dtype in (np.bool_, np.uint8, np.uint16) and values.size
+    if not is_valid or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
         needed = "pixels are uint8, uint16 or bool, [height, width] or [height, width, 1 to 4]"
         raise UserError(f"{name} is {values.dtype} of shape {list(values.shape)}; {needed}")
-    if kind == np.bool_:
+    if dtype == np.bool_:
         values = values * np.uint8(255)
-    elif kind == np.uint16:  # As Pillow reads colours of 16 bits, and `_pixels` greys.
+    elif dtype == np.uint16:  # Pillow reads colours of 16 bits, and `_pixels` greys, like this.
         values = (values >> 8).astype(np.uint8)
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
@@ -124,19 +135,20 @@ def read_image(path: str, channels: int, least: int | None = None) -> Image.Imag
 
 
 def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resizes to a height and a width, unless the image has them."""
+    """Resizes an image to (height, width), unless it already has that size."""
     height, width = size
-    same = image.size == (width, height)
-    return image if same else image.resize((width, height), Image.Resampling.BICUBIC)
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Resizes to a square with Pillow's bicubic filter and antialiasing."""
+    """Resizes an image to a square with Pillow's bicubic filter and antialiasing."""
     return array(image.resize((side, side), Image.Resampling.BICUBIC))
 
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Shows a view: resizes the image to the frame's size, and its box to a square."""
+    """Resizes an image to the frame's size, crops the frame's box, and resizes it to a square."""
     top, left, height, width = frame.box
     region = scaled(image, frame.size).crop((left, top, left + width, top + height))
     return resize(region, side)
@@ -145,12 +157,12 @@ def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side
 def show_fast(
     encoded: bytes, channels: int, box: tuple[float, float, float, float], side: int, upright: bool
 ) -> UInt8[np.ndarray, "side side channels"] | None:
-    """Decodes a box (top, left, height, width) of a JPEG no larger than needed; resizes it.
+    """Decodes a box (top, left, height, width) of a JPEG no larger than needed, and resizes it.
 
     JPEG's cosine transform decodes cheaply at a half, a quarter or an eighth of the size; the box
-    stays at least twice as large as the square. Pixels differ by a few levels, so the option is
-    part of a run's identity (`data.decoder`). Returns None for files that only the exact decoder
-    reads.
+    stays at least twice as large as the square. Pixels differ from exact ones by a few levels, so
+    that the decoder is part of a run's identity (`data.decoder`). Returns None for files that only
+    the exact decoder reads.
     """
     if not isinstance(encoded, bytes) or not encoded.startswith(_JPEG):
         return None
@@ -162,8 +174,8 @@ def show_fast(
             return None
         if image.mode not in MODES.values() or bottom > image.height or right > image.width:
             return None
-        shrunk = math.floor(math.log2(min(height, width) / (_MIN_RATIO * side)))
-        factor = 2 ** min(3, max(0, shrunk))
+        halvings = math.floor(math.log2(min(height, width) / (_MIN_RATIO * side)))
+        factor = 2 ** min(3, max(0, halvings))
         image.draft(MODES[channels], (image.width // factor, image.height // factor))
         image = image if image.mode == MODES[channels] else image.convert(MODES[channels])
         image.load()
@@ -172,17 +184,17 @@ def show_fast(
     # Reduced pixels are `factor` pixels wide, even if the last ones extend beyond the image.
     top, left, bottom, right = (edge / factor for edge in (top, left, bottom, right))
     y, x = math.floor(top), math.floor(left)
-    part = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+    region = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
     edges = left - x, top - y, right - x, bottom - y
-    return array(part.resize((side, side), Image.Resampling.BICUBIC, box=edges))
+    return array(region.resize((side, side), Image.Resampling.BICUBIC, box=edges))
 
 
 def from_array(values: UInt8[np.ndarray, "height width channels"]) -> Image.Image:
-    """Returns an image with the given pixels."""
+    """Makes a Pillow image of decoded pixels with 1 or 3 channels."""
     return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
 
 
 def array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:
-    """Returns an image's pixels, with a channel axis even for one channel."""
+    """Returns a Pillow image's pixels, with a channel axis even for one channel."""
     values = np.asarray(image)
     return values if values.ndim == 3 else values[..., None]

@@ -1,6 +1,6 @@
-"""Plans: which images make up a batch and how they are cropped, as a pure function of (seed, step).
+"""Plans: a batch's images and their crops, as a pure function of (seed, step).
 
-Worker processes, or the device, only carry a plan out, so pixels do not depend on the number of
+Worker processes, or the device, only execute plans, so that pixels do not depend on the number of
 workers or on resuming. Plans of tuples also depend on their epoch's mined table.
 """
 
@@ -22,7 +22,7 @@ _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
 def padded_rows(
     values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
 ) -> Shaped[np.ndarray, "rows ..."]:
-    """Returns the given rows of an array, with padding for those beyond its end."""
+    """Returns the given rows of an array, with padding for rows beyond its end."""
     padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
     padded[:] = padding
     present = values[rows.start : rows.stop]
@@ -35,19 +35,19 @@ class Plans(abc.ABC):
     """The plans of a run's batches, by step."""
 
     labels: Int[np.ndarray, " images"]  # Class of each training image, from 0 without gaps.
-    sizes: Int[np.ndarray, "images 2"]  # Their heights and widths when they are cropped.
+    sizes: Int[np.ndarray, "images 2"]  # Heights and widths of the images before the crop.
     batch_size: int
     crop: TrainView  # Distribution of crops and flips.
     seed: int
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of full batches in an epoch; by default, images / batch size, rounded down."""
+        """Number of full batches in an epoch."""
         return len(self.labels) // self.batch_size
 
     @abc.abstractmethod
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Returns the positions of a step's images."""
+        """Returns the indices of a step's images."""
 
     def __call__(self, step: int) -> Batch:
         """Returns the plan of a step, counted from 0: its batch, with frames as images."""
@@ -70,7 +70,7 @@ class ShuffledPlans(Plans):
     """Plain shuffling: no image occurs twice in an epoch; some are left over at its end."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Returns the step's part of its epoch's permutation of all images."""
+        """Returns the step's slice of the epoch's permutation of all images."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_IMAGES, epoch).permutation(len(self.labels))
         return permutation[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -78,13 +78,14 @@ class ShuffledPlans(Plans):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassPlans(Plans):
-    """Batches of some classes with d images each; images of one class are adjacent.
+    """Batches with the same number of images of each of some classes.
 
-    Images of a class are distinct if it has d or more, unless `repeats` (HIER).
+    Images of one class are adjacent, and distinct if the class has enough images. Losses rely on
+    this order and cannot check it: in a compiled step, labels are traced.
     """
 
-    samples_per_class: int  # d
-    repeats: bool = False
+    samples_per_class: int
+    repeats: bool = False  # Whether images of a class are drawn with replacement (HIER).
 
     @property
     def classes_per_batch(self) -> int:
@@ -93,45 +94,36 @@ class ClassPlans(Plans):
 
     @functools.cached_property
     def members(self) -> list[Int[np.ndarray, " members"]]:
-        """Positions of each class's images, by class."""
+        """Indices of each class's images, by class."""
         order = np.argsort(self.labels, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
 
     @abc.abstractmethod
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """Returns the step's classes, all distinct."""
-
-    def __call__(self, step: int) -> Batch:
-        """Returns the plan of a step, after checking that it is grouped by class."""
-        plan = super().__call__(step)
-        # Losses rely on this order and cannot check it: in a compiled step, labels are traced.
-        classes = plan.labels.reshape(-1, self.samples_per_class)
-        distinct = len(np.unique(classes[:, 0])) == len(classes)
-        if not distinct or np.any(classes != classes[:, :1]):
-            raise RuntimeError(
-                f"{type(self).__name__} drew a batch for step {step} that does not hold "
-                f"{self.samples_per_class} adjacent images of each of its classes"
-            )
-        return plan
+        """Returns the step's classes, which are distinct."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Returns the positions of the step's images, class by class."""
-        rng, size, drawn = self.rng(_IMAGES, step), self.samples_per_class, []
-        for members in (self.members[c] for c in self.choose_classes(step)):
-            drawn.append(rng.choice(members, size, replace=self.repeats or len(members) < size))
-        return np.concatenate(drawn)
+        """Draws the indices of the step's images, class by class."""
+        rng, size, images = self.rng(_IMAGES, step), self.samples_per_class, []
+        for label in self.choose_classes(step):
+            members = self.members[label]
+            images.append(rng.choice(members, size, replace=self.repeats or len(members) < size))
+        return np.concatenate(images)
 
 
 class EpochClassPlans(ClassPlans):
-    """Hyp-ViT's sampling: a permutation of all classes, cut into batches; the rest is skipped."""
+    """Hyp-ViT's sampling: an epoch's batches divide a permutation of all classes.
+
+    Classes that do not fill the last batch are skipped.
+    """
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches of all classes."""
+        """Number of full batches in a permutation of all classes."""
         return len(self.members) // self.classes_per_batch
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """Returns the step's part of its epoch's permutation of all classes."""
+        """Returns the step's slice of the epoch's permutation of all classes."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_CLASSES, epoch).permutation(len(self.members))
         first = batch * self.classes_per_batch
@@ -142,7 +134,7 @@ class DrawnClassPlans(ClassPlans):
     """Classes drawn independently for each batch (HIER; IRT on SOP and In-Shop)."""
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """Returns a set of classes, uniformly at random."""
+        """Draws distinct classes uniformly at random."""
         rng = self.rng(_CLASSES, step)
         return rng.choice(len(self.members), self.classes_per_batch, replace=False)
 
@@ -151,12 +143,13 @@ class DrawnClassPlans(ClassPlans):
 class CoarsePairPlans(ClassPlans):
     """HAPPIER's sampling: half of a batch's classes from each of two coarse classes.
 
-    An epoch has five batches for each pair, in random order. All batches have the same size: if a
-    coarse class has too few classes, the other one fills the batch, and classes with too few images
-    repeat some. The released code makes such batches smaller.
+    An epoch has five batches for each pair of coarse classes, in random order. All batches have the
+    same size: if a coarse class has too few classes, the other coarse class fills the batch, and
+    classes with too few images repeat images. The released code makes such batches smaller.
     """
 
-    coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)  # From 0 without gaps.
+    # The coarse class of each class, from 0 without gaps.
+    coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)
 
     @functools.cached_property
     def _pairs(self) -> Int[np.ndarray, "batches 2"]:
@@ -165,13 +158,14 @@ class CoarsePairPlans(ClassPlans):
     batches_per_epoch = property(lambda self: len(self._pairs))
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
-        """Returns classes of the step's pair of coarse classes, uniformly at random."""
+        """Draws classes of the step's pair of coarse classes uniformly at random."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         pair = self.rng(_PAIRS, epoch).permutation(self._pairs)[batch]
         rng, size = self.rng(_CLASSES, step), self.classes_per_batch
         first, second = (rng.permutation(np.flatnonzero(self.coarse == x)) for x in pair)
-        count = np.clip(size // 2, size - len(second), len(first))
-        return np.concatenate([first[:count], second[: size - count]])
+        # Half of the batch, unless one of the two has too few classes.
+        from_first = np.clip(size // 2, size - len(second), len(first))
+        return np.concatenate([first[:from_first], second[: size - from_first]])
 
 
 CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}
@@ -181,36 +175,36 @@ CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlan
 class TuplePlans(Plans):
     """Tuples of an anchor, its positive and mined negatives; images of a tuple are adjacent.
 
-    An epoch draws `tuples` random pairs. Each gets the negatives that are mined for it at the start
-    of the epoch (Radenović et al., TPAMI 2019).
+    An epoch draws `tuples` random pairs, whose negatives are mined at the start of the epoch
+    (Radenović et al., TPAMI 2019).
     """
 
-    pairs: Int[np.ndarray, "pairs 2"]  # Positions of two images that show one object.
-    tuples: int  # In an epoch; at most as many as there are pairs.
-    negatives: int  # Of a tuple.
+    pairs: Int[np.ndarray, "pairs 2"]  # Indices of two images that show the same object.
+    tuples: int  # Number of tuples in an epoch, at most the number of pairs.
+    negatives: int  # Number of negatives in a tuple.
     pool_size: int  # Images from which an epoch's negatives are mined.
     table: Int[np.ndarray, "tuples size"] | None = None  # The epoch's tuples, once they are mined.
 
     @property
     def tuple_size(self) -> int:
-        """Images of a tuple."""
+        """Number of images in a tuple."""
         return 2 + self.negatives
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of whole batches of an epoch's tuples."""
+        """Number of full batches of an epoch's tuples."""
         return self.tuples // (self.batch_size // self.tuple_size)
 
     def candidates(
         self, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples 2"], Int[np.ndarray, " pool"]]:
-        """Draws an epoch's pairs of anchor and positive, and its pool, without replacement."""
+        """Draws an epoch's pairs of anchor and positive, and its pool of possible negatives."""
         pairs = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
         pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
         return self.pairs[pairs], pool
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
-        """Returns the positions of the step's images, tuple by tuple."""
+        """Returns the indices of the step's images, tuple by tuple."""
         count = self.batch_size // self.tuple_size
         first = step % self.batches_per_epoch * count
         return self.table[first : first + count].reshape(-1)

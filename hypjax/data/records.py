@@ -1,8 +1,9 @@
 """Prepared datasets on disk: a TFDS dataset of ArrayRecord files, and tables in Parquet.
 
-`index-SPLIT.parquet` holds what plans and scores need of every record, so that opening a dataset
-reads none. `pairs.parquet` lists pairs of training images that show one object, and
-`judgements.parquet` each query's box and ground truth. Names that a partial copy lacks are skipped.
+`index-SPLIT.parquet` holds the facts of every record that plans and scores need, so that opening a
+dataset reads no records. `pairs.parquet` lists pairs of training images that show the same object,
+and `judgements.parquet` each query's box and ground truth. Readers skip images that a partial copy
+lacks.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from hypjax.errors import explained, reason
 from hypjax.system.files import checksum, write_json
 from hypjax.types import GroundTruth
 
-VERSION = "2.1.0"  # Of the format; part of the folders' paths.
+VERSION = "2.1.0"  # Version of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
-_INDEX = {  # Columns by type.
+_INDEX = {  # Columns of the index, by type.
     "int32": ("label", "height", "width"),
     "string": ("name", "class_name", "coarse_label"),  # '' without coarse classes.
-    "int64": ("checksum", "offset", "length"),  # Of the encoded image, in bytes of its record.
+    "int64": ("checksum", "offset", "length"),  # Where the image's bytes lie in its record.
 }
 _SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
 
@@ -57,10 +58,10 @@ class Count(NamedTuple):
 class Example(NamedTuple):
     """An image to be written."""
 
-    image: bytes  # Its file.
+    image: bytes  # The image file.
     height: int
     width: int
-    name: str  # What the dataset calls the image; unique.
+    name: str  # The dataset's name of the image; unique.
     class_name: str
     coarse_label: str = ""
 
@@ -70,8 +71,8 @@ class Contents(NamedTuple):
 
     splits: Mapping[str, Iterable[Example]]  # In the order of the records.
     total: int  # Number of all examples, for the progress bar.
-    tables: Mapping[str, pyarrow.Table]  # Of relations, by name.
-    note: str = ""  # How it differs from the published dataset, for all results.
+    tables: Mapping[str, pyarrow.Table]  # `PAIRS` and `JUDGEMENTS`, if the dataset has them.
+    note: str = ""  # How it differs from the published dataset; accompanies all results.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +81,14 @@ class RecordFolder:
 
     name: str
     path: pathlib.Path
-    splits: Mapping[str, Count]  # Those with images.
-    tables: Sequence[str]  # Names of its tables of relations.
-    part: str | None  # The part of the dataset that was prepared; None: the whole.
+    splits: Mapping[str, Count]  # Splits that have images.
+    tables: Sequence[str]  # Names of tables other than the indexes.
+    part: str | None  # The part of the dataset that was prepared; None: all of it.
     note: str = ""
 
 
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
-    """Writes a dataset into a new folder; numbers classes in the order of their first image."""
+    """Writes a dataset into a new folder; classes are numbered in the order of first images."""
     # TFDS's own builders keep up to 1 GB of a split in memory, and need TensorFlow beyond that.
     import tensorflow_datasets as tfds
 
@@ -109,7 +110,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     features["label"] = tfds.features.ClassLabel(names=list(labels))
-    if infos:  # TFDS cannot describe a dataset without images, which callers refuse.
+    if infos:  # TFDS cannot describe a dataset without images, which callers reject.
         tfds.folder_dataset.write_metadata(
             **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
             check_data=False,  # The check needs TensorFlow.
@@ -118,7 +119,8 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     write_json(folder / MANIFEST, {**facts, "note": contents.note})
 
 
-def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:  # As TFDS names them.
+def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
+    """Returns the path of a split's records, which TFDS prescribes."""
     return folder / f"{name}-{split}.array_record-00000-of-00001"
 
 
@@ -143,7 +145,7 @@ def _write_split(
                 image, *facts = example
                 rows.append((label, *facts, checksum(image), record.index(image), len(image)))
                 progress.update()
-    except RuntimeError as error:  # As ArrayRecord reports a full disk.
+    except RuntimeError as error:  # ArrayRecord raises it for a full disk.
         raise OSError(reason(error)) from error
     if not rows:
         path.unlink()
@@ -154,7 +156,9 @@ def _write_split(
 
 
 class _Images(Sequence):
-    # Parsing records with TFDS blocks other threads: input by threads was a tenth slower.
+    """The image files in records, which the index locates."""
+
+    # Parsing records with TFDS would block other threads: input by threads was a tenth slower.
 
     def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:
         self._records, self._offsets, self._lengths = records, offsets, lengths
@@ -168,7 +172,7 @@ class _Images(Sequence):
 
 
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
-    """Opens the folder of a prepared dataset; damaged or missing files are a UserError."""
+    """Opens the folder of a prepared dataset; raises a UserError for damaged or missing files."""
     with reading(name, path):
         facts = json.loads((path / MANIFEST).read_text())
         facts["splits"] = {split: Count(*count) for split, count in facts["splits"].items()}
@@ -176,7 +180,7 @@ def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
 
 
 def open_records(folder: RecordFolder, split: str) -> Dataset:
-    """Opens one split of a prepared dataset, without reading images."""
+    """Opens a split of a prepared dataset, without reading images."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     with reading(folder.name, folder.path):
@@ -211,7 +215,7 @@ def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
 
 @contextlib.contextmanager
 def reading(name: str, path: pathlib.Path) -> Iterator[None]:
-    """Turns any error of reading a prepared dataset into one sentence."""
+    """Turns any error of reading a prepared dataset into a UserError."""
     command = f"python -m hypjax.prepare --dataset={name}"
     advice = f"; remove that folder, and prepare it again ({command}) or have it copied again"
     with explained(f"{name} in {path} is damaged", advice):
@@ -219,7 +223,7 @@ def reading(name: str, path: pathlib.Path) -> Iterator[None]:
 
 
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:
-    """Reads a dataset's pairs as positions among the named training images."""
+    """Reads a dataset's pairs as indices into the names of its training images."""
     table = _read_table(folder, PAIRS)
     columns = [_positions(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
     pairs = np.stack(columns, axis=1)
@@ -229,19 +233,20 @@ def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]
 def read_judgements(
     folder: RecordFolder, queries: Names, gallery: Names
 ) -> tuple[Int[np.ndarray, "queries 4"], GroundTruth]:
-    """Reads the named queries' boxes, in pixels, and the positions of judged gallery images."""
+    """Reads the queries' boxes, in pixels, and their ground truth, as indices into the gallery."""
     table = _read_table(folder, JUDGEMENTS)
     table = table.take(_positions(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
-    rows = {name: i for i, name in enumerate(gallery)}
-    levels = [
-        [np.array([rows[x] for x in names if x in rows], np.int64) for names in level.to_pylist()]
-        for level in table.select(GroundTruth._fields).columns
-    ]
-    return boxes, GroundTruth(*levels)
+    index_of, levels = {name: i for i, name in enumerate(gallery)}, {}
+    for level in GroundTruth._fields:
+        levels[level] = [
+            np.array([index_of[name] for name in names if name in index_of], np.int64)
+            for names in table[level].to_pylist()
+        ]
+    return boxes, GroundTruth(**levels)
 
 
 def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:
-    """Positions of the wanted names; -1 for missing names."""
-    known = {name: i for i, name in enumerate(names)}
-    return np.array([known.get(name, -1) for name in wanted], np.int64)
+    """Returns the indices of wanted names; -1 for missing names."""
+    index_of = {name: i for i, name in enumerate(names)}
+    return np.array([index_of.get(name, -1) for name in wanted], np.int64)

@@ -1,4 +1,4 @@
-"""Images that a dataset holds more than once: queries in their gallery, and identical files."""
+"""Images that occur more than once in a dataset: queries in their gallery, and identical files."""
 
 import collections
 import itertools
@@ -8,13 +8,13 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
-# Parts that should have no images in common.
-_APART = [(name, "training") for name in ("test", "query", "gallery", "validation")]
-_APART += [("query", "gallery"), ("test", "test")]
+# Pairs of parts that should have no images in common.
+_DISJOINT_PARTS = [(name, "training") for name in ("test", "query", "gallery", "validation")]
+_DISJOINT_PARTS += [("query", "gallery"), ("test", "test")]
 
 
 def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
-    """Rows of each query's own image in a gallery of the same dataset, or among the queries."""
+    """Finds the rows of each query's own image in the dataset's gallery, or among the queries."""
     if gallery is None:
         return copies(queries.names.tolist())
     images = OwnImages(gallery.names.tolist(), _contents(gallery))
@@ -22,37 +22,37 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
 
 
 def queries_in_gallery(rows: OwnRows) -> str:
-    """Says how many queries are in the gallery, '' if none is."""
+    """Notes how many queries are in the gallery; '' if none is."""
     count = sum(map(bool, rows))
     note = "queries that are in the gallery, and do not find themselves"
     return f"{note}: {count} of {len(rows)}" if count else ""
 
 
 def sharing_files(rows: OwnRows) -> str:
-    """Says how many images share their file with others of a table, '' if none does."""
-    count = sum(len(own) > 1 for own in rows)
+    """Notes how many images of a table share their file with other images; '' if none does."""
+    count = sum(len(image_rows) > 1 for image_rows in rows)
     note = "images that share their files, and do not find each other"
     return f"{note}: {count} of {len(rows)}" if count else ""
 
 
 def with_repeats(splits: Splits) -> Splits:
-    """Finds the queries that are in the gallery, and counts images that are identical to others."""
-    tested = "test" if splits.gallery is None else "query"
+    """Fills in `own_rows`, and notes in `repeats` how many images are identical to others."""
     query_rows = own_rows(splits.test, splits.gallery) if splits.ground_truth is None else ()
     parts = {"training": splits.train, "validation": splits.validation}
-    parts |= {tested: splits.test, "gallery": splits.gallery}
+    if splits.gallery is None:
+        parts |= {"test": splits.test}
+        notes = [sharing_files(query_rows)]
+    else:
+        parts |= {"query": splits.test, "gallery": splits.gallery}
+        notes = [queries_in_gallery(query_rows)]
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
-    say = sharing_files if splits.gallery is None else queries_in_gallery
-    notes = [say(query_rows)]
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
-        notes += [
-            _identical_note(parts, name, other, checksums, query_rows)
-            for name, other in _APART
-            if {name, other} <= parts.keys()
-        ]
+        for name, other in _DISJOINT_PARTS:
+            if {name, other} <= parts.keys():
+                notes.append(_identical_note(parts, name, other, checksums, query_rows))
     return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
@@ -71,19 +71,22 @@ def _identical_note(
     name: str,
     other: str,
     checksums: Mapping[str, list[int]],
-    own: OwnRows,
+    query_rows: OwnRows,
 ) -> str:
-    """Says how many `name` images are identical to `other` images, except known own images."""
+    """Notes how many images of part `name` are identical to images of part `other`.
+
+    Rows that are known to be a query's own image do not count.
+    """
     total, rows_of = len(checksums[name]), collections.defaultdict(list)
     for row, checksum in enumerate(checksums[other]):
         rows_of[checksum].append(row)
-    known = [[i] for i in range(total)] if name == other else [[]] * total
-    if own and other in ("gallery", "test"):
-        known = own
-    pairs = []  # An image, and the first image that is identical to it.
+    known_rows = [[i] for i in range(total)] if name == other else [[]] * total
+    if query_rows and other in ("gallery", "test"):
+        known_rows = query_rows
+    pairs = []  # Names of an image, and of the first image that is identical.
     for i, checksum in enumerate(checksums[name]):
-        rows = [row for row in rows_of.get(checksum, ()) if row not in known[i]]
-        if rows and (name == other or not known[i]):
+        rows = [row for row in rows_of.get(checksum, ()) if row not in known_rows[i]]
+        if rows and (name == other or not known_rows[i]):
             pairs.append((parts[name].name(i), parts[other].name(rows[0])))
     others = "other " * (name == other) + other
     note = f"{name} images that are identical to {others} images: {len(pairs)} of {total}"
@@ -91,8 +94,8 @@ def _identical_note(
 
 
 def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
-    """Says how many images occur in more than one class."""
-    names_by_class = collections.defaultdict(dict)
+    """Notes how many images occur in more than one class."""
+    names_by_class = collections.defaultdict(dict)  # By checksum, then by class.
     rows = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
     for checksum, (label, name) in zip(checksums, rows, strict=True):
         names_by_class[checksum].setdefault(label, name)

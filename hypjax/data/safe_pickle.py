@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from hypjax.errors import UserError
 
-# What pickles of NumPy's arrays call, in all versions of Python and NumPy.
+# Functions and classes that pickled NumPy arrays call, in all versions of Python and NumPy.
 _ALLOWED = {
     "numpy": {"ndarray", "dtype"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
@@ -30,7 +30,8 @@ class _Unpickler(pickle.Unpickler):
 def loads(data: bytes, place: str) -> Any:
     """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
 
-    Raises UserError, which names the place, for others. A malicious one can exhaust the memory.
+    Raises a UserError, which names the `place`, for other pickles. A malicious pickle cannot run
+    code, but can exhaust the memory.
     """
     try:
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
@@ -41,7 +42,7 @@ def loads(data: bytes, place: str) -> Any:
 
 
 def as_indices(value: Any) -> Int[np.ndarray, " items"]:
-    """Whole numbers of a pickle, in whatever type; raises ValueError for others."""
+    """Converts whole numbers of any type to int64; raises a ValueError for other values."""
     numbers = np.array(value, np.float64).reshape(-1)
     if np.any(numbers != np.rint(numbers)):
         raise ValueError("not whole numbers")

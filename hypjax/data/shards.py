@@ -19,20 +19,22 @@ from hypjax.system import console, hub
 from hypjax.types import class_name, class_names, split_names
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
-# Usual names of columns, the first of which is taken.
+# Usual names of the column of labels; the first that a dataset has is used.
 _LABELS = ("label", "labels", "class", "target", "fine_label", "cls", "txt")
 _OPTIONS = ("image", "label", "coarse_label", "split", "subset")
 
 
 def find_dataset(where: str) -> Dataset | None:
-    """Lists the images of a dataset; None if the location is something else, such as a folder.
+    """Lists the images of a dataset that the library `datasets` reads.
 
     A location is hf://OWNER/NAME or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a pattern
-    such as photos-*.tar; a folder of such files without images, or one that `save_to_disk` wrote.
+    such as photos-*.tar; a folder of such files without images; or a folder that `save_to_disk`
+    wrote. Returns None for other locations, such as a folder of images.
+
     Options may follow, as in hf://OWNER/NAME?label=species&split=train: the columns `image`,
-    `label` and `coarse_label`; the `split`, or several (train+test) that count as one; and the
-    `subset` of a repository. If there are several splits and none was named, they are the splits of
-    the images. Images are named hf://OWNER/NAME/train/17.
+    `label` and `coarse_label`; the `split`, or several splits (train+test) that are joined; and the
+    `subset` of a repository. If there are several splits and none is named, they become the splits
+    of the images. Images are named like hf://OWNER/NAME/train/17.
     """
     location, options = _options(where)
     loaded = _load(location, options.get("subset"))
@@ -46,8 +48,8 @@ def find_dataset(where: str) -> Dataset | None:
         if unknown := sorted(set(wanted) - set(parts)):
             raise UserError(f"{where}: no split is {unknown[0]}; they are {', '.join(parts)}")
         parts = {split: parts[split] for split in wanted}
-    are_splits = len(parts) > 1 and "split" not in options
-    names = split_names(parts) if are_splits else [""] * len(parts)
+    keeps_splits = len(parts) > 1 and "split" not in options
+    names = split_names(parts) if keeps_splits else [""] * len(parts)
     tables = []
     for name, (split, part) in zip(names, parts.items(), strict=True):
         if len(part):
@@ -60,7 +62,7 @@ def find_dataset(where: str) -> Dataset | None:
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
-    """Splits a location from the options that follow '?', which may also be part of file names."""
+    """Splits off the options after '?', unless a file has this name."""
     location, _, text = where.rpartition("?")
     options = dict(re.findall(r"([a-z_]+)=([^&]*)", text))
     if not location or not options or os.path.exists(os.path.expanduser(where)):
@@ -71,7 +73,7 @@ def _options(where: str) -> tuple[str, dict[str, str]]:
 
 
 def _load(location: str, subset: str | None) -> Any:
-    """Loads a location with `datasets`; None if it is no dataset."""
+    """Loads a location with the library `datasets`; None if it is no dataset."""
     path = pathlib.Path(location).expanduser()
     with explained(f"`datasets` cannot read {location}"):
         if hub.is_repository(location):
@@ -90,29 +92,30 @@ def _load(location: str, subset: str | None) -> Any:
 
 
 def _library() -> types.ModuleType:
+    """Imports the library `datasets`."""
     require_package("datasets", "a dataset in files of many images", "hypjax[datasets]")
     import datasets
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Or it reports errors twice.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Otherwise errors appear twice.
     return datasets
 
 
 def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Names of visible files at any depth of a folder, with '/'."""
+    """Yields the relative paths of visible files at any depth of a folder."""
     for folder, files in folders_below(root):
         yield from (str(folder.relative_to(root) / name) for name in files)
 
 
 def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """Visible folders at any depth, itself included, with the names of their visible files.
+    """Yields a folder and its visible folders at any depth, with the names of visible files.
 
-    Links are followed, unless they lead back to a folder that contains them, which would not end.
+    Links are followed, except links to a folder that contains them, which would never end.
     """
 
-    def refuse(error: OSError) -> None:
+    def raise_user_error(error: OSError) -> None:
         raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
 
-    for parent, folders, files in os.walk(root, followlinks=True, onerror=refuse):
+    for parent, folders, files in os.walk(root, followlinks=True, onerror=raise_user_error):
         folder = pathlib.Path(parent)
         visible = (folder / name for name in sorted(folders) if not name.startswith("."))
         folders[:] = [path.name for path in visible if not _leads_back(path)]
@@ -125,9 +128,10 @@ def _leads_back(folder: pathlib.Path) -> bool:
         return False
     target = os.path.realpath(folder)
     parents = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
-    if cycle := any(path.is_relative_to(target) for path in parents):
+    leads_back = any(path.is_relative_to(target) for path in parents)
+    if leads_back:
         console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
-    return cycle
+    return leads_back
 
 
 def _is_table(path: pathlib.Path) -> bool:
@@ -135,17 +139,23 @@ def _is_table(path: pathlib.Path) -> bool:
     try:
         names = pyarrow.parquet.read_schema(path).names
         return path.is_file() and "path" in (name.strip().lower() for name in names)
-    except Exception:  # It is damaged; who reads it as a table says so.
+    except Exception:  # The file is damaged: the reader of tables reports the error.
         return True
 
 
 def table_of(
     dataset: Any, where: str, options: Mapping[str, str] | None = None, place: str | None = None
 ) -> Dataset:
-    """The images of a `datasets.Dataset`; options name its columns, or else their types and names.
+    """Makes a table of the images of a `datasets.Dataset`.
 
-    Images are of that type, or bytes; classes are `label` or the like, or the first `ClassLabel`.
-    Names begin with the place; without one, images are in memory.
+    Without options, the column of images is the one of type `Image`, or else of bytes, and the
+    column of labels is the first with a usual name, or else of type `ClassLabel`.
+
+    Args:
+        dataset: A `datasets.Dataset`.
+        where: Its location, for messages.
+        options: Names of the columns `image`, `label` and `coarse_label`.
+        place: Beginning of the images' names; None for images in memory.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
@@ -154,12 +164,12 @@ def table_of(
         raise UserError(f"{where}: name the column of images by ?image= ({', '.join(features)})")
     image = _column(features, "image", images, options, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
-    others = dataset.remove_columns([image]).flatten()
-    kinds = others.features
+    facts = dataset.remove_columns([image]).flatten()
+    kinds = facts.features
     classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
-    labels = _column(kinds, "label", [*_LABELS, *classes], options, where)
-    coarse = _column(kinds, "coarse_label", ("coarse_label",), options, where)
-    records = encoded.select_columns([image])[image]  # Read on access.
+    label = _column(kinds, "label", [*_LABELS, *classes], options, where)
+    coarse_label = _column(kinds, "coarse_label", ("coarse_label",), options, where)
+    records = encoded.select_columns([image])[image]  # Images are read when they are accessed.
     stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     fingerprint = zlib.crc32(repr(files).encode())
@@ -167,9 +177,9 @@ def table_of(
     return table_of_names(
         records,
         names,
-        _values(others, labels, where) if labels else [""] * len(dataset),
-        splits=_values(others, "split", where) if "split" in kinds else (),
-        coarse_labels=_values(others, coarse, where) if coarse else (),
+        _values(facts, label, where) if label else [""] * len(dataset),
+        splits=_values(facts, "split", where) if "split" in kinds else (),
+        coarse_labels=_values(facts, coarse_label, where) if coarse_label else (),
         file_versions=[(name, fingerprint) for name in names] if place else None,
     )
 
@@ -182,7 +192,7 @@ def _holds_bytes(kind: Any) -> bool:
 def _column(
     names: Sequence[str], option: str, usual: Sequence[str], options: Mapping[str, str], where: str
 ) -> str | None:
-    """The column that an option names, or the first of the usual ones; perhaps a field of one."""
+    """Returns the column that an option names, or else the first with a usual name; also nested."""
     wanted = [options[option]] if option in options else usual
     columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
     if option in options and not columns:
@@ -191,6 +201,7 @@ def _column(
 
 
 def _values(dataset: Any, column: str, where: str) -> list[str]:
+    """Returns a column's values as class names."""
     kind, values = dataset.features[column], dataset[column][:]
     if names := getattr(kind, "names", None):
         return class_names(values, names)

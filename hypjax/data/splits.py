@@ -1,4 +1,4 @@
-"""Opens datasets as training, validation and test images: prepared ones, and users' own."""
+"""Opens prepared and users' own datasets as training, validation and test images."""
 
 import collections
 import concurrent.futures
@@ -25,7 +25,7 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
 from hypjax.system.machine import usable_cores
 
-# A gallery without queries.
+# The dataset whose images join galleries as distractors.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
 _MAX_NAMED = 5  # Files that a message names.
 _EXACT, _NOTHING_HELD_OUT = Decoding(), HeldOutClasses()
@@ -37,12 +37,12 @@ def open_prepared(
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
-    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
+    """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary."""
     parts, fields = _open(name, data_dir, decoding)
     if "train" not in parts and fields["ground_truth"] is None:
-        raise UserError(f"this copy of {name} has no training images, nor ground truth")
+        raise UserError(f"this copy of {name} has neither training images nor ground truth")
     splits = divide(f"this copy of {name}", parts, held_out, **fields)
-    if "test" not in parts and splits.gallery is None:  # Of a partial copy.
+    if "test" not in parts and splits.gallery is None:  # The copy is partial.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.by_image else note
         splits = splits._replace(notes=(*splits.notes, note))
@@ -62,11 +62,11 @@ def with_benchmarks(
     distractors: bool = False,
     data_dir: str | None = None,
 ) -> Splits:
-    """Adds datasets with ground truth to score, and distractors to all such galleries."""
+    """Adds further datasets with ground truth, and distractors to all galleries that have one."""
     if distractors:
         if not names and splits.ground_truth is None:
             raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
-        # Joined galleries are not read from the host cache, so they are not decoded into it.
+        # Stacked galleries cannot be read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
     benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
     notes = [note for dataset in (splits, *benchmarks) for note in dataset.notes]
@@ -74,20 +74,20 @@ def with_benchmarks(
         parts, fields = _open(DISTRACTORS, data_dir, decoding)
         notes += fields["notes"]
 
-        def enlarged(dataset: Splits) -> Splits:
+        def with_distractors(dataset: Splits) -> Splits:
             if dataset.ground_truth is None:
                 return dataset
             gallery = stacked([dataset.gallery, parts["gallery"]])
             return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
 
-        splits, *benchmarks = map(enlarged, (splits, *benchmarks))
+        splits, *benchmarks = map(with_distractors, (splits, *benchmarks))
     return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
 
 
 def _open(
     name: str, data_dir: str | None, decoding: Decoding
 ) -> tuple[dict[str, Dataset], dict[str, Any]]:
-    """Opens a prepared dataset: its tables by split, and the other fields of its `Splits`."""
+    """Opens a prepared dataset: its tables by split, and further fields of its `Splits`."""
     from hypjax.data.preparation import prepare
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
@@ -114,7 +114,7 @@ def _open(
 def open_photos(
     where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
 ) -> Splits:
-    """Opens the images that `list_images` finds; holds out classes if there are no splits."""
+    """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
     path, images = local_path(where), photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
@@ -131,7 +131,7 @@ def open_photos(
 
 
 def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
-    """Opens a file of features as `open_photos` opens images; `labels` names a file of classes."""
+    """Opens a file of features, and optionally a file of their labels, as a dataset."""
     images = photos.read_vectors(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
@@ -139,22 +139,25 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 def measured(
     images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
 ) -> Dataset:
-    """Fills in sizes and checksums; rejects images that cannot be read, unless `skip_corrupt`."""
-    sizes_and_checksums, reasons = _measure(images)
+    """Fills in sizes, checksums and `source`, for which all images are decoded once.
+
+    Images that cannot be read raise a UserError, or are left out if `skip_corrupt`. Their names
+    enter the hash relative to `root`.
+    """
+    measurements, reasons = _measure(images)
     if reasons:
-        named = [f"{images.name(i)} ({why})" for i, why in reasons.items()]
+        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
         named[_MAX_NAMED:] = ["..."] if len(named) > _MAX_NAMED else []
-        broken = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
+        problem = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
-            raise UserError(f"{broken}; fix them, or set --config.data.skip_corrupt=True")
-        console.warn(f"{broken}; left out")
+            raise UserError(f"{problem}; fix them, or set --config.data.skip_corrupt=True")
+        console.warn(f"{problem}; left out")
         readable = np.setdiff1d(np.arange(len(images)), [*reasons])
-        images, sizes_and_checksums = images.take(readable), sizes_and_checksums[readable]
+        images, measurements = images.take(readable), measurements[readable]
     names = [os.path.relpath(name, root) for name in images.names]
-    columns = (images.class_names, images.splits, images.coarse_labels, sizes_and_checksums)
+    columns = (images.class_names, images.splits, images.coarse_labels, measurements)
     facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
-    sizes = sizes_and_checksums[:, :2].astype(np.int32)
-    checksums = sizes_and_checksums[:, 2]
+    sizes, checksums = measurements[:, :2].astype(np.int32), measurements[:, 2]
     return dataclasses.replace(images, sizes=sizes, checksums=checksums, source=hash_facts(facts))
 
 
@@ -194,11 +197,13 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 
 
 def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
-    """Warns of classes in several splits; a gallery shares those of its queries."""
-    splits_of = collections.defaultdict(dict)  # Dictionaries keep the order of their keys.
+    """Warns of classes in several splits, except those that queries share with their gallery."""
+    splits_of = collections.defaultdict(list)
     for name in filter(parts.get, ("train", "validation", "test", "query", "gallery")):
+        split = "test" if name in ("query", "gallery") else name
         for label in {*parts[name].class_names}:
-            splits_of[label]["test" if name in ("query", "gallery") else name] = True
+            if split not in splits_of[label]:
+                splits_of[label].append(split)
     shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
     if shared:
         classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
@@ -206,36 +211,39 @@ def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Height, width and checksum of each image, cached, and why some cannot be read."""
-    cached = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
+    """Measures height, width and checksum of images, with a cache; says why some are unreadable."""
+    cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
-    measured, reasons = np.zeros((len(images), 3), np.int64), {}
-    if not in_memory and os.path.exists(cached):  # False, too, where it may not be read.
-        measured = np.load(cached)
-    rows = np.flatnonzero(measured[:, 0] == 0).tolist()  # Also retries images that were broken.
+    measurements, reasons = np.zeros((len(images), 3), np.int64), {}
+    if not in_memory and os.path.exists(cache):  # Unlike Path.exists, never a PermissionError.
+        measurements = np.load(cache)
+    rows = np.flatnonzero(measurements[:, 0] == 0).tolist()  # New and formerly unreadable images.
     if not rows:
-        return measured, reasons
+        return measurements, reasons
     again = " that could not be read before" * (len(rows) < len(images))
     console.say(f"checking {counted(len(rows), 'image')}{again}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda i: _measure_file(images, i), rows)
         bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
         for i, outcome in zip(rows, bar, strict=True):
-            (reasons if isinstance(outcome, str) else measured)[i] = outcome
+            if isinstance(outcome, str):
+                reasons[i] = outcome
+            else:
+                measurements[i] = outcome
     if not in_memory:
-        with console.tolerating(f"the sizes of the images ({cached})"):
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(cached) as temporary, temporary.open("wb") as file:
-                np.save(file, measured)
-    return measured, reasons
+        with console.tolerating(f"the sizes of the images ({cache})"):
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(cache) as temporary, temporary.open("wb") as file:
+                np.save(file, measurements)
+    return measurements, reasons
 
 
 def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
-    """Height, width and checksum of an image, or the reason why it cannot be read."""
+    """Returns height, width and checksum of an image, or why it cannot be read."""
     try:
         content = images.content(i)
         image = pixels.decode(content, channels=3, upright=True)
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return reason(error)
-    checked = content if isinstance(content, bytes) else image.tobytes()
-    return image.height, image.width, checksum(checked)
+    content = content if isinstance(content, bytes) else image.tobytes()
+    return image.height, image.width, checksum(content)

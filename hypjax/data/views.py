@@ -1,7 +1,7 @@
-"""Views: what the model sees of an image, in training and in evaluation.
+"""Views: how images are resized and cropped for the model, in training and in evaluation.
 
-A view resizes an image, and cuts out a box, which is resized to the model's square. Registries at
-the end hold the views that `data.train_view` and `data.test_view` name.
+A view resizes an image, and crops a box, which is resized to the model's square. Registries at the
+end hold the views that `data.train_view` and `data.test_view` name.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ class TrainView(Protocol):
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the sizes to which images are resized, and stored, before they are cropped."""
+        """Returns the sizes to which images are resized before they are cropped."""
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws a box (top, left, height, width) for each image of these heights and widths."""
+        """Draws a box for each resized image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +38,10 @@ class RandomCrop:
     area: tuple[float, float]  # Smallest and largest fraction of the image's area.
     ratio: tuple[float, float]  # Smallest and largest width / height; log-uniform.
     flip: float  # Probability of mirroring.
-    stored_side: int | None = None  # Images whose shorter side is longer are scaled down first.
+    stored_side: int | None = None  # Longer shorter sides are scaled down to this length first.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the original sizes, or those that the device cache stores."""
+        """Returns the original sizes, or the sizes in the device cache."""
         if self.stored_side is None:
             return originals
         shorter = originals.min(axis=1, keepdims=True)
@@ -49,53 +49,53 @@ class RandomCrop:
         return np.where(shorter > self.stored_side, scaled, originals)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws the first boxes that fit, or else the largest in the centre."""
+        """Draws boxes until one fits into the image; otherwise takes the largest in the centre."""
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
         ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
         drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
         fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
-        first = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
+        first_fitting = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
         low, high = self.ratio
         height, width = sizes.T
-        h = np.where(width / height < low, np.rint(width / low), height)
-        w = np.where(width / height > high, np.rint(height * high), width)
-        largest = np.maximum(np.stack([h, w], axis=1), 1).astype(np.int64)
-        fitted = fits.any(axis=1)[:, None]
-        extent = np.where(fitted, first, largest)
+        max_height = np.where(width / height < low, np.rint(width / low), height)
+        max_width = np.where(width / height > high, np.rint(height * high), width)
+        largest = np.maximum(np.stack([max_height, max_width], axis=1), 1).astype(np.int64)
+        any_fits = fits.any(axis=1)[:, None]
+        extent = np.where(any_fits, first_fitting, largest)
         room = sizes - extent
-        corner = np.where(fitted, rng.integers(0, room, endpoint=True), room // 2)
+        corner = np.where(any_fits, rng.integers(0, room, endpoint=True), room // 2)
         return np.concatenate([corner, extent], axis=1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResizeCrop:
-    """The whole image squashed to a square, and a random window of that (IRT)."""
+    """A random window of the image, which is squashed to a square first (IRT)."""
 
     resize: int  # Side of the square to which the image is resized.
-    side: int  # Of the window; at most `resize`.
+    side: int  # Side of the window, at most `resize`.
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the square's side as the height and width of each image."""
+        """Returns the square's side as height and width of every image."""
         return np.full_like(originals, self.resize)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws one window for each square, uniformly among all places."""
+        """Draws the position of each window uniformly."""
         corner = rng.integers(0, sizes - self.side, endpoint=True)
         return np.concatenate([corner, np.full_like(corner, self.side)], axis=1).astype(np.int32)
 
 
 def centre_crop(height: int, width: int, view: View) -> Frame:
-    """Shorter side resized to `view.resize`, then the square in the centre, as by torchvision."""
+    """Resizes the shorter side to `view.resize`, and crops the centre square, like torchvision."""
     shorter = min(height, width)
     size = view.resize * height // shorter, view.resize * width // shorter
     top, left = (round((length - view.side) / 2) for length in size)
     return Frame(size, (top, left, view.side, view.side))
 
 
-# The view of each name in `hypjax.config.choices`. A training view is built from `config.data`. A
-# test view is a function of an image's height and width.
+# Views by name. A training view is built from `config.data`; a test view is a function of an
+# image's height and width.
 TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
     "area_crop": lambda data: RandomCrop(
         data.crop_area, data.crop_ratio, data.flip, data.stored_side

@@ -60,7 +60,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     finally:
         alarm.cancel()
     if jax.process_count() > 1:
-        exits.joined.append(jax.process_index())
+        exits.process_index.append(jax.process_index())
         console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
         devices = f"{jax.local_device_count()} of {len(jax.devices())} devices"

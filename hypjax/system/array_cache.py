@@ -1,7 +1,7 @@
-"""A cache of arrays on disk, which are computed once, in order, and resumed after a kill.
+"""A cache on disk of arrays that are computed once, in order, and resumed after a kill.
 
-A folder holds the arrays' concatenated bytes, and an index of their ends and checksums. It is named
-by a hash of all that the arrays depend on, so it is never out of date, and may be deleted.
+The cache's folder holds the arrays' concatenated bytes, and an index of their ends and checksums.
+The folder's name is a hash of everything that the arrays depend on, so it is never out of date.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
 
-# The end of each array's bytes, their CRC-32 with `failed` as initial value, and whether they are
-# the reason why there is no array.
+# For each array: the end of its bytes, their CRC-32 with `failed` as initial value, and whether the
+# array could not be computed, in which case the bytes hold the reason as text.
 _ENTRY = np.dtype([("end", "<i8"), ("checksum", "<u4"), ("failed", "<u4")])
 
 
 class ArrayCache:
-    """A fixed number of arrays in a folder; the first `done` are present."""
+    """A fixed number of arrays in a folder, of which the first `done` are present."""
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0
@@ -35,7 +35,7 @@ class ArrayCache:
         return self._count
 
     def is_complete(self) -> bool:
-        """Whether all arrays are present, by their sizes."""
+        """Whether all arrays are present, judging by the file's size."""
         index = self._read_index()
         present = len(index) == len(self) and self._arrays.exists()
         return present and self._arrays.stat().st_size == index["end"][-1]
@@ -45,7 +45,7 @@ class ArrayCache:
 
     @contextlib.contextmanager
     def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
-        """Yields the number of present arrays; the body appends the others, under a lock."""
+        """Holds a lock while the body appends the missing arrays; yields the number present."""
         with lock:
             self.done = self._resume()
             with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
@@ -54,7 +54,7 @@ class ArrayCache:
                     os.fsync(file.fileno())
 
     def _resume(self) -> int:
-        """Returns the number of undamaged arrays, and drops what follows them."""
+        """Returns the number of undamaged arrays; truncates the files after them."""
         index, done, start = self._read_index(), 0, 0
         with self._arrays.open("a+b") as file:
             size = file.tell()
@@ -63,7 +63,7 @@ class ArrayCache:
                 if not start < end <= size or crc32(file.read(end - start), failed) != checksum:
                     break
                 done, start = done + 1, end
-        if done < len(index) == len(self):  # Others may have mapped a complete one.
+        if done < len(index) == len(self):  # Other processes may have mapped the complete file.
             self._discard()
             return 0
         self._index.touch()
@@ -76,14 +76,18 @@ class ArrayCache:
         arrays: Sequence[Shaped[np.ndarray, "..."]],
         reasons: Mapping[int, str] | None = None,
     ) -> None:
-        """Appends arrays; `reasons` says why some are missing, by their index among them."""
+        """Appends arrays; `reasons` says by index why some of `arrays` could not be computed."""
         reasons, entries = reasons or {}, np.zeros(len(arrays), _ENTRY)
         for i, array in enumerate(arrays):
             failed = i in reasons
-            content = reasons[i].encode() or b"?" if failed else np.ascontiguousarray(array).data
+            if failed:
+                content = reasons[i].encode() or b"?"  # Each entry needs at least one byte.
+            else:
+                content = np.ascontiguousarray(array).data
             self._file.write(content)
             entries[i] = self._file.tell(), crc32(content, failed), failed
-        self._file.flush()  # Before the index: a kill between both loses only these arrays.
+        # Arrays are flushed before the index, so that a kill in between loses only these arrays.
+        self._file.flush()
         self._entries.write(entries.tobytes())
         self._entries.flush()
         self.done += len(arrays)
@@ -92,9 +96,10 @@ class ArrayCache:
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
-        """Arrays of one length as rows, and why some, which are 0, are missing.
+        """Returns arrays of equal length as rows, and by row why some could not be computed.
 
-        Removes a damaged cache, and returns None: the caller computes it again.
+        Rows without an array are 0. If the cache is damaged, removes it and returns None, and the
+        caller computes the arrays again.
         """
         arrays, reasons = {}, {}
         for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):
@@ -124,5 +129,5 @@ class ArrayCache:
         return np.append(0, self._read_index()["end"])
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
-        # Without the memory map: each worker process maps the file itself.
+        # The memory map is not pickled: each worker process maps the file itself.
         return ArrayCache, (self.folder, len(self))

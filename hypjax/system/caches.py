@@ -1,4 +1,4 @@
-"""The user's cache folder; its content may be deleted at any time."""
+"""The user's cache folder, whose content may be deleted at any time."""
 
 import os
 import pathlib
@@ -7,13 +7,13 @@ from hypjax.system import console
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns this package's cache folder, ~/.cache/hypjax by default; it may not exist yet."""
+    """Returns hypjax's cache folder, ~/.cache/hypjax by default, which may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return pathlib.Path(base).expanduser() / "hypjax"
 
 
 def keep_compiled_programs() -> None:
-    """Enables JAX's persistent compilation cache, in the user's folder if JAX has one."""
+    """Enables JAX's compilation cache, in hypjax's cache folder unless the user named another."""
     import jax
 
     if not jax.config.jax_enable_compilation_cache:
@@ -22,7 +22,7 @@ def keep_compiled_programs() -> None:
     try:
         if "://" not in folder:
             os.makedirs(folder, exist_ok=True)
-    except OSError as error:  # JAX would warn of each program.
+    except OSError as error:  # Otherwise JAX would warn of each program.
         problem = f"compiled programs cannot be kept in {folder} ({error.strerror})"
         console.warn(f"{problem}; set JAX_COMPILATION_CACHE_DIR to another folder")
         jax.config.update("jax_enable_compilation_cache", False)

@@ -11,7 +11,7 @@ _URL = re.compile(r"[a-zA-Z][\w+.-]*://.*[^/].*")
 
 
 def is_url(location: str | pathlib.Path) -> bool:
-    """Whether a location is a URL and not a path; a malformed URL is an error."""
+    """Whether a location is a URL and not a path; raises a UserError for a malformed URL."""
     if not isinstance(location, str) or "://" not in location:
         return False
     if not _URL.fullmatch(location):
@@ -20,14 +20,14 @@ def is_url(location: str | pathlib.Path) -> bool:
 
 
 def url_hash(url: str) -> str:
-    """Returns a short name for the local copy of a URL."""
+    """Hashes a URL to a short name for the folder of its local copy."""
     return hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
 
 
 class CloudFolder:
-    """The files below a URL, addressed by their paths relative to it.
+    """Files below a URL, addressed by their relative paths.
 
-    Drivers raise errors of many types: callers must treat any `Exception` as a failure.
+    fsspec's drivers raise errors of many types: callers must treat any `Exception` as a failure.
     """
 
     def __init__(self, url: str) -> None:
@@ -37,19 +37,19 @@ class CloudFolder:
         self._base = base.rstrip("/")
 
     def sizes(self) -> dict[str, int]:
-        """Returns the size in bytes of each file; a missing folder has none."""
+        """Returns the size in bytes of each file; {} if the folder does not exist."""
         self._storage.invalidate_cache()
         try:
             files = self._storage.find(self._base, detail=True)
         except FileNotFoundError:
             return {}
-        names = {path[len(self._base) :].lstrip("/"): info for path, info in files.items()}
-        return {
-            name: info.get("size") or 0
-            for name, info in names.items()
+        sizes = {}
+        for path, info in files.items():
+            name = path[len(self._base) :].lstrip("/")
             # Skip folder markers, which some consoles create, and names that leave the folder.
-            if name and not name.endswith("/") and ".." not in name.split("/")
-        }
+            if name and not name.endswith("/") and ".." not in name.split("/"):
+                sizes[name] = info.get("size") or 0
+        return sizes
 
     def read(self, name: str) -> str | None:
         """Returns the text of a file, or None if it does not exist."""
@@ -73,8 +73,8 @@ class CloudFolder:
         paths = {str(folder / name): f"{self._base}/{name}" for name in names}
         try:
             self._storage.put(list(paths), list(paths.values()))
-        except FileNotFoundError:  # Storage with folders, which some drivers do not create.
-            root = re.match("/?[^/]*", self._base)[0]  # Such as a bucket, which users create.
+        except FileNotFoundError:  # Some storage has folders, which its driver does not create.
+            root = re.match("/?[^/]*", self._base)[0]  # A bucket, for example: users create it.
             if not self._storage.exists(root):
                 raise
             for target in {path.rpartition("/")[0] for path in paths.values()}:

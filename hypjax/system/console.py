@@ -11,8 +11,8 @@ import tqdm
 from hypjax.errors import on_one_line, redacted
 
 _LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
-# Parts of a line of progress, the most important first.
-_ITEMS = {
+# Formats of the values in a progress line, the most important first.
+_FORMATS = {
     "left": "  {} left",
     "loss": "  loss {:.4g}",
     "chance_loss": " (chance {:.1f})",
@@ -27,26 +27,26 @@ _warnings: list[str] = []
 
 
 def say(text: str, *, always: bool = False) -> None:
-    """Prints a line on stderr above any progress bar; a muted process only with `always`."""
+    """Prints a line on stderr above any progress bar, unless muted; `always` overrides `mute`."""
     if always or not _muted:
         tqdm.tqdm.write(redacted(text), file=sys.stderr)
 
 
 def mute() -> None:
-    """Silences this process except for errors, where a run's first process reports for all."""
+    """Silences this process except for errors: the run's first process reports for all."""
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
 
 
 def warn(text: str) -> None:
-    """Prints a warning; the run continues."""
+    """Prints and collects a warning; the run continues."""
     _warnings.append(redacted(text))
     say(f"warning: {on_one_line(text)}")
 
 
 def collect_warnings() -> list[str]:
-    """Returns a list to which all further warnings are added, until the next call."""
+    """Returns a list to which `warn` appends, until the next call."""
     global _warnings
     _warnings = []
     return _warnings
@@ -62,14 +62,14 @@ def tolerating(name: str) -> Iterator[None]:
 
 
 class ProgressLines:
-    """A line every ten seconds on how many images are done, for logs."""
+    """Counts processed images in a line every ten seconds, for logs."""
 
     def __init__(self, verb: str, total: int, done: int = 0) -> None:
         self._verb, self._total, self._done = verb, total, done
         self._last_line = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """Counts images; prints a line if it is due."""
+        """Adds processed images; prints a line if one is due."""
         self._done += count
         if time.monotonic() - self._last_line >= _LINE_INTERVAL and self._done < self._total:
             self._last_line = time.monotonic()
@@ -77,13 +77,14 @@ class ProgressLines:
 
 
 class Progress:
-    """A bar for the steps after `first` on a terminal, or else a line every ten seconds."""
+    """Training progress: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, first: int, total: int, batch_size: int) -> None:
         self._step, self._total, self._batch_size = first, total, batch_size
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
-        self._first, self._started = total, 0.0  # The rate leaves out the first step's compilation.
+        # The rate counts from the end of the first step, whose time is mostly compilation.
+        self._first, self._started = total, 0.0
         form, hidden = "{n}/{total} {bar}{desc}", _muted or not sys.stderr.isatty()
         options = {"dynamic_ncols": True, "bar_format": form, "disable": hidden}
         self._bar = tqdm.tqdm(initial=first, total=total, **options)
@@ -99,7 +100,7 @@ class Progress:
         self._bar.update()
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest metrics; the call after the last step prints the last line."""
+        """Shows the latest metrics; after the last step, prints them even if no line is due."""
         self._values = values
         self._refresh(self._step == self._total)
 
@@ -115,9 +116,10 @@ class Progress:
         self._bar.close()
 
     def _description(self) -> str:
-        """Latest values, most important first: tqdm cuts what does not fit."""
+        """Formats the latest values, most important first: tqdm truncates what does not fit."""
         values = dict(self._values)
         if rate := max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9):
             values["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
             values["images"] = rate * self._batch_size
-        return "".join(text.format(values[name]) for name, text in _ITEMS.items() if name in values)
+        formats = _FORMATS.items()
+        return "".join(form.format(values[name]) for name, form in formats if name in values)

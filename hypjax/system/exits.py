@@ -1,4 +1,4 @@
-"""How a process ends: signals deferred until a run can stop."""
+"""How a process ends: on signals, on errors in one of several processes, and with its parent."""
 
 import contextlib
 import multiprocessing
@@ -16,12 +16,12 @@ from hypjax.system import console
 
 # Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
-joined: list[int] = []  # Index of this process, once it is one of several of a run.
-_GRACE = 5  # Seconds: an error of all processes reaches each of them within this time.
+process_index: list[int] = []  # This process's index, if it is one of several of a run.
+_GRACE = 5  # Seconds within which an error that all processes share reaches each of them.
 
 
 def at_once(status: int) -> NoReturn:
-    """Kills the worker processes and exits without waiting; safe in a signal handler."""
+    """Kills this process's workers and exits without waiting; safe in a signal handler."""
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(status)
@@ -29,30 +29,30 @@ def at_once(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def failing_at_once() -> Iterator[None]:
-    """Ends one of several processes right after an error; JAX aborts the others.
+    """Ends one of a run's processes right after an error, without JAX's exit handler.
 
-    JAX's exit handler would wait for them, and they for this one in a collective operation. The
-    first process ends last, since JAX then aborts all others.
+    That handler would wait for the other processes, which wait for this one in a collective
+    operation. The first process ends last, because JAX aborts all others when it ends.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
         status = error.code if isinstance(error, SystemExit) else 1
-        # All processes have agreed on an interrupt, and the first may still be saving.
-        if not joined or not status or isinstance(error.__context__, Interrupted):
+        # All processes agree on an interrupt, and the first may still be saving.
+        if not process_index or not status or isinstance(error.__context__, Interrupted):
             raise
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-        if type(error).__name__ == "JaxRuntimeError":  # As if another process was lost.
+        if type(error).__name__ == "JaxRuntimeError":  # JAX raises it if another process was lost.
             status = TRY_AGAIN
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        time.sleep(0 if joined[0] else _GRACE)
+        time.sleep(0 if process_index[0] else _GRACE)
         at_once(status)
 
 
 def end_with_parent() -> None:
-    """Ends this worker when its parent is killed, whose memory and devices it would hold."""
+    """Ends this worker when its parent is killed, whose memory and devices it would occupy."""
 
     def wait() -> None:
         multiprocessing.parent_process().join()
@@ -63,9 +63,9 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def deferred(message: str) -> Iterator[Callable[[], int]]:
-    """Defers the first SIGINT or SIGTERM, with a message; a second one acts at once.
+    """Defers the first SIGINT or SIGTERM and prints a message; a second signal acts at once.
 
-    Yields a function that returns the exit status for the signal, or 0 while there is none.
+    Yields a function that returns the exit status for the deferred signal, or 0 before any signal.
     """
     status = 0
 
@@ -79,8 +79,9 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    main = threading.current_thread() is threading.main_thread()  # Others catch no signals.
-    previous = {number: signal.signal(number, handle) for number in ENDING if main}
+    # Python delivers signals to the main thread only.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in ENDING if in_main_thread}
     try:
         yield lambda: status
     finally:

@@ -1,4 +1,4 @@
-"""Files: atomic writes, locks, and tables and arrays from untrusted files."""
+"""Files: atomic writes, locks, and readers of tables and arrays that users may have downloaded."""
 
 import argparse
 import contextlib
@@ -28,14 +28,15 @@ from hypjax.types import class_names
 if TYPE_CHECKING:
     import pyarrow
 
-_ABANDONED = 86400  # Seconds after which a killed process has left a temporary file.
-_HERE, _EXCHANGE = -100, 2  # Linux's AT_FDCWD and RENAME_EXCHANGE.
+_ABANDONED = 86400  # Age in seconds at which a temporary file must be a killed process's.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Constants of Linux's renameat2.
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
-    """The paths without links; each folder is resolved once."""
-    folder_of = functools.cache(os.path.realpath)
-    resolved = (os.path.join(folder_of(head), name) for head, name in map(os.path.split, paths))
+    """Resolves symbolic links in paths, as `os.path.realpath`, but each folder only once."""
+    resolve_folder = functools.cache(os.path.realpath)
+    split_paths = map(os.path.split, paths)
+    resolved = [os.path.join(resolve_folder(folder), name) for folder, name in split_paths]
     return [os.path.realpath(path) if os.path.islink(path) else path for path in resolved]
 
 
@@ -45,16 +46,17 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes a text file atomically: it appears complete or not at all."""
+    """Writes a text file atomically: other processes see it complete or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text)
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary path; the file or folder written there replaces the original one.
+    """Yields a temporary path; the file or folder that the body writes there replaces `path`.
 
-    A kill or a power failure leaves the old or the new one. Processes may replace a path at once.
+    After a kill or a power failure, `path` holds the old content or the new. Several processes may
+    replace the same path at the same time.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -75,10 +77,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
     """Exchanges two folders: no system can rename a folder to one that is not empty."""
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
-    names = os.fsencode(new), os.fsencode(old)
-    if exchange is None or exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE):
-        # As on macOS and NFS. A kill between these two leaves the old folder as .NAME.previous.
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    arguments = _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
+    if renameat2 is None or renameat2(*arguments):
+        # macOS and NFS cannot exchange. A kill between the two renames leaves .NAME.previous.
         previous = old.with_name(f".{old.name}.previous")
         remove(previous)
         old.rename(previous)
@@ -95,7 +97,7 @@ def remove(path: pathlib.Path) -> None:
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
-    """The absolute path without '..'; links are followed only where '..' leads back from one."""
+    """Returns the absolute path without '..'; resolves links only up to the last '..'."""
     path = path.absolute()
     if ".." not in path.parts:
         return path
@@ -104,7 +106,7 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 
 
 def checksum(content: bytes | memoryview) -> int:
-    """64 bits of the SHA-256 of some bytes, as a signed integer."""
+    """Returns 64 bits of the SHA-256 of some bytes, as a signed integer."""
     # CRC-32 collides on PNG files, which hold CRCs themselves: for 14 pairs of 17,527 letters.
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
@@ -116,12 +118,12 @@ def sha256(path: pathlib.Path) -> str:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Waits until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Not every system syncs folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some systems cannot sync folders.
             raise
     finally:
         os.close(descriptor)
@@ -137,7 +139,10 @@ def sync_all(path: pathlib.Path) -> None:
 def locked(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
-    """Creates and locks a folder; waits for another process with a purpose, or else refuses."""
+    """Creates and locks a folder; if it is in use, waits where there is a purpose, or else raises.
+
+    The purpose is printed while waiting; the remedy is for the UserError.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,17 +157,17 @@ def locked(
                     raise UserError(message) from None
                 console.say(f"waiting for {owner} ({purpose})")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:  # Not every file system has locks.
+            except OSError:  # Some file systems have no locks.
                 console.warn(f"{folder} cannot be locked; let no other process write to it")
-            lock.truncate(0)  # Only messages read this.
+            lock.truncate(0)  # The content is only for messages.
             lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """Reads a table's column names, in lower case, and its rows.
+    """Reads a CSV table: its column names in lower case, and its rows.
 
-    Raises a `ValueError` for a row of another length than the header, and for other faults.
+    Raises a `ValueError` if a row's length differs from the header's, or for unpaired quotes.
     """
     delimiter, _ = csv_header(path)
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -179,7 +184,7 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
 
 
 def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
-    """A table's delimiter (comma, semicolon or tab), and the cells of its first line."""
+    """Reads a CSV table's delimiter (comma, semicolon or tab), and the cells of its first line."""
     with path.open(encoding="utf-8-sig") as file:
         line = file.readline()
     delimiter = max(",;\t", key=line.count)
@@ -187,57 +192,57 @@ def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
-    """Reads a table, with columns in lower case and the names of classes that `datasets` wrote."""
+    """Reads a Parquet table, with column names in lower case, and class names where it has them."""
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
     metadata = table.schema.metadata or {}
-    described = json.loads(metadata.get(b"huggingface", b"{}"))
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     for i, name in enumerate(table.column_names):
-        kind = described.get("info", {}).get("features", {}).get(name)
-        if isinstance(kind, dict) and (names := kind.get("names")):
+        feature = features.get(name)
+        if isinstance(feature, dict) and (names := feature.get("names")):
             table = table.set_column(i, name, [class_names(table[name].to_pylist(), names)])
     renamed = table.rename_columns(column_names(table.column_names))
-    return renamed.replace_schema_metadata(metadata)  # Which pyarrow drops.
+    return renamed.replace_schema_metadata(metadata)  # pyarrow drops it when columns change.
 
 
 def column_names(names: Sequence[str]) -> list[str]:
-    """Names of a table's columns in lower case; raises a `ValueError` if two are equal."""
+    """Strips and lowers column names; raises a `ValueError` if two are equal."""
     columns = [name.strip().lower() for name in names]
-    if twice := [name for name in columns if name and columns.count(name) > 1]:
-        raise ValueError(f"it has two columns {twice[0]}")
+    if repeated := [name for name in columns if name and columns.count(name) > 1]:
+        raise ValueError(f"it has two columns {repeated[0]}")
     return columns
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz file, without executing anything in it.
+    """Reads the arrays of an .npz file, without executing code that it may hold.
 
-    Raises an `OSError` if it cannot be read, and a `ValueError` if it holds anything else.
+    Raises an `OSError` if the file cannot be read, and a `ValueError` if it holds other data.
     """
     arrays, name = {}, ""
     try:
         with np.load(path, allow_pickle=False) as file:
             for name in file:
-                arrays[name] = np.asarray(file[name][...])  # Bytes have no [...].
+                arrays[name] = np.asarray(file[name][...])  # [...] fails for members of bytes.
         return arrays
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise almost anything.
-        _refuse_objects(error, name)
+        _reject_objects(error, name)
         raise ValueError("damaged, or not an .npz file of plain arrays") from error
 
 
 def read_npy(path: pathlib.Path, name: str, *, mapped: bool = False) -> np.ndarray:
-    """Reads an .npy file, without executing anything in it; errors call the array by its name."""
+    """Reads an .npy file, without executing code that it may hold; `name` is for messages."""
     try:
         return np.load(path, mmap_mode="r" if mapped else None)
     except ValueError as error:
-        _refuse_objects(error, name)
+        _reject_objects(error, name)
         raise
 
 
-def _refuse_objects(error: Exception, name: str) -> None:
-    """Raises a `ValueError` that names the remedy if an array cannot be read for its dtype."""
+def _reject_objects(error: Exception, name: str) -> None:
+    """Raises a `ValueError` with the remedy if NumPy refused an array because of dtype object."""
     if "Object arrays" in str(error) or "Python objects" in str(error):
         kind = "'float32'" if name == "features" else "str"
         remedy = f"save it with {name}.astype({kind})"
@@ -246,7 +251,7 @@ def _refuse_objects(error: Exception, name: str) -> None:
 
 
 def read_torch(path: pathlib.Path) -> Any:
-    """Reads a file of PyTorch's that holds tensors, plain values, and lists and dicts of these."""
+    """Reads a PyTorch file of tensors, numbers and strings, perhaps in lists and dicts."""
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
@@ -254,8 +259,9 @@ def read_torch(path: pathlib.Path) -> Any:
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # Flags of scripts.
+        # Checkpoints of training scripts often hold the script's flags.
+        with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # PyTorch advises to run what the file holds.
+    except pickle.UnpicklingError as error:  # PyTorch's message advises to allow running code.
         problem = "damaged, or more than tensors, numbers and strings"
         raise ValueError(f"{problem}; convert NumPy arrays to tensors") from error

@@ -13,11 +13,11 @@ _PLAIN = {".gitattributes", "LICENSE", "README.md"}  # Files of a new repository
 
 
 class UnreachableError(Exception):
-    """The hub cannot be reached, or does not answer as it should; the message is the reason."""
+    """The hub cannot be reached or gives no valid answer; the message is the reason."""
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
-    """Whether a location is hf://OWNER/NAME; any other hf:// is an error."""
+    """Whether a location is hf://OWNER/NAME; raises a UserError for any other hf://."""
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(split(location)[0]):
@@ -26,18 +26,18 @@ def is_repository(location: str | pathlib.Path) -> bool:
 
 
 def split(location: str) -> tuple[str, str | None]:
-    """The name of a repository, and its revision: a branch, a tag or a commit, after an @."""
+    """Splits hf://OWNER/NAME@REVISION into name and revision, a branch, a tag, a commit or None."""
     name, _, revision = location.removeprefix(SCHEME).partition("@")
     return name, revision or None
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name, OWNER/NAME."""
+    """Whether a text has the form OWNER/NAME of a repository's name."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII) is not None
 
 
 def download(location: str, files: Sequence[str]) -> pathlib.Path:
-    """Downloads files of a repository by patterns, unless the hub's cache (HF_HOME) has them."""
+    """Downloads files that match patterns; returns the repository's folder in the hub's cache."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -55,20 +55,24 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
 
 
 def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
-    """Calls a function of huggingface_hub that downloads, or else looks into its cache."""
+    """Calls a download function of huggingface_hub, which falls back to its cache.
+
+    Raises `UnreachableError` unless the hub says that the repository, revision or file is missing.
+    """
     from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
     absent = errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError
-    logging.set_verbosity_error()  # Or it reports every attempt.
+    logging.set_verbosity_error()  # Otherwise huggingface_hub reports every attempt.
     console.say(f"asking the Hugging Face hub for {args[0]}")
     try:
         return pathlib.Path(download(*args, **options))
-    except Exception as error:  # Many types, if a connection is cut or a portal answers.
-        local = isinstance(error, errors.LocalEntryNotFoundError)
-        if isinstance(error, absent) and not local:
-            raise
-        raise UnreachableError(reason((local and error.__cause__) or error)) from error
+    except errors.LocalEntryNotFoundError as error:  # Neither the hub nor the cache has the file.
+        raise UnreachableError(reason(error.__cause__ or error)) from error
+    except absent:
+        raise
+    except Exception as error:  # Lost connections and captive portals raise many types.
+        raise UnreachableError(reason(error)) from error
 
 
 def upload(
@@ -81,9 +85,10 @@ def upload(
     repo_type: str = "model",
     marker: str | None = None,
 ) -> str:
-    """Uploads files in one commit, which removes other `owned` files; returns its web address.
+    """Uploads files in one commit; returns the commit's URL.
 
-    Refuses a repository that holds other files but no `marker`.
+    Creates the repository if necessary. The commit deletes files for which `owned` holds and which
+    are not uploaded again. Raises a UserError for a repository with other files but no `marker`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 

@@ -1,4 +1,4 @@
-"""Registry of the programs that hypjax works with; modules are imported on first use."""
+"""Registry of other programs that hypjax works with; their modules are imported on first use."""
 
 import importlib
 import operator
@@ -11,25 +11,26 @@ Ability = Literal["export", "open", "convert", "encode"]
 
 
 class Integration(NamedTuple):
-    """Abilities of another program, as names 'MODULE:FUNCTION' in hypjax.integrations."""
+    """What hypjax does with another program, by functions 'MODULE:FUNCTION' of its integrations."""
 
     packages: str  # Required modules, separated by spaces.
     install: str  # Argument of pip that installs them.
     export: str = ""  # Writes embeddings to a path, and returns a sentence that says where.
-    open: str = ""  # Opens what was exported as a `Gallery`, by its path or URL.
+    open: str = ""  # Opens exported embeddings as a `Gallery`, by their path or URL.
     convert: str = ""  # Writes a trained model.
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
 _QDRANT = Integration(
-    *("qdrant_client", "hypjax[qdrant]"),
+    "qdrant_client",
+    "hypjax[qdrant]",
     export="qdrant:export_qdrant",
     open="qdrant:QdrantGallery.open",
 )
 _ONNX = {"convert": "onnx:write_onnx", "encode": "onnx_encoder:OnnxEncoder"}
 _USEARCH = {"export": "usearch:export_usearch", "open": "usearch:GraphGallery.open"}
 _HF = "torch_encoders:TransformersEncoder"
-# By name, which is also the suffix of exported files, or by the scheme of URLs.
+# Keys are names, which are also suffixes of exported files, or schemes of URLs.
 INTEGRATIONS = {
     "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
     "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
@@ -48,12 +49,12 @@ INTEGRATIONS = {
 
 
 def names(ability: Ability) -> list[str]:
-    """Names of the integrations with an ability."""
+    """Lists the integrations that have an ability."""
     return [name for name, row in INTEGRATIONS.items() if getattr(row, ability)]
 
 
 def find(ability: Ability, name: str) -> Callable[..., Any]:
-    """Imports an integration's function; raises UserError if it or a package is missing."""
+    """Imports the function for an ability; raises a UserError if it or a package is missing."""
     if name not in names(ability):
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     row = INTEGRATIONS[name]
@@ -64,6 +65,6 @@ def find(ability: Ability, name: str) -> Callable[..., Any]:
 
 
 def scheme(location: str) -> str:
-    """The scheme of a URL, such as 'qdrant://'; '' for a path."""
+    """Returns the scheme of a URL, such as 'qdrant://'; '' for a path."""
     name, separator, _ = location.partition("://")
     return name + separator if separator else ""

@@ -23,16 +23,16 @@ if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second 
     from jax.sharding import Mesh
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
-# XLA's messages when memory is exhausted; the second is its CPU library's.
-_FULL = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
-# glibc's parameters of mallopt: what to return, what to map, and the number of heaps.
+# Messages of exhausted memory: XLA's, and YNNPACK's, which XLA uses on CPUs.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
+# Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # By which JAX finds them:
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # JAX's modules for accelerators.
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")
 
 
 def has_accelerator() -> bool:
-    """Whether JAX will compute on a GPU or a TPU; a process may join others afterwards."""
+    """Whether JAX will compute on a GPU or a TPU; does not initialise JAX."""
     platforms = (os.environ.get(name, "") for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if hidden or any(names.startswith("cpu") for names in platforms):
@@ -42,11 +42,11 @@ def has_accelerator() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Keeps freed memory for later arrays, with glibc on CPUs; call it before threads start.
+    """Lets glibc keep freed memory for later arrays on CPUs; call this before threads start.
 
-    Otherwise each train step on a CPU asks for all pages again, which takes 15% of its time.
+    Otherwise each train step on a CPU requests all pages again, which takes 15% of its time.
     """
-    # Beside accelerators, the host's threads decode in separate heaps.
+    # On hosts of accelerators, decoding threads need separate heaps.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(map(os.path.exists, _ACCELERATORS)):
         for parameter, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
@@ -54,44 +54,45 @@ def keep_freed_memory() -> None:
 
 
 def usable_cores() -> int:
-    """Returns the number of cores; on Linux only those in the process's affinity mask."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def memory_explained(remedy: str) -> Iterator[None]:
-    """Turns a device's out-of-memory error into a `UserError`; the remedy is what to lower."""
+    """Turns a device's out-of-memory error into a `UserError`; `remedy` names what to lower."""
     import jax
 
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not any(message in str(error) for message in _FULL):
+        if not any(message in str(error) for message in _OUT_OF_MEMORY):
             raise
         device = jax.local_devices()[0].device_kind
         raise UserError(f"out of memory on {device}; lower {remedy}") from error
 
 
 def free_memory(mesh: "Mesh") -> int | None:
-    """Free bytes of each of this process's devices, None if unknown; CPUs share the machine's."""
-    of_devices = [device.memory_stats() or {} for device in mesh.local_devices]
-    if all("bytes_limit" in stats for stats in of_devices):
-        return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in of_devices)
+    """Returns the least free bytes of a local device; CPU devices share the host's memory."""
+    device_stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    if all("bytes_limit" in stats for stats in device_stats):
+        return min(stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in device_stats)
     free = free_host_memory()
-    return None if free is None else free // len(of_devices)
+    return None if free is None else free // len(device_stats)
 
 
 def free_host_memory() -> int | None:
-    """Free bytes of this machine, None if unknown."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)  # Returns freed memory to the system.
+    """Returns the free memory of this machine in bytes; None if unknown."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)  # Returns freed memory to the system.
     path = pathlib.Path("/proc/meminfo")
     available = path.exists() and re.search(r"MemAvailable: *(\d+) kB", path.read_text())
     return 1024 * int(available[1]) if available else None
 
 
 def memory_peaks() -> dict[str, int]:
-    """Returns the peak memory of this process and its first device, in bytes, where known."""
+    """Returns the peak memory of this process and its first device in bytes, where known."""
     import jax
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -103,12 +104,13 @@ def memory_peaks() -> dict[str, int]:
 
 
 def describe(seed: int) -> dict[str, Any]:
-    """Describes this process with its seed, its machine and its packages, as JSON."""
+    """Describes the provenance of results: command, seed, packages, commit and devices."""
     import jax
 
     devices, versions = jax.devices(), {"hypjax": hypjax.__version__}
     for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # As of pillow-simd.
+        # A package may be installed under another name, such as pillow-simd.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -124,10 +126,10 @@ def describe(seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Commit of this package's source, with '-dirty' if files were changed."""
+    """Returns the commit of hypjax's clone, with '-dirty' after changes; None if installed."""
     root = pathlib.Path(hypjax.__file__).parents[1]
     if not (root / ".git").exists():
-        return None  # Installed: a repository around it would belong to another project.
+        return None  # Without this check, git would find a repository around the installation.
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()

@@ -175,7 +175,7 @@ def _augmented_images(
     """A batch's images, cropped from the store if there is one, with changed colours."""
     images = batch.images
     if store is not None:
-        crop = functools.partial(device_crops.cut, side=learner.view.side)
+        crop = functools.partial(device_crops.crop, side=learner.view.side)
         with jax.named_scope("crop"):
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:

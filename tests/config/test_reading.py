@@ -44,7 +44,7 @@ HIER = "objective.name=hier+proxy_anchor"
 INVALID = [
     ("train.total_stepz=7", "did you mean train.total_steps?"),
     ("objective.temprature=0.2", "did you mean temperature?"),
-    ("objective.margn=1", "those of pairwise_cross_entropy are c, c_bounds"),
+    ("objective.margn=1", "the fields of pairwise_cross_entropy are c, c_bounds"),
     ("seed", "needs a value"),
     ("train.batch_size=None", "a whole number"),
     ("optim.learning_rate=nan", "a finite number"),

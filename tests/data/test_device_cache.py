@@ -48,7 +48,7 @@ def random_plan(sizes, count, seed=0):
 
 # Optimised, as users' programs are: otherwise more levels differ by one.
 jitted_cut = jax.jit(
-    device_crops.cut,
+    device_crops.crop,
     static_argnums=2,
     compiler_options={
         "xla_backend_optimization_level": 3,
@@ -86,7 +86,7 @@ def test_crops_equal_pillows(shapes, channels, side, count):
     dataset = pictures(shapes, channels)
     plan = random_plan(dataset.sizes, count)
     layout = lay_out(dataset.sizes, channels)
-    assert len(list(layout.parts())) > 1
+    assert len(list(layout.slabs())) > 1
     views = cut(dataset, layout, layout.crops(plan, range(count)), side)
     boxes = zip(plan.ids, plan.images.box, strict=True)
     expected = [dataset.crop(int(i), box, side, channels) for i, box in boxes]
@@ -113,7 +113,7 @@ def test_squares_are_cut_exactly_as_on_the_host():
     layout = lay_out(plans.sizes, 3)
     assert (layout.sizes == 24).all() and layout.largest == (24, 24)
     store = fill(layout, dataset, parallel.create_mesh((1, 1)))
-    cut_on_device = jax.jit(device_crops.cut, static_argnums=2)
+    cut_on_device = jax.jit(device_crops.crop, static_argnums=2)
     device = crop_batches(layout, plans, range(4), range(8))
     host = training_batches(dataset, plans, range(4), View(16, 24, 3, "squash"))
     for ours, hosts in zip(device, host, strict=True):

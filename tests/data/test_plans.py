@@ -42,13 +42,6 @@ def test_a_batch_holds_n_classes_with_d_adjacent_images(counts, n, d, step, kind
             assert len(set(row)) == d
 
 
-def test_a_batch_that_is_not_grouped_by_class_is_an_error(monkeypatch):
-    for classes in ([0, 1, 1], [2, 0, 2]):
-        monkeypatch.setattr(EpochClassPlans, "choose_classes", lambda *_, c=classes: np.array(c))
-        with pytest.raises(RuntimeError, match="drew a batch for step 5 that"):
-            plans([4] * 10, 3, 2)(5)
-
-
 @pytest.mark.parametrize("crop", [CROP, ResizeCrop(resize=24, side=16, flip=0.5)])
 def test_a_plan_is_a_function_of_seed_and_step_alone(crop):
     plan, same = (plans([5] * 20, 4, 2, crop=crop) for _ in range(2))

@@ -104,7 +104,7 @@ def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository):
 
 def test_unusable_copies_are_rejected(tmp_path, repository):
     for i, (classes, message) in enumerate(
-        [((101, 102), "no training images"), ((1, 2, 101), "test part .* has 1 class")]
+        [((101, 102), "neither training images"), ((1, 2, 101), "test part .* has 1 class")]
     ):
         prepared(tmp_path / str(i), "cub", lambda root, x=classes: disk.write_cub(root, x))
         with pytest.raises(UserError, match=message):

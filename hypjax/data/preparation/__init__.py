@@ -1,1 +1,1 @@
-"""Official files, or generated letters, to records."""
+"""Prepares datasets: converts official files, or draws letters, and writes records."""

@@ -1,9 +1,9 @@
 """Cars-196: photos of cars (Krause et al., 2013), split by class.
 
-All photos lie in one folder, or in the two halves that were made to classify. With only
-`cars_train` and the devkit, that half can be split by class in the same way. Coarse classes are
-nine body types: the last one in a class's name, or for names with none or two the one in the table
-of Chang et al. (CVPR 2021).
+Photos lie in one folder, or in the two halves of the classification task. With only `cars_train`
+and the devkit, that half is split by class in the same way. Coarse classes are nine body types: the
+last body type in a class's name or, for names without one or with two, the one in the table of
+Chang et al. (CVPR 2021).
 """
 
 import io
@@ -20,7 +20,7 @@ from hypjax.errors import UserError
 _CLASSES = 196  # The first half is for training.
 _NOTE = "the training half of Cars-196 (8144 of 16185 photos)"
 _ALL, _TEST = "cars_annos.mat", "cars_test_annos_withlabels.mat"
-_HALF = {"cars_train_annos.mat": "cars_train/"}  # Annotations, and the folder of their photos.
+_TRAIN_FOLDER = {"cars_train_annos.mat": "cars_train/"}  # Folder of photos, by annotations' file.
 _DEVKIT = "devkit", "car_devkit"
 _NO_HOME = "a copy (their home https://ai.stanford.edu/~jkrause/cars/car_dataset.html is gone)"
 _BODY_TYPES = re.compile(r"(?:Cab|Convertible|Coupe|Hatchback|Minivan|Sedan|SUV|Van|Wagon)\b")
@@ -35,15 +35,17 @@ def _list_all(tree: FileTree) -> Iterator[Entry]:
             f"{tree.root} has neither car_ims nor {_TEST}, which labels cars_test; get one of "
             "them, or prepare only cars_train with --part=train"
         )
-    return _list_images(tree, _HALF | {_TEST: "cars_test/"})
+    return _list_images(tree, _TRAIN_FOLDER | {_TEST: "cars_test/"})
 
 
 def _list_images(
-    tree: FileTree, folders: Mapping[str, str], titles: str = "cars_meta.mat", boxes: bool = False
+    tree: FileTree, folders: Mapping[str, str], names: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists the photos of folders, by their annotations' files, in the order of classes."""
-    names = _read(tree, titles, "class_names")
-    rows = [(x, row) for file, x in folders.items() for row in _read(tree, file, "annotations")]
+    """Lists the photos in the order of classes; `folders` are given by annotations' file."""
+    class_names = _read(tree, names, "class_names")
+    rows = []
+    for file, folder in folders.items():
+        rows += [(folder, row) for row in _read(tree, file, "annotations")]
     body_types = official.read_coarse_labels("cars196")
     # Kaggle's copies may hold the folders in folders of the same name.
     files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
@@ -52,26 +54,27 @@ def _list_images(
             number, name = int(row["class"]), row["fname" if folder else "relative_im_path"]
             split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
             box, name = _box(row) if boxes else None, f"{folder}{name}"
-            title = str(names[number - 1])
-            body_type = body_types.get(title) or "".join(_BODY_TYPES.findall(title)[-1:])
-            yield Entry(split, name, title, body_type, files.get(name, name), box)
+            label = str(class_names[number - 1])
+            body_type = body_types.get(label) or "".join(_BODY_TYPES.findall(label)[-1:])
+            yield Entry(split, name, label, body_type, files.get(name, name), box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
 
 
 def _box(annotation: Any) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom; annotations count pixels from 1 and include the last."""
+    """Left, top, right and bottom. Annotations count pixels from 1, and include the last one."""
     left, top, right, bottom = (int(annotation[f"bbox_{x}"]) for x in ("x1", "y1", "x2", "y2"))
     return left - 1, top - 1, right, bottom
 
 
 def _find(tree: FileTree, name: str) -> str:
-    """The path of a MATLAB file in any folder, which Kaggle may have numbered; or else its name."""
+    """Finds a MATLAB file in any folder, perhaps numbered by Kaggle; otherwise returns its name."""
     pattern = re.compile(rf"(.*/)?{name.removesuffix('.mat')}( \(\d+\))?\.mat")
     return min(filter(pattern.fullmatch, tree.files), key=len, default=name)
 
 
 def _read(tree: FileTree, name: str, variable: str) -> Any:
+    """Reads a variable of a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)
@@ -82,7 +85,7 @@ def _read(tree: FileTree, name: str, variable: str) -> Any:
         raise tree.damaged(file, f"{variable} cannot be read ({type(error).__name__})") from error
 
 
-_TRAINING_HALF = OfficialDataset(
+_TRAIN_PART = OfficialDataset(
     name="cars196",
     counts={"train": Count(4052, 98), "test": Count(4092, 98)},
     folders=("cars196", "stanford_cars"),
@@ -92,11 +95,11 @@ _TRAINING_HALF = OfficialDataset(
         Archive("car_devkit.tgz", unpacked="devkit/*.mat"),
     ),
     source=f"cars_train.tgz and car_devkit.tgz from {_NO_HOME}",
-    list_images=lambda tree: _list_images(tree, _HALF),
+    list_images=lambda tree: _list_images(tree, _TRAIN_FOLDER),
     note=f"{_NOTE}: not comparable with published Recall@K",
 )
-_CUT_TO_BOXES = _TRAINING_HALF._replace(
-    list_images=lambda tree: _list_images(tree, _HALF, boxes=True),
+_TRAIN_BOXES_PART = _TRAIN_PART._replace(
+    list_images=lambda tree: _list_images(tree, _TRAIN_FOLDER, boxes=True),
     note=f"{_NOTE}, cut to their boxes: not comparable with published Recall@K",
 )
 DATASET = OfficialDataset(
@@ -109,7 +112,7 @@ DATASET = OfficialDataset(
     ),
     archives=(
         Archive("car_ims.tgz", unpacked="car_ims/*"),
-        *_TRAINING_HALF.archives,
+        *_TRAIN_PART.archives,
         Archive("cars_test.tgz", unpacked="cars_test/*"),
     ),
     source=(
@@ -117,5 +120,5 @@ DATASET = OfficialDataset(
         f"{_TEST}, from {_NO_HOME}"
     ),
     list_images=_list_all,
-    parts={"train": _TRAINING_HALF, "train_boxes": _CUT_TO_BOXES},
+    parts={"train": _TRAIN_PART, "train_boxes": _TRAIN_BOXES_PART},
 )

@@ -1,9 +1,9 @@
 """CUB-200-2011: photos of birds (Wah et al., 2011).
 
-Coarse classes are 38 families in 13 orders, of which the training half has 30 and 13: as many as in
-the table of Chang et al. (CVPR 2021), which SupRank's code uses. That table puts class 84, the
-Red-legged Kittiwake, into a family of its own beside the kingfishers. Here it is a gull, and class
-83, the White-breasted Kingfisher, has a family of its own (Halcyonidae).
+Coarse classes are 38 families in 13 orders; the training half has 30 families in 13 orders. These
+are as many as in the table of Chang et al. (CVPR 2021), which SupRank's code uses. That table puts
+class 84, the Red-legged Kittiwake, into a separate family beside the kingfishers. Here it is a
+gull, and class 83, the White-breasted Kingfisher, has a separate family (Halcyonidae).
 """
 
 import re
@@ -16,8 +16,8 @@ _CLASSES = 200  # The first half is for training.
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images by class and by path; their folders are numbered like the classes."""
-    families = official.read_coarse_labels("cub200")  # By class number, such as "001".
+    """Lists images by class, then by path; their folders are numbered like the classes."""
+    families = official.read_coarse_labels("cub200")  # Keys are class numbers such as "001".
     for name in sorted(tree.files):
         if match := re.fullmatch(r"images/((\d{3})\.[^/]+)/[^/]+\.jpg", name):
             split = "train" if int(match[2]) <= _CLASSES // 2 else "test"

@@ -1,4 +1,4 @@
-"""Exports a prepared dataset as folders of image files, to browse or to start a new one from."""
+"""Exports a prepared dataset as folders of image files, to browse, or to start a new dataset."""
 
 import collections
 import io
@@ -28,8 +28,8 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
         unfinished = pathlib.Path(parent, output.name)
         parts = {split: open_records(folder, split) for split in folder.splits}
         classes = sorted({name for records in parts.values() for name in records.class_names})
-        folders = _distinct([*map(_valid, classes)], [""] * len(classes))
-        folder_of = dict(zip(classes, folders, strict=True))
+        class_folders = _distinct([*map(_valid, classes)], [""] * len(classes))
+        folder_of = dict(zip(classes, class_folders, strict=True))
         for split, records in parts.items():
             folders = [folder_of[name] for name in records.class_names]
             names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in records.names]
@@ -50,10 +50,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
 
 
 def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """Numbers names in folders where one is empty, or two are equal but for case and suffix.
-
-    Images without a suffix will get one.
-    """
+    """Numbers the names in folders with empty names, or names equal up to case and suffix."""
     stems = ((folder, _stem(name).lower()) for folder, name in zip(folders, names, strict=True))
     counts = collections.Counter(stems)
     numbered = {folder for (folder, stem), count in counts.items() if count > 1 or not stem}
@@ -62,10 +59,11 @@ def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 
 def _valid(name: str) -> str:
+    """Replaces characters that some systems reject in file names."""
     return re.sub(r'[\x00-\x1f<>:"/\\|?*]', " ", name).strip(" ").lstrip(".")
 
 
 def _stem(name: str) -> str:
-    """A name without the suffix of an image."""
+    """Removes the suffix of an image format from a name."""
     path = pathlib.PurePath(name)
     return path.stem if path.suffix.lower() in Image.registered_extensions() else name

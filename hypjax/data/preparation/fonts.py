@@ -1,6 +1,6 @@
-"""Letters of the font files that matplotlib ships, grouped into visually distinct classes.
+"""Letters in matplotlib's font files, grouped into visually distinct classes.
 
-Characters that most faces draw alike are one class (Latin A, Greek Alpha, Cyrillic A).
+Characters that most faces draw alike are one class, such as Latin A, Greek Alpha and Cyrillic A.
 """
 
 import collections
@@ -20,22 +20,22 @@ SIZE = 48  # Side of an image in pixels.
 SUPERSAMPLE = 3  # Glyphs are drawn at this multiple of the size, then averaged down.
 EM = 30  # Font size; the same for every letter, so that c and C remain distinct.
 BASELINE = 35  # Row of the baseline; leaves room for two accents above and a cedilla below.
-MARGIN = 3  # Glyphs are shrunk to keep this distance from the border.
+MARGIN = 3  # Distance from the border in pixels; larger glyphs are shrunk.
 
 MIN_FACES = 10  # Characters in fewer faces are left out.
 
 # Without modifier letters (Lm), which are tiny accents or superscripts of other letters.
 LETTER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo"})
 
-# Faces whose character maps assign other shapes to the codes of letters.
+# Faces whose character maps assign other shapes to code points of letters.
 MISMAPPED_FACES = {
     "LastResortHE-Regular",  # One placeholder box per block of Unicode.
-    "cmex10",  # Brackets, integrals and radicals at the codes of letters.
+    "cmex10",  # Brackets, integrals and radicals at code points of letters.
     "cmsy10",  # Arrows and relations at a-z; calligraphic capitals at A-Z.
 }
-# Other Computer Modern faces are correct for A-Z and a-z only: their TeX encoding has AE at U+00C0.
+# Other Computer Modern faces are correct only for A-Z and a-z: their TeX encoding has AE at U+00C0.
 ASCII_ONLY_PREFIX = "cm"
-# Single errors: this face swaps che with descender and ghe with descender.
+# Wrong glyphs of single faces: this face swaps che with descender and ghe with descender.
 MISMAPPED_GLYPHS = {"DejaVuSansMono-Oblique": frozenset({0x04CB, 0x04CC, 0x04F6, 0x04F7})}
 
 # Two drawings are alike if their squared difference is at most this fraction of the larger one's
@@ -56,12 +56,12 @@ class Glyph(NamedTuple):
 class GlyphClass(NamedTuple):
     """Characters that are drawn alike, with one glyph for each face that contains any of them."""
 
-    codepoints: tuple[int, ...]  # Of the members, ascending.
-    glyphs: tuple[Glyph, ...]  # By face: the member with the lowest code point.
+    codepoints: tuple[int, ...]  # The characters' code points, ascending.
+    glyphs: tuple[Glyph, ...]  # For each face, its character with the lowest code point.
 
     @property
     def name(self) -> str:
-        """The first member and its Unicode name, unique among classes."""
+        """The first character and its Unicode name, unique among classes."""
         character = chr(self.codepoints[0])
         return f"{character} {unicodedata.name(character)}"
 
@@ -73,14 +73,15 @@ class GlyphClass(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The letter without accents: 'e' for 'é'; letters such as 'ø' are unchanged."""
+        """The letter without accents, such as 'e' for 'é'; 'ø' is a letter without accents."""
         return unicodedata.normalize("NFD", self._scripted_character)[0]
 
     @property
     def _scripted_character(self) -> str:
-        """The first member that belongs to a script: Greek mu, not the common micro sign."""
-        members = [*map(chr, self.codepoints)]
-        return next((c for c in members if fontTools.unicodedata.script(c) != "Zyyy"), members[0])
+        """The first character that belongs to a script: Greek mu, not the micro sign."""
+        characters = [*map(chr, self.codepoints)]
+        scripted = (c for c in characters if fontTools.unicodedata.script(c) != "Zyyy")
+        return next(scripted, characters[0])
 
 
 def face_path(face: str) -> pathlib.Path:
@@ -89,7 +90,7 @@ def face_path(face: str) -> pathlib.Path:
 
 
 def letters_of(face: str) -> list[int]:
-    """Returns the code points of the letters that a face maps, ascending."""
+    """Returns the code points of the letters that a face draws, ascending."""
     with fontTools.ttLib.TTFont(face_path(face), lazy=True) as font:
         mapped = set(font.getBestCmap()) - MISMAPPED_GLYPHS.get(face, frozenset())
     letters = [c for c in sorted(mapped) if unicodedata.category(chr(c)) in LETTER_CATEGORIES]
@@ -100,17 +101,19 @@ def letters_of(face: str) -> list[int]:
 
 @functools.cache
 def _load_font(face: str) -> ImageFont.FreeTypeFont:
-    layout = ImageFont.Layout.BASIC  # Needs no optional library, so all machines draw the same.
+    layout = ImageFont.Layout.BASIC  # The same on all machines: it needs no optional library.
     return ImageFont.truetype(face_path(face), EM * SUPERSAMPLE, layout_engine=layout)
 
 
 def draw(glyph: Glyph) -> Image.Image:
-    """Draws a glyph on the baseline, centred, light on dark: 'L', of side SIZE * SUPERSAMPLE."""
+    """Draws a glyph on the baseline, centred, light on dark, with a side of SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
-    rooms = SIZE - 2 * MARGIN, BASELINE - MARGIN, SIZE - BASELINE - MARGIN
-    needs = zip(rooms, (right - left, -top, bottom), strict=True)
-    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in needs if need > 0])
+    # Available and required pixels: across, above the baseline and below.
+    available = SIZE - 2 * MARGIN, BASELINE - MARGIN, SIZE - BASELINE - MARGIN
+    required = right - left, -top, bottom
+    ratios = zip(available, required, strict=True)
+    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in ratios if need > 0])
     if shrink < 1:
         font = font.font_variant(size=font.size * shrink)
         left, top, right, bottom = font.getbbox(character, anchor="ls")
@@ -122,7 +125,7 @@ def draw(glyph: Glyph) -> Image.Image:
 
 
 def draw_small(glyph: Glyph) -> np.ndarray:
-    """Draws a glyph without random changes: (SIZE, SIZE) uint8, 255 for full ink."""
+    """Draws a glyph without random changes: uint8 [SIZE, SIZE], with 255 for full ink."""
     return np.asarray(draw(glyph).reduce(SUPERSAMPLE))
 
 
@@ -132,24 +135,28 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     # Drawing and comparing all candidates takes some seconds, hence the cache.
     installed = {path.stem for path in face_path("any").parent.glob("*.ttf")}
     letters = {face: letters_of(face) for face in sorted(installed - MISMAPPED_FACES)}
-    frequency = collections.Counter(c for mapped in letters.values() for c in mapped)
-    candidates = np.array(sorted(c for c, n in frequency.items() if n >= MIN_FACES))
-    drawn_by, alike = _compare_candidates(candidates, letters)
-    _, component = scipy.sparse.csgraph.connected_components(alike, directed=False)
+    face_counts = collections.Counter(c for mapped in letters.values() for c in mapped)
+    candidates = np.array(sorted(c for c, count in face_counts.items() if count >= MIN_FACES))
+    drawn_by, are_alike = _compare_candidates(candidates, letters)
+    _, component = scipy.sparse.csgraph.connected_components(are_alike, directed=False)
     classes = []
     for label in dict.fromkeys(component):
         members = candidates[component == label].tolist()
-        by_face = ((face, drawn.intersection(members)) for face, drawn in sorted(drawn_by.items()))
-        glyphs = (Glyph(face, min(present)) for face, present in by_face if present)
-        classes.append(GlyphClass(tuple(members), tuple(glyphs)))
-    return tuple(c for c in classes if len(c.glyphs) >= MIN_FACES)
+        glyphs = []
+        for face, drawn in sorted(drawn_by.items()):
+            if present := drawn.intersection(members):
+                glyphs.append(Glyph(face, min(present)))
+        if len(glyphs) >= MIN_FACES:
+            classes.append(GlyphClass(tuple(members), tuple(glyphs)))
+    return tuple(classes)
 
 
 def _compare_candidates(
     candidates: np.ndarray, letters: dict[str, list[int]]
 ) -> tuple[dict[str, set[int]], np.ndarray]:
-    """Returns the candidates that each face draws, and which pairs, (N, N), are one letter."""
+    """Returns the candidates that each face draws, and which pairs, bool [N, N], are one letter."""
     n = len(candidates)
+    # Numbers of faces that draw both candidates of a pair, and that draw both alike.
     shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
     drawn_by = {}
     for face, mapped in letters.items():
@@ -157,7 +164,7 @@ def _compare_candidates(
         if not len(rows):
             continue
         images = np.stack([draw_small(Glyph(face, c)) for c in candidates[rows].tolist()])
-        notdef = draw_small(Glyph(face, 0xFFFF))  # Never assigned, so every face draws this glyph.
+        notdef = draw_small(Glyph(face, 0xFFFF))  # The face's glyph for missing characters.
         drawn = images.any(axis=(1, 2)) & (images != notdef).any(axis=(1, 2))
         rows, images = rows[drawn], images[drawn]
         drawn_by[face] = set(candidates[rows].tolist())
@@ -170,9 +177,9 @@ def _compare_candidates(
 
 
 def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(N, N) squared differences of (N, side, side) drawings, and the larger squared ink."""
-    # With six bits of ink all sums of products are below 2**24, where float32 is exact: the classes
-    # do not depend on the order of summation.
+    """Returns squared differences [N, N] of drawings [N, side, side], and the larger one's ink²."""
+    # With six bits of ink, all sums of products are below 2**24, up to which float32 is exact. So
+    # the classes do not depend on the order of summation.
     ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)
     products = ink @ ink.T
     squares = np.diagonal(products)

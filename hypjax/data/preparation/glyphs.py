@@ -1,6 +1,6 @@
 """Glyphs: a built-in dataset of letters, drawn from matplotlib's fonts.
 
-A class is a letter, its images are the faces that contain it. Records are always the same.
+A class is a letter, and its images are the letter in different faces. Records are reproducible.
 """
 
 import io
@@ -27,7 +27,7 @@ NOISE = 8.0  # Standard deviation, on the scale of 0 to 255.
 
 
 def render(glyph: fonts.Glyph) -> np.ndarray:
-    """Renders a glyph, light on dark, with random but fixed changes: (SIZE, SIZE) uint8."""
+    """Renders a glyph, light on dark, with fixed random changes: uint8 [SIZE, SIZE]."""
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
     changed = drawn.transform(
@@ -39,7 +39,7 @@ def render(glyph: fonts.Glyph) -> np.ndarray:
 
 
 def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
-    """Draws an affine map about the centre of the large canvas, as Pillow's six numbers."""
+    """Draws an affine map about the centre of the supersampled canvas, as Pillow's six numbers."""
     angle, zoom, shear = rng.uniform(-1, 1, 3) * (ROTATION, SCALE, SHEAR)
     cos, sin = math.cos(angle), math.sin(angle)
     linear = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) / (1 + zoom)
@@ -50,14 +50,14 @@ def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
 
 
 def example(pixels: np.ndarray, name: str, class_name: str, coarse_label: str) -> Example:
-    """Returns the example of a picture."""
+    """Encodes a rendered image as PNG, with its names."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
     return Example(file.getvalue(), *pixels.shape, name, class_name, coarse_label)
 
 
 def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:
-    """Splits the classes at random, with a fixed seed, into training and test classes, in order."""
+    """Splits classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
     train, test = np.split(order, [round(TEST_SHARE * len(classes))])[::-1]
     return tuple([classes[i] for i in np.sort(part)] for part in (train, test))

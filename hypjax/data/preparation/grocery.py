@@ -1,7 +1,8 @@
 """Grocery Store Dataset: photos of groceries, taken with a phone (Klasson et al., WACV 2019).
 
-Its three published parts are pooled and split by coarse class instead: the first half, rounded up,
-of each department's, in the order of `classes.csv`, is for training. No paper reports this split.
+The three published parts are pooled, and split by coarse class instead: the first half of each
+department's coarse classes, rounded up, in the order of `classes.csv`, is for training. No paper
+reports this split.
 """
 
 import csv
@@ -15,44 +16,46 @@ _PARTS = ("train", "val", "test")  # As published.
 
 
 class _Product(NamedTuple):
-    """A row of `classes.csv`; the products' numbers are their positions in it."""
+    """A row of `classes.csv`, in which products are numbered in order."""
 
     name: str
     coarse: str
     department: str
-    icon: str  # Path of its iconic picture.
+    icon: str  # Path of the product's iconic picture.
 
     def entry(self, split: str, name: str) -> Entry:
         return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
 
 
-def _list_photos(tree: FileTree, tested: str) -> Iterator[Entry]:
-    """Lists photos by product, then in published order; `tested` is the split not trained on."""
+def _list_photos(tree: FileTree, test_split: str) -> Iterator[Entry]:
+    """Lists photos by product, then in published order; `test_split` is 'test' or 'query'."""
     products = _products(tree)
-    trained, numbered = _trained(products), []
+    trained, numbered_entries = _trained(products), []
     for part in _PARTS:
         for match in tree.rows(f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
             number = int(match[2])
             if number >= len(products):
                 raise tree.damaged(f"{part}.txt", f"there is no product {number}")
-            split = "train" if products[number].coarse in trained else tested
-            numbered.append((number, products[number].entry(split, match[1])))
-    numbered.sort(key=lambda pair: pair[0])  # Stable.
-    return (entry for _, entry in numbered)
+            split = "train" if products[number].coarse in trained else test_split
+            numbered_entries.append((number, products[number].entry(split, match[1])))
+    numbered_entries.sort(key=lambda pair: pair[0])  # Keeps the published order within a product.
+    return (entry for _, entry in numbered_entries)
 
 
 def _list_icons(tree: FileTree) -> Iterator[Entry]:
-    """Lists the same photos, then the iconic picture of each product, which they search."""
-    yield from _list_photos(tree, tested="query")
+    """Lists the same photos as queries, and as gallery the iconic picture of each product."""
+    yield from _list_photos(tree, test_split="query")
     yield from (product.entry("gallery", product.icon) for product in _products(tree))
 
 
 def _trained(products: list[_Product]) -> set[str]:
     """Coarse classes for training: 10 of 19 of fruit, 5 of 9 of packages, 8 of 15 of vegetables."""
-    departments: dict[str, dict[str, None]] = {}  # Ordered sets of coarse classes.
+    departments: dict[str, list[str]] = {}
     for product in products:
-        departments.setdefault(product.department, {})[product.coarse] = None
-    return {x for names in departments.values() for x in list(names)[: (len(names) + 1) // 2]}
+        coarse_classes = departments.setdefault(product.department, [])
+        if product.coarse not in coarse_classes:
+            coarse_classes.append(product.coarse)
+    return {name for names in departments.values() for name in names[: (len(names) + 1) // 2]}
 
 
 def _products(tree: FileTree) -> list[_Product]:
@@ -82,7 +85,7 @@ PHOTOS = OfficialDataset(
         ),
     ),
     source=f"GroceryStoreDataset-master.zip from {_HOME}",
-    list_images=lambda tree: _list_photos(tree, tested="test"),
+    list_images=lambda tree: _list_photos(tree, test_split="test"),
     downloads="grocery",
 )
 ICONS = PHOTOS._replace(

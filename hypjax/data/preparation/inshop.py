@@ -6,19 +6,22 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images in the order of the list; the coarse class is the category in the path."""
+    """Lists images in the published order; the coarse class is the category in the path."""
     folder = _photos(tree)
     pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
-    for match in tree.rows(file, pattern, skip=2):  # Their count, and the columns' names.
+    for match in tree.rows(file, pattern, skip=2):  # Skips the count, and the columns' names.
         name, group, item, status = match.groups()
         yield Entry(status, f"img/{name}", item, group, f"{folder}{name}")
 
 
 def _photos(tree: FileTree) -> str:
-    folders = "Img/img/", "img/", "Img/img_highres/", "img_highres/"
-    return next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
+    """Returns the folder of the photos."""
+    for folder in ("Img/img/", "img/", "Img/img_highres/", "img_highres/"):
+        if any(name.startswith(folder) for name in tree.files):
+            return folder
+    return "img/"
 
 
 def _note(tree: FileTree) -> str:

@@ -1,4 +1,4 @@
-"""Official datasets: from the files that their authors published to the records we write.
+"""Converts datasets from the files that their authors published to records.
 
 Classes, splits and counts follow the official lists, and the protocol of published results (Ermolov
 et al., CVPR 2022, section 4.1).
@@ -33,20 +33,20 @@ from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
 SKIPPED = "skipped.tsv"
-_CROP_QUALITY = 95  # Of JPEGs, for images that are cut to their boxes.
+_CROP_QUALITY = 95  # JPEG quality of images that are cropped to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
-_AHEAD = 16 * _THREADS  # Images read before any of them is written; they are held in memory.
+_CHUNK = 16 * _THREADS  # Images that are read into memory together, then written.
 
 
 class Entry(NamedTuple):
-    """One image of a dataset's list, whose file may be missing."""
+    """An image in a dataset's list, whose file may be missing."""
 
     split: str
     name: str  # Path within the dataset, with '/'; unique.
     label: str  # Name of the class, unique within the dataset.
-    coarse_label: str = ""  # Name of the coarser class; '' if the dataset has none.
-    file: str = ""  # Path of its file; '' if that is the name.
-    # Part of the image that is kept: left, top, right and bottom, in pixels. None: the whole.
+    coarse_label: str = ""  # Name of the coarse class; '' if the dataset has none.
+    file: str = ""  # Path of the image's file; '': equal to the name.
+    # Region of the image that is kept: left, top, right and bottom, in pixels. None: all of it.
     box: tuple[int, int, int, int] | None = None
 
 
@@ -57,15 +57,15 @@ class FileTree(NamedTuple):
     files: Mapping[str, pathlib.Path]
 
     def read_list(self, name: str) -> bytes:
-        """Returns the bytes of a list that the dataset requires."""
+        """Reads a list that the dataset requires; raises a UserError if it is missing."""
         try:
             return pixels.read_bytes(self.files[name])
         except (KeyError, OSError) as error:
             raise UserError(f"{self.root} has no readable {name}; fetch it again") from error
 
     def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
-        """Parses the non-empty lines after the first `skip`; each must fit the pattern."""
-        # Some copies have Windows' line ends and a byte order mark. Other bytes fit no pattern.
+        """Matches a list's lines after the first `skip`; raises a UserError for damaged lines."""
+        # Some copies have Windows' line ends and a byte order mark. Other bytes match no pattern.
         lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
         for n, line in enumerate(map(str.strip, lines[skip:]), skip + 1):
             if match := re.fullmatch(pattern, line):
@@ -74,29 +74,29 @@ class FileTree(NamedTuple):
                 raise self.damaged(f"{file}, line {n}", f"{line[:100]!r} is unexpected")
 
     def damaged(self, place: str, problem: object) -> UserError:
-        """The error for a damaged list; `place` is its file, and the line if known."""
+        """Returns the error for a damaged list; `place` is its file, and the line if known."""
         return UserError(f"{self.root / place}: {problem}; the list is damaged, fetch it again")
 
 
 class Archive(NamedTuple):
     """A .zip or .tar file with all or part of a dataset."""
 
-    file: str  # Its name, or its path below the dataset's folder.
-    # Patterns of its contents, separated by '|'; the archive is not opened if anything matches.
+    file: str  # The archive's name, or its path below the dataset's folder.
+    # Patterns of the archive's contents, separated by '|'. If any matches, it is unpacked already.
     unpacked: str
     url: str = ""
-    sha256: str | None = None  # Of the file at that address; None if downloads may differ.
+    sha256: str | None = None  # Checksum of the file at the URL; None if downloads may differ.
 
     def is_unpacked(self, root: pathlib.Path) -> bool:
-        """Whether its contents are in a dataset's folder."""
+        """Whether the archive's contents are in the dataset's folder."""
         return any(any(glob.iglob(name, root_dir=root)) for name in self.unpacked.split("|"))
 
     def is_needed(self, root: pathlib.Path) -> bool:
-        """Whether it is in a dataset's folder, and its contents are not."""
+        """Whether the archive is in the dataset's folder, and its contents are not."""
         return (root / self.file).is_file() and not self.is_unpacked(root)
 
     def unpack(self, root: pathlib.Path, folder: pathlib.Path) -> None:
-        """Unpacks it from a dataset's folder to one that stands for that folder."""
+        """Unpacks the archive in the dataset's folder `root` to a temporary `folder`."""
         path = root / self.file
         console.say(f"unpacking {path} temporarily")
         advice = "; fetch it again, or unpack it yourself and pass --manual_dir=FOLDER"
@@ -104,19 +104,19 @@ class Archive(NamedTuple):
             unpack(path, (folder / self.file).parent)
 
     def download(self, root: pathlib.Path, advice: str) -> None:
-        """Downloads it to a folder, where it appears when verified, unless it is there."""
+        """Downloads and verifies the archive unless it is in `root`; `advice` is for messages."""
         import pooch
 
         if not (root / self.file).exists():
             console.say(f"downloading {self.url} to {root}; without a network, {advice}")
         pooch.get_logger().setLevel(logging.WARNING)
-        known, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
+        known_hash, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
-            pooch.retrieve(self.url, known, self.file, root, progressbar=bar)
+            pooch.retrieve(self.url, known_hash, self.file, root, progressbar=bar)
 
 
 def read_coarse_labels(dataset: str) -> dict[str, str]:
-    """Reads coarse labels by class, which the official files lack, from a table in the package."""
+    """Reads coarse labels by class, which the official files lack, from hypjax's own table."""
     table = importlib.resources.files("hypjax.data.preparation") / f"{dataset}.csv"
     return dict(csv.reader(table.read_text().splitlines()))
 
@@ -125,10 +125,10 @@ Listing = dict[str, list[Entry]]  # Images by split.
 
 
 class Files(NamedTuple):
-    """A dataset's files, readable while they are open, with those images that have a file."""
+    """A dataset's files while they are open, and what they list."""
 
     tree: FileTree
-    images: Listing
+    images: Listing  # Images that have a file.
     tables: Mapping[str, pyarrow.Table]
     note: str
 
@@ -137,34 +137,35 @@ class OfficialDataset(NamedTuple):
     """A dataset prepared from the files that its authors published."""
 
     name: str
-    counts: Mapping[str, Count]  # Of the splits of the complete dataset.
+    counts: Mapping[str, Count]  # Sizes of the complete dataset's splits.
     folders: tuple[str, ...]  # Possible names of the dataset's folder.
-    entries: tuple[str, ...]  # Patterns of its files, and of its folders with all their contents.
-    archives: tuple[Archive, ...]  # They contain these entries.
-    source: str  # What a user has to obtain from where, in words.
+    entries: tuple[str, ...]  # Patterns of the dataset's files and of its folders.
+    archives: tuple[Archive, ...]  # Archives that contain these entries.
+    source: str  # Which files users must get, and from where, in words.
     # Yields the images in the order of the records, whether or not their files exist. Classes are
     # numbered in the order in which they first appear.
     list_images: Callable[[FileTree], Iterable[Entry]]
-    # Readers of its tables of relations (`hypjax.data.records`), by name.
+    # Readers of tables other than the indexes (`hypjax.data.records`), by name.
     tables: Mapping[str, Callable[[FileTree], pyarrow.Table]] = MappingProxyType({})
-    # Parts that may be prepared in its place, by name, with the same name and tables.
+    # Parts of the dataset that can be prepared instead, by name.
     parts: "Mapping[str, OfficialDataset]" = MappingProxyType({})
-    note: str = ""  # Of a part: what it is, for all results.
-    note_of: Callable[[FileTree], str] = lambda tree: ""  # How files differ from the published.
-    downloads: str = ""  # Name of the folder of its downloads; '' if that is the dataset's.
+    note: str = ""  # Description of a part, which accompanies all results.
+    # Describes how the user's files differ from the published ones; '' if they do not.
+    note_of: Callable[[FileTree], str] = lambda tree: ""
+    downloads: str = ""  # Folder of the downloads; '': named like the dataset.
 
     @property
     def advice(self) -> str:
-        """Tells users without the files what to do."""
+        """Advice to users without the files."""
         return f"get {self.source}; pass their folder with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:
         """Finds or downloads the files, and unpacks archives for the duration of the body.
 
-        `manual_dir` is the dataset's folder, or one that contains it or its archives. If None,
-        `downloads` is searched, and missing archives are downloaded where possible. Listed images
-        without a file are left out.
+        `manual_dir` is the dataset's folder, or a folder that contains the dataset's folder or
+        archives. If None, `downloads` is searched, and missing archives are downloaded if they have
+        a URL. Listed images without a file are left out.
         """
         base = (manual_dir or downloads).absolute()
         if manual_dir and not base.is_dir():
@@ -181,7 +182,7 @@ class OfficialDataset(NamedTuple):
             missing = f"{base} has no files of {self.name} (looked for {', '.join(known)})"
             raise UserError(f"{missing}; {self.advice}")
         unpacked = downloads / f".{self.name}-unpacked"
-        shutil.rmtree(unpacked, ignore_errors=True)  # Of a process that was killed.
+        shutil.rmtree(unpacked, ignore_errors=True)  # A killed process may have left it.
         try:
             for archive in needed:
                 archive.unpack(root, unpacked)
@@ -195,7 +196,7 @@ class OfficialDataset(NamedTuple):
             shutil.rmtree(unpacked, ignore_errors=True)
 
     def _find_root(self, base: pathlib.Path) -> pathlib.Path:
-        """Returns the first folder with any of the dataset's files or archives, or else `base`."""
+        """Returns the first folder that has any of the dataset's files or archives, or `base`."""
         for root in (base / name for name in self.folders):
             has_files = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
             if has_files or any(archive.is_needed(root) for archive in self.archives):
@@ -203,12 +204,17 @@ class OfficialDataset(NamedTuple):
         return base
 
     def _files_in(self, root: pathlib.Path) -> dict[str, pathlib.Path]:
-        """Paths of the dataset's files in a folder; links are followed, hidden files left out."""
-        patterns = [f"{entry}{below}" for entry in self.entries for below in ("", "/**")]
-        names = (n for p in patterns for n in glob.iglob(p, root_dir=root, recursive=True))
-        return {name: root / name for name in names if os.path.isfile(root / name)}
+        """Finds the dataset's files in a folder; follows links, and skips hidden files."""
+        files = {}
+        for entry in self.entries:
+            for pattern in (entry, f"{entry}/**"):
+                for name in glob.iglob(pattern, root_dir=root, recursive=True):
+                    if os.path.isfile(root / name):
+                        files[name] = root / name
+        return files
 
     def _existing(self, tree: FileTree) -> Listing:
+        """Lists the images that have a file, and warns of the others."""
         splits: Listing = {split: [] for split in self.counts}
         names, missing = set(), []
         for entry in self.list_images(tree):
@@ -225,15 +231,15 @@ class OfficialDataset(NamedTuple):
         return splits
 
 
-def _check(tree: FileTree, image: Entry) -> Example | str:
-    """Reads an image and cuts it to its box; returns its example, or why it cannot be read."""
+def _read_example(tree: FileTree, image: Entry) -> Example | str:
+    """Reads an image and crops it to its box, if any; returns why it cannot be read instead."""
     try:
         content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)
         left, top, right, bottom = image.box or (0, 0, *decoded.size)
-        inside = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
-        if inside != (0, 0, *decoded.size):
-            decoded, encoded = decoded.crop(inside), io.BytesIO()
+        box = (max(left, 0), max(top, 0), min(right, decoded.width), min(bottom, decoded.height))
+        if box != (0, 0, *decoded.size):
+            decoded, encoded = decoded.crop(box), io.BytesIO()
             decoded.save(encoded, "JPEG", quality=_CROP_QUALITY, subsampling=0)
             content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
@@ -250,19 +256,19 @@ def write_files(
     total = sum(map(len, files.images.values()))
 
     def readable(images: Sequence[Entry]) -> Iterator[Example]:
-        for first in range(0, len(images), _AHEAD):
-            ahead = images[first : first + _AHEAD]
-            outcomes = pool.map(functools.partial(_check, files.tree), ahead)
-            for image, outcome in zip(ahead, outcomes, strict=True):
+        for first in range(0, len(images), _CHUNK):
+            chunk = images[first : first + _CHUNK]
+            outcomes = pool.map(functools.partial(_read_example, files.tree), chunk)
+            for image, outcome in zip(chunk, outcomes, strict=True):
                 if isinstance(outcome, str):
                     console.say(f"cannot read {image.name} ({outcome})")
                     broken[image.name] = outcome
-                elif skip_corrupt or not broken:  # Otherwise nothing will be kept.
+                elif skip_corrupt or not broken:  # Otherwise the folder will be removed.
                     yield outcome
 
     splits = {split: readable(images) for split, images in files.images.items()}
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
-        # Large images are welcome. Pillow still rejects huge ones.
+        # Large images are fine. Pillow still rejects huge ones.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         write_records(folder, name, Contents(splits, total, files.tables, files.note), part)
     if not broken:

@@ -9,16 +9,16 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
-    small = not any(name.split("/")[0] in folders.values() for name in tree.files)
-    if small:
+    is_small = not any(name.split("/")[0] in folders.values() for name in tree.files)
+    if is_small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    trained = set()  # Alphabets of the first small set, which the second also has.
+    trained = set()  # The second small set repeats alphabets of the first, which are left out.
     for split, folder in folders.items():
         pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
         paths = filter(None, map(pattern.fullmatch, sorted(tree.files)))
         entries = [Entry(split, path[0], path[1], path[2]) for path in paths]
         yield from (entry for entry in entries if entry.coarse_label not in trained)
-        trained = {entry.coarse_label for entry in entries} if small else set()
+        trained = {entry.coarse_label for entry in entries} if is_small else set()
 
 
 # Addresses and checksums as in tensorflow_datasets.

@@ -18,7 +18,7 @@ from hypjax.system.files import locked, remove, replacing
 
 
 def declared(name: str) -> OfficialDataset | Callable[[], records.Contents]:
-    """Returns a dataset's declaration."""
+    """Returns an official dataset, or the function that renders a built-in one."""
     if name not in PREPARED:
         raise UserError(f"no dataset is named {name!r}{nearest(name, PREPARED)}")
     module, _, attribute = PREPARED[name].declaration.partition(".")
@@ -34,7 +34,7 @@ def prepare(
     allow_partial: bool = False,
     skip_corrupt: bool = False,
 ) -> RecordFolder:
-    """Prepares a dataset unless that was done; arguments are flags of `hypjax.prepare`."""
+    """Prepares a dataset unless it is prepared; arguments are flags of `hypjax.prepare`."""
     root, parts = _root(data_dir), getattr(declared(name), "parts", {})
     if is_url(root):
         raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")
@@ -44,8 +44,8 @@ def prepare(
     folder, official = pathlib.Path(root, name, VERSION), _official(name, part)
     with contextlib.ExitStack() as stack:
         with writing(folder):
-            absent = stack.enter_context(_locked(folder, f"preparing {name}"))
-        if absent:
+            is_absent = stack.enter_context(_locked(folder, f"preparing {name}"))
+        if is_absent:
             console.say(f"preparing {name} in {folder} (once)")
             if official:
                 manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
@@ -61,25 +61,25 @@ def prepare(
             console.say(f"{name} is already prepared")
     prepared = records.open_folder(name, folder)
     if prepared.part != part:
-        held = f"holds the part {prepared.part}, not {part} (None is the full dataset)"
-        raise UserError(f"{folder} {held}; remove it, or name another folder with --data_dir")
+        problem = f"{folder} holds the part {prepared.part}, not {part} (None is the full dataset)"
+        raise UserError(f"{problem}; remove it, or name another folder with --data_dir")
     return prepared
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
-    """Locks a dataset's folder unless it exists; yields whether it is to be written."""
+    """Locks a dataset's folder unless it exists; yields whether the body must write it."""
     if folder.exists():
         yield False
         return
     with locked(folder.parent, purpose):
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
-            remove(unfinished)  # Of a process that was killed.
+            remove(unfinished)  # A killed process left it.
         yield not folder.exists()  # Another process may have written it meanwhile.
 
 
 def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
-    """Opens a prepared dataset, in a folder or at a URL; prepares a built-in one if necessary."""
+    """Opens a prepared dataset's folder, at a path or URL; prepares built-in ones if necessary."""
     declaration, root = declared(name), _root(data_dir)
     if is_url(root):
         root = str(_local_copy(root, name))
@@ -94,13 +94,13 @@ def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
 
 
 def _local_copy(url: str, name: str) -> pathlib.Path:
-    """Copies a dataset from the folder at a URL to the cache; returns the folder of copies."""
-    # Random access to a few kilobytes at a time is slow in object storage. Copies are not compared
-    # with their source again: a prepared version does not change.
+    """Copies a dataset from a URL to the cache; returns the root folder of the copies."""
+    # Random access to a few kilobytes at a time is slow in object storage. A prepared version does
+    # not change, so copies are not compared with their source again.
     root = cache_folder() / "datasets" / url_hash(url)
     folder, source = root / name / VERSION, f"{url.rstrip('/')}/{name}/{VERSION}"
-    with explained(f"cannot copy {url} to {root}"), _locked(folder, f"copying {name}") as absent:
-        if absent:
+    with explained(f"cannot copy {url} to {root}"), _locked(folder, f"copying {name}") as is_absent:
+        if is_absent:
             prepared = CloudFolder(source)
             files = prepared.sizes()
             if records.MANIFEST not in files:
@@ -113,7 +113,7 @@ def _local_copy(url: str, name: str) -> pathlib.Path:
 
 
 def summary(folder: RecordFolder) -> str:
-    """Describes a prepared dataset: its folder, then one line per split."""
+    """Describes a prepared dataset: its folder, a line per split, and notes."""
     lines = [f"{folder.name} is in {folder.path}"]
     for split, (images, classes) in folder.splits.items():
         lines.append(f"  {split:<8}{images:>7} images,{classes:>6} classes")
@@ -121,7 +121,7 @@ def summary(folder: RecordFolder) -> str:
 
 
 def notes(folder: RecordFolder) -> tuple[str, ...]:
-    """Remarks for results computed from a part of a dataset, or from a partial copy."""
+    """Returns remarks for results on a part of a dataset, or on a partial copy."""
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
@@ -129,6 +129,7 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
+    """Returns an official dataset or its part; None for a built-in dataset."""
     official = declared(name)
     if not isinstance(official, OfficialDataset):
         return None
@@ -136,14 +137,15 @@ def _official(name: str, part: str | None) -> OfficialDataset | None:
 
 
 def _root(data_dir: str | None) -> str:
+    """Returns the folder or URL of all prepared datasets."""
     root = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     return root if is_url(root) else os.path.abspath(os.path.expanduser(root))
 
 
 def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:
-    """Rejects a listing that is neither complete nor an accepted partial copy."""
+    """Rejects a listing that is not complete, unless partial copies are allowed."""
     labels = {split: {image.label for image in images} for split, images in listing.items()}
-    tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have both.
+    tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have any class.
     if shared := labels.get("train", set()) & tested:
         raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
     counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
@@ -152,13 +154,13 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
 
 
 def _partial(official: OfficialDataset, counts: Mapping[str, records.Count]) -> str:
-    """Lists splits that differ from the published counts; '' if none does."""
+    """Describes splits that differ from the published counts; '' if none does."""
     parts = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
     for split, expected in official.counts.items():
         images, classes = counts.get(split, records.Count(0, 0))
-        other_classes = expected.classes not in (None, classes)
-        if images != expected.images or other_classes:
+        classes_differ = expected.classes not in (None, classes)
+        if images != expected.images or classes_differ:
             parts.append(f"{split} {images} of {expected.images} images")
-            if images and other_classes:
+            if images and classes_differ:
                 parts[-1] += f" in {classes} of {expected.classes} classes"
     return f"a partial copy of {official.name}: {', '.join(parts)}" if parts else ""

@@ -1,6 +1,6 @@
 """Revisited Oxford and Paris: photos of buildings (Radenović et al., 2018).
 
-The images have no classes: for each query, a ground truth lists what it should find.
+Images have no classes: a ground truth lists the gallery images that each query should find.
 """
 
 import functools
@@ -15,7 +15,7 @@ from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 
 def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
-    """Lists queries and gallery in the order of the ground truth, which has no suffixes."""
+    """Lists queries and gallery in the order of the ground truth, where names have no suffixes."""
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     files = {file.rpartition("/")[2].removesuffix(".jpg"): file for file in sorted(tree.files)}
     for split, listed in (("query", truth.queries), ("gallery", truth.gallery)):
@@ -24,7 +24,7 @@ def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
 
 
 def _judgements(name: str, tree: FileTree) -> pyarrow.Table:
-    """The ground truth by name, with boxes rounded to pixels as Pillow's crop rounds them."""
+    """Returns the ground truth by name, with boxes rounded to pixels like in Pillow's crop."""
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     columns = {"query": truth.queries, "box": np.rint(truth.boxes).astype(int).tolist()}
     for level, rows in truth.ground_truth._asdict().items():

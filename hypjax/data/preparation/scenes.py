@@ -1,8 +1,8 @@
 """Scenes: a built-in dataset of particular objects, like Revisited Oxford and Paris.
 
-An object is a letter in one of two faces, in many pictures: on clutter, tilted, blurred, partly
-covered. Queries have a box, and a ground truth of easy, hard and junk images in the gallery. On
-other kinds of machines, rounding in the perspective might change single pixels.
+An object is a letter in one of two faces, shown in many pictures: on clutter, tilted, blurred, or
+partly covered. Each query has a box, and a ground truth of easy, hard and junk images in the
+gallery. On other kinds of machines, rounding in the perspective might change single pixels.
 """
 
 import itertools
@@ -20,21 +20,22 @@ from hypjax.data.preparation import fonts
 from hypjax.data.preparation.glyphs import example
 from hypjax.data.records import Contents, Example
 
-SIDE = 64  # Of a picture, in pixels.
+SIDE = 64  # Side of a picture in pixels.
 SEED = 20240301
 
-# Letters with two objects each, by what the objects are for, and the views of an object.
+# Numbers of letters by the role of their objects; each letter is two objects.
 LETTERS = {"train": 300, "query": 35, "distractor": 150}
+# Numbers of views of an object, by difficulty.
 TRAIN_VIEWS = {"easy": 5, "hard": 5}
 GALLERY_VIEWS = {"easy": 5, "hard": 5, "junk": 2}
 
-FACES_COMPARED = 6  # The two faces of a letter are the least alike of so many.
-# Letters are too alike if their squared difference is at most this fraction of the larger one's
-# squared ink when both fill a square of this side, such as c and C in one face.
+FACES_COMPARED = 6  # The two faces of a letter are the least alike among this number of faces.
+# Letters are too alike if, both scaled to a square of _SHAPE pixels, their squared difference is at
+# most this fraction of the larger one's squared ink, such as c and C in one face.
 ALIKE, _SHAPE = 0.2, 32
 
 HARD_EFFECTS = ("blur", "cover", "fade")
-FURTHER_EFFECT = 0.15  # Probability of each effect in a hard view that has another one.
+FURTHER_EFFECT = 0.15  # Probability of each further effect in a hard view, which has one for sure.
 BLUR = (0.7, 1.2)  # Standard deviation, in pixels.
 COVERED = (0.2, 0.4)  # Fraction of the object's box under a bar.
 GROUND = (0, 40)  # Mean grey of the background.
@@ -56,10 +57,10 @@ class Limits(NamedTuple):
     """Limits of the random changes in views of one difficulty."""
 
     size: tuple[float, float]  # Side of the letter's canvas, relative to the picture.
-    rotation: float  # To either side, in degrees.
+    rotation: float  # Largest rotation to either side, in degrees.
     perspective: float  # Displacement of the canvas's corners, relative to its side.
-    shapes: tuple[int, int]  # Number in the background; of fragments of letters, half as many.
-    clutter: float  # Difference between their greys and the background's.
+    shapes: tuple[int, int]  # Number in the background; fragments of letters: half as many.
+    clutter: float  # Largest difference between the greys of shapes and background.
 
 
 _HARD = Limits((0.75, 0.95), rotation=15, perspective=0.1, shapes=(6, 12), clutter=40)
@@ -72,7 +73,7 @@ DIFFICULTIES = {
 
 
 class Rendered(NamedTuple):
-    """A picture, and the box of the letter's canvas in it."""
+    """A picture, and the box of the letter's canvas within the picture."""
 
     pixels: UInt8[np.ndarray, "side side"]
     box: Box
@@ -123,22 +124,23 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter into the picture, turned, in perspective; returns its ink and canvas's box."""
+    """Puts a letter into the picture, rotated and in perspective; returns ink and canvas box."""
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
     angle = np.deg2rad(rng.uniform(-limits.rotation, limits.rotation))
-    turn = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
-    placed = placed @ turn * (rng.uniform(*limits.size) * _CANVAS[0] / side)
+    rotation = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
+    placed = placed @ rotation * (rng.uniform(*limits.size) * _CANVAS[0] / side)
     room = np.array(_CANVAS) - np.ptp(placed, axis=0)
     placed += rng.uniform(0.1, 0.9, 2) * room - placed.min(axis=0)
-    # Pillow's eight numbers map points of the result to points of the drawing.
+    # Pillow's eight coefficients map points (x, y) of the result to points (u, v) of the drawing.
     (x, y), (u, v), ones, zeros = placed.T, corners.T, np.ones(4), np.zeros((4, 3))
-    first = np.column_stack([x, y, ones, zeros, -u * x, -u * y])
-    second = np.column_stack([zeros, x, y, ones, -v * x, -v * y])
-    numbers = np.linalg.solve(np.concatenate([first, second]), np.concatenate([u, v]))
+    u_equations = np.column_stack([x, y, ones, zeros, -u * x, -u * y])
+    v_equations = np.column_stack([zeros, x, y, ones, -v * x, -v * y])
+    equations = np.concatenate([u_equations, v_equations])
+    coefficients = np.linalg.solve(equations, np.concatenate([u, v]))
     result = drawn.transform(
-        _CANVAS, Image.Transform.PERSPECTIVE, numbers.tolist(), Image.Resampling.BILINEAR
+        _CANVAS, Image.Transform.PERSPECTIVE, coefficients.tolist(), Image.Resampling.BILINEAR
     )
     ends = np.clip(np.rint([placed.min(axis=0), placed.max(axis=0)]) / _SUPERSAMPLE, 0, SIDE)
     box = tuple(np.rint(ends).astype(int).ravel().tolist())
@@ -161,7 +163,7 @@ def _bar(rng: np.random.Generator, box: Box) -> Mask:
 
 
 def _hide(rng: np.random.Generator, ink: Grey) -> tuple[Grey, Mask]:
-    """Hides most of the ink, seen from one side: beyond the border, or under a cover."""
+    """Hides most of the ink beyond a random border of the picture, or under a cover."""
     turns = int(rng.integers(4))
     ink = np.rot90(ink, turns)
     shares = np.cumsum(ink.sum(axis=0)) / ink.sum()
@@ -186,32 +188,32 @@ class SceneObject(NamedTuple):
         """Unique name, such as 'A LATIN CAPITAL LETTER A in DejaVuSans'."""
         return f"{self.letter.name} in {self.glyph.face}"
 
-    def views(self, **numbers: int) -> "list[View]":
-        """Returns a number of views of each difficulty."""
-        return [View(self, level, i) for level, n in numbers.items() for i in range(n)]
+    def views(self, **counts: int) -> "list[View]":
+        """Returns as many views as given, by difficulty."""
+        return [View(self, level, i) for level, count in counts.items() for i in range(count)]
 
 
 class View(NamedTuple):
     """A picture of an object that can be rendered."""
 
-    thing: SceneObject
+    shown: SceneObject
     difficulty: str
     number: int
 
     @property
     def name(self) -> str:
         """Unique name, such as 'U+0041/DejaVuSans/easy3'."""
-        glyph = self.thing.glyph
+        glyph = self.shown.glyph
         return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
 
     def render(self) -> Rendered:
         """Renders the picture, which depends on the view's name only."""
-        glyph, limits = self.thing.glyph, DIFFICULTIES[self.difficulty]
+        glyph, limits = self.shown.glyph, DIFFICULTIES[self.difficulty]
         names = glyph.face, f"{self.difficulty}{self.number}"
         hashes = (zlib.crc32(name.encode()) for name in names)
         rng = np.random.default_rng([SEED, glyph.codepoint, *hashes])
-        certain = rng.choice(HARD_EFFECTS)
-        effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == certain}
+        first_effect = rng.choice(HARD_EFFECTS)
+        effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == first_effect}
         effects = {"hard": effects, "junk": {"hide"}}.get(self.difficulty, set())
 
         ground = rng.uniform(*GROUND)
@@ -233,26 +235,27 @@ class View(NamedTuple):
 
     def example(self) -> Example:
         """Renders the picture of a record."""
-        return example(self.render().pixels, self.name, self.thing.name, self.thing.letter.script)
+        return example(self.render().pixels, self.name, self.shown.name, self.shown.letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses letters for each part at random, in two faces, unless they resemble earlier ones."""
+    """Chooses random letters for each role, in two faces, without letters that look alike."""
     rng = np.random.default_rng(SEED)
     letters = [c for c in classes if c.base == chr(c.codepoints[0])]
     letters = [letters[i] for i in rng.permutation(len(letters))]
     objects = [SceneObject(c, g) for c in letters for g in _two_faces(rng, c)]
-    differences = _differences([thing.glyph for thing in objects])
+    differences = _differences([scene_object.glyph for scene_object in objects])
     chosen: list[int] = []
     for i in range(0, len(objects), 2):
-        if min(differences[i, i + 1], differences[i : i + 2, chosen].min(initial=1)) > ALIKE:
+        nearest = differences[i : i + 2, chosen].min(initial=1)
+        if min(differences[i, i + 1], nearest) > ALIKE:
             chosen += [i, i + 1]
-    rest = iter(objects[i] for i in chosen)
-    return {part: [*itertools.islice(rest, 2 * number)] for part, number in LETTERS.items()}
+    remaining = iter(objects[i] for i in chosen)
+    return {role: [*itertools.islice(remaining, 2 * n)] for role, n in LETTERS.items()}
 
 
 def _two_faces(rng: np.random.Generator, letter: fonts.GlyphClass) -> list[fonts.Glyph]:
-    """Returns the least alike of some random faces."""
+    """Returns a letter in the two faces that are the least alike among some random faces."""
     glyphs = [letter.glyphs[i] for i in rng.permutation(len(letter.glyphs))[:FACES_COMPARED]]
     differences = _differences(glyphs)
     pair = np.unravel_index(differences.argmax(), differences.shape)
@@ -275,16 +278,16 @@ def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyph
 
 def split_views(objects: Mapping[str, list[SceneObject]]) -> dict[str, list[View]]:
     """Returns the views of each split, in the order of its records."""
-    train = [view for thing in objects["train"] for view in thing.views(**TRAIN_VIEWS)]
-    query = [View(thing, "query", 0) for thing in objects["query"]]
-    gallery = [view for thing in objects["query"] for view in thing.views(**GALLERY_VIEWS)]
+    train = [view for shown in objects["train"] for view in shown.views(**TRAIN_VIEWS)]
+    query = [View(shown, "query", 0) for shown in objects["query"]]
+    gallery = [view for shown in objects["query"] for view in shown.views(**GALLERY_VIEWS)]
     distractors = zip(objects["distractor"], itertools.cycle(("easy", "hard")), strict=False)
-    gallery += [View(thing, level, 0) for thing, level in distractors]
+    gallery += [View(shown, level, 0) for shown, level in distractors]
     return {"train": train, "query": query, "gallery": gallery}
 
 
 def contents() -> Contents:
-    """Returns the dataset, with pairs of training images and judgements of queries."""
+    """Returns the dataset, with pairs of training images and the queries' ground truth."""
     objects = choose_objects(fonts.glyph_classes())
     splits = split_views(objects)
     examples = {name: (view.example() for view in views) for name, views in splits.items()}
@@ -292,18 +295,20 @@ def contents() -> Contents:
 
 
 def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
-    """Pairs are all ordered pairs of an easy view and another view of a training object."""
+    """Lists pairs, which are an easy view and any other view of an object, and ground truth."""
     pairs = [
         {"anchor": anchor.name, "positive": positive.name}
-        for thing in objects["train"]
-        for anchor, positive in itertools.permutations(thing.views(**TRAIN_VIEWS), 2)
+        for shown in objects["train"]
+        for anchor, positive in itertools.permutations(shown.views(**TRAIN_VIEWS), 2)
         if anchor.difficulty == "easy"
     ]
     judgements = []
-    for query in (View(thing, "query", 0) for thing in objects["query"]):
-        judgements.append({"query": query.name, "box": query.render().box})
-        for view in query.thing.views(**GALLERY_VIEWS):
-            judgements[-1].setdefault(view.difficulty, []).append(view.name)
+    for shown in objects["query"]:
+        query = View(shown, "query", 0)
+        judgement = {"query": query.name, "box": query.render().box}
+        for view in shown.views(**GALLERY_VIEWS):
+            judgement.setdefault(view.difficulty, []).append(view.name)
+        judgements.append(judgement)
     return {
         records.PAIRS: pyarrow.Table.from_pylist(pairs, records.PAIRS_SCHEMA),
         records.JUDGEMENTS: pyarrow.Table.from_pylist(judgements, records.JUDGEMENTS_SCHEMA),

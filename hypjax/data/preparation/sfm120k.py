@@ -1,7 +1,7 @@
 """Retrieval-SfM-120k: photos of landmarks, reconstructed in 3D (Radenović et al., TPAMI 2019).
 
-A class is a cluster, the photos of one reconstruction. Two photos of a cluster may show different
-sides of a building; the dataset lists pairs that show the same.
+A class is a cluster: the photos of one reconstruction. Two photos of a cluster may show different
+sides of a building; the dataset lists pairs that show the same side.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"
-_PARTS = {"train": "train", "val": "test"}  # Names in the list, and ours.
+_PARTS = {"train": "train", "val": "test"}  # Splits by their names in the list.
 _Part = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their names.
 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
-    """Reads the list, without running code that it may hold."""
+    """Reads the published list, without running code that it may hold."""
     loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
         return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
@@ -29,10 +29,11 @@ def _read(tree: FileTree) -> dict[str, _Part]:
 
 
 def _part(split: str, loaded: dict[str, Any]) -> _Part:
+    """Lists the images and the pairs of one part of the list."""
     names, entries, keys = list(loaded["cids"]), [], ("cluster", "qidxs", "pidxs")
     clusters, anchors, positives = (safe_pickle.as_indices(loaded[x]).tolist() for x in keys)
     for name, cluster in zip(names, clusters, strict=True):
-        # Folders are named by the last characters.
+        # Folders are named by the last characters of their files' names.
         file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
         entries.append(Entry(split, name, f"{split} cluster {cluster}", file=file))
     return entries, [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
@@ -49,7 +50,7 @@ def _pairs(tree: FileTree) -> pyarrow.Table:
 
 DATASET = OfficialDataset(
     name="sfm120k",
-    # Of the released loader's report and the paper; clusters of the test part are not compared.
+    # As in the paper and as the released loader reports; the test part's clusters are not checked.
     counts={"train": Count(91_642, 551), "test": Count(6_403, None)},
     folders=("retrieval-SfM-120k", "sfm120k"),
     entries=("ims", _LIST),

@@ -6,7 +6,7 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
-    """Lists images in the order of the lists; the super-class is the folder."""
+    """Lists images in the published order; the folder names the super-class."""
     pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
     for split in DATASET.counts:
         for match in tree.rows(f"Ebay_{split}.txt", pattern, skip=1):

@@ -70,7 +70,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
     boxes, truth = records.read_judgements(folder, query.names, gallery.names)
     assert np.array_equal(Image.open(io.BytesIO(query.content(1))), rendered.pixels)
-    assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.thing.name
+    assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.shown.name
     for label, *lists in zip(query.labels, *truth, strict=True):
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(lists))
         for (level, number), items in zip(scenes.GALLERY_VIEWS.items(), lists, strict=True):
