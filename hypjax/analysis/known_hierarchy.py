@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import OTHER, colours, draw_lines
+from hypjax.analysis.disk import OTHER, draw_lines, group_styles
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Distances, Heights, Tree
@@ -173,7 +173,7 @@ def draw_tanglegram(
     names = list(itertools.chain(*(level.names for level in levels.values())))
     below_root = heights[-1] - heights[tree.leaves :]
     depths = np.append(np.ones(tree.leaves), below_root * (_INNER / max(below_root[0], 1e-9)))
-    hues = colours(np.bincount(groups)).of
+    hues = group_styles(np.bincount(groups)).colours
     figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
     _draw_tree(left, tree, depths, starts, groups, hues)
