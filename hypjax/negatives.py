@@ -38,17 +38,17 @@ def main(
     for run in runs:  # Before any image is embedded.
         softmax_temperature(run.config)
     splits = runs[0].splits
-    asked = index or [], anchors, show, k
+    anchor_options = index or [], anchors, show, k
     if batch:
         images, samples = negatives.first_batch(runs[0], batch)
-        choice = negatives.choose_in_batch(images, samples, *asked)
+        choice = negatives.choose_in_batch(images, samples, *anchor_options)
     else:
-        choice = negatives.choose(splits, *asked)
+        choice = negatives.choose(splits, *anchor_options)
     weighed = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(weighed))
-    for place in range(choice.shown):
-        print(f"\n{negatives.anchor_table(weighed, place)}")
+    for anchor in range(choice.num_listed):
+        print(f"\n{negatives.anchor_table(weighed, anchor)}")
     print_notes(notes := noted(splits.notes))
     if output:
         negatives.draw_curves(weighed, output)

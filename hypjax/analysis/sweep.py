@@ -160,7 +160,7 @@ def draw(runs: Sequence[FinishedRun], field: str, output: pathlib.Path) -> None:
 
 
 def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
-    """Lines of a figure, labelled by other fields in which runs differ: 'objective.space=sphere'."""
+    """Lines of a figure by label: the other fields in which runs differ, as in 'objective.c=1'."""
     fields = [run.fields() for run in runs]
     for run, run_fields in zip(runs, fields, strict=True):
         if field not in run_fields:

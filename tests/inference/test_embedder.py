@@ -118,7 +118,7 @@ def test_a_projection_of_another_model_is_not_used(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     for path in (tmp_path / "run/projections").iterdir():
         path.rename(path.with_name(f"encoder-0{path.name[9:]}"))
-    with pytest.raises(UserError, match="holds no projection of its encoder's embeddings"):
+    with pytest.raises(UserError, match="holds no projection of the embeddings 'encoder'"):
         load(tmp_path / "run", "encoder")
 
 
@@ -199,7 +199,7 @@ def test_merged_parts_are_the_gallery_bit_for_bit(execute, tmp_path):
     with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
         execute("--merge")
     execute("--shard=1/2")
-    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 parts"):
+    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 shards"):
         execute("--shard=1/9", "--batch_size=16")
     renamed = (tmp_path / "photos/class3").rename("photos/class_3")
     with pytest.raises(UserError, match="holds other images than --images lists now"):
