@@ -90,7 +90,10 @@ class Drawing(NamedTuple):
 
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
-    """Draws images as points, and the proxies' tree; `thumbnails` adds all that do not overlap."""
+    """Draws images as points, and the tree of any proxies.
+
+    `thumbnails` also draws as many small images as do not overlap.
+    """
     panels, styles = drawing.panels, _styles_of(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -354,7 +357,7 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
 
 
 def choose(name: str, count: int, limit: int, seed: int | None) -> tuple[str, np.ndarray]:
-    """Chooses at most `limit` of `count` images, at random or, without a seed, the first images.
+    """Chooses at most `limit` of `count` images: random images, or the first without a seed.
 
     Returns a title with these numbers, and ascending indices.
     """

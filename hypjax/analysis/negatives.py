@@ -165,20 +165,13 @@ def weigh(
 ) -> Weights:
     """Computes the weights that the loss gives to the negatives of anchors, in float64.
 
-    Args:
-        name: The run's name.
-        anchors: Points [anchors, dim] of the loss's space.
-        images: Points [images, dim] of the searched images.
-        choice: The anchors, and their positives and negatives.
-        space: The space of the loss.
-        temperature: Temperature by which the loss divides distances.
+    Anchors and images are points of the loss's space; the loss divides distances by `temperature`.
 
     Returns:
         A run of negatives.json. "weight" is the mean over anchors of the sum of an anchor's
-        weights. "carriers" counts the hardest negatives that carry 90% of the sum: mean and
-        quantiles; "carriers_of_anchors" has the counts. "shares" are the shares of the sum that the
-        hardest 1, 10 and 100 carry. "curve" has mean weights at up to 200 ranks, and their
-        cumulative share. "hardest" lists the nearest negatives of each listed anchor.
+        weights. "carriers" counts the hardest negatives that carry 90% of the sum; "shares" are the
+        shares of the sum that the hardest 1, 10 and 100 carry. "curve" has mean weights at up to
+        200 ranks, and their cumulative share. "hardest" lists each listed anchor's negatives.
     """
 
     @jax.jit
@@ -235,7 +228,7 @@ def _hardest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.nda
 
 
 def only_here(runs: Runs, run: int, anchor: int) -> list[bool]:
-    """Whether each of an anchor's hardest negatives in one run is missing in all other runs."""
+    """Marks the hardest negatives of an anchor in one run that no other run lists."""
     by_run = [weights["hardest"][anchor]["items"] for weights in runs]
     others = {image for other in (*by_run[:run], *by_run[run + 1 :]) for image in other}
     return [len(runs) > 1 and image not in others for image in by_run[run]]

@@ -71,7 +71,7 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, limit: int, seed: int) -> Self:
-        """Chooses at most `limit` images of random classes, or of all if no two classes fit."""
+        """Chooses at most `limit` images: whole random classes, or if no two fit, random images."""
         test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
         chosen_classes, room = [], limit

@@ -172,13 +172,7 @@ def ancestors(
 ) -> Int[np.ndarray, " n"]:
     """Finds each point's parent: the nearest proxy that is closer to the origin than the point.
 
-    Args:
-        distances: Distances of points to proxies.
-        radii: Distances of points from the origin, [n].
-        proxy_radii: Distances of proxies from the origin, [p].
-
-    Returns:
-        Indices of proxies, the first of equally near proxies; −1 if no proxy is closer.
+    Returns indices of proxies, the first of equally near proxies; −1 if no proxy is closer.
     """
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
     nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)

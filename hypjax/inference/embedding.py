@@ -91,7 +91,7 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """Embeds images with the encoder, once per scale of their side (see `scaled_side`).
+    """Embeds images with the encoder, at each of several scales (see `scaled_side`).
 
     Precomputed features of another model, which take the place of images, are returned unchanged.
     """
@@ -245,7 +245,7 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _cached_images(self) -> dict[int, Dataset]:
-        """The `cached` images, one dataset for all that share records, by id of the records."""
+        """Merges the `cached` datasets that share records; keys are the ids of the records."""
         by_records: dict[int, list[Dataset]] = {}
         for images in self.cached:
             if images.boxes is None:

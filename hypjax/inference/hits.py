@@ -61,7 +61,7 @@ def match_split(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
 
 
 def _images_of_random_classes(images: Dataset) -> Dataset:
-    """At most `_MAX_IMAGES` images, all images of each class but the last that fits."""
+    """Images of random classes, at most `_MAX_IMAGES`; the last class may be incomplete."""
     classes, indices = np.unique(images.labels, return_inverse=True)
     class_rank = np.random.default_rng(0).permutation(len(classes))[indices]
     return images.take(np.sort(np.argsort(class_rank, kind="stable")[:_MAX_IMAGES]))
@@ -164,17 +164,9 @@ def find_hits(
 ) -> list[Hits]:
     """Finds the k nearest images of a gallery to each query, nearest first.
 
-    Args:
-        queries: The embeddings of the query images.
-        images: The query images.
-        gallery: Images to search.
-        k: Number of hits of each query.
-        postprocessing: Query expansion, re-ranking or prefixes; they need a gallery in memory.
-        match: Match distance of the model, for remarks on hits that are probably no match.
-        keep_self: Whether an image may find itself.
-
-    A query without a class gets its class in the gallery, or else the name of its folder if the
-    gallery has a class of that name.
+    `queries` are the embeddings of `images`. An image does not find itself, unless `keep_self`. A
+    query without a class gets its class in the gallery, or else the name of its folder if the
+    gallery has a class of that name. `match` adds remarks on hits that are probably no match.
     """
     postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)

@@ -132,7 +132,7 @@ class Run:
         return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
 
     def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
-        """Restores a folder's last model, "final" or "step N", and its best, "best", if any."""
+        """Restores the last model, "final" or "step N", and the best model, "best", if any."""
         models = read_models(folder, self.config, self.model)
         return {name: self.trained(params) for name, params in models.items()}
 

@@ -54,7 +54,7 @@ def _steps(names: Iterable[str]) -> set[int]:
 
 
 def _changed_steps(source: Sizes, target: Sizes) -> set[int]:
-    """Steps of the source's checkpoints of which some file is missing or differs in the target."""
+    """Steps of the checkpoints in `source` that are missing or have changed in `target`."""
     return _steps(name for name, size in source.items() if target.get(name) != size)
 
 

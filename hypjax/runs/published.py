@@ -90,7 +90,7 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
 def _comparable_rows(
     config: ConfigDict, part: str, state: str, metrics: Collection[str]
 ) -> list[Row]:
-    """Rows of a run's experiment with any of these metrics; if listed, with its batch size."""
+    """Rows of a run's experiment that have any of these metrics."""
     run_fields = flatten(config)
     rows = [
         row
@@ -107,7 +107,7 @@ def _comparable_rows(
 
 
 def _equal(row: Row, field: str, run_fields: Mapping[str, Any], expected: Any) -> bool:
-    """Whether a field of a run is as a row's experiment needs it."""
+    """Whether a run's field has the value of a row's experiment, or an equivalent value."""
     value = run_fields.get(field)
     if field == "model.weights":
         return _names_weights(expected, value or "")
@@ -118,7 +118,7 @@ def _equal(row: Row, field: str, run_fields: Mapping[str, Any], expected: Any) -
 
 
 def _names_weights(timm_name: str, location: str) -> bool:
-    """Whether a `model.weights`, a hub name or a file's path, names these weights of timm."""
+    """Whether `location`, a hub name or a path, refers to the weights of this name in timm."""
     path = pathlib.PurePath(location)
     files = {timm_name + suffix for suffix in (".safetensors", ".npz", ".pth")}
     return (

@@ -35,7 +35,7 @@ def saved_config(workdir: pathlib.Path) -> ConfigDict:
 
 
 def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads a run's configuration without validation; `config.run` of a published model is new."""
+    """Reads a run's configuration, unvalidated; published models get the default `config.run`."""
     fields = _read_run(workdir)["all"]
     published = files.is_published(workdir)
     if published:
@@ -113,7 +113,10 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 def require_identity(
     workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Raises a `UserError` if a folder's run differs in fields whose names have these prefixes."""
+    """Raises a `UserError` if a folder holds a run with another configuration.
+
+    Fields whose names start with one of `prefixes` are compared.
+    """
     saved = saved_fields(workdir)
     if not saved:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():

@@ -22,7 +22,7 @@ def splits(test, gallery=None):
 TEST = splits([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
 
 
-def test_weights_are_those_of_a_loop(monkeypatch):
+def test_weights_agree_with_a_loop(monkeypatch):
     monkeypatch.setattr(negatives, "_BLOCK", 4)
     rng = np.random.default_rng(0)
     points = np.asarray(jax.jit(BALL.embed)(2 * rng.normal(size=(10, 3)).astype(np.float32)))
@@ -52,14 +52,14 @@ def test_weights_are_those_of_a_loop(monkeypatch):
     assert len(weighed["hardest"]) == choice.num_listed == 5
 
 
-def test_anchors_are_chosen_evenly_and_the_shown_ones_come_first():
-    for named, number, shown, anchors, shown_anchors in (
+def test_anchors_are_evenly_spaced_and_the_listed_anchors_come_first():
+    for indices, num_anchors, limit, anchors, num_listed in (
         ([], 5, 2, [0, 9, 2, 4, 7], 2),
         ([], 1000, 99, [*range(10)], 10),
         ([8, 1], 1000, 0, [8, 1], 2),
     ):
-        choice = choose(TEST, named, number, shown, 1)
-        assert (choice.anchors.tolist(), choice.num_listed) == (anchors, shown_anchors)
+        choice = choose(TEST, indices, num_anchors, limit, 1)
+        assert (choice.anchors.tolist(), choice.num_listed) == (anchors, num_listed)
 
 
 def test_anchors_of_a_batch_have_each_of_their_positives():

@@ -77,7 +77,7 @@ def test_differences_are_in_percentage_points():
     ]
 
 
-def test_scores_of_judged_datasets_and_of_ablations_have_their_rows():
+def test_scores_with_ground_truth_and_of_ablations_have_their_rows():
     scores = {"roxford5k/medium/map": 0.35, "roxford5k/hard/map": 0.1, "rparis6k/hard/map": 0.402}
     both = dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, **scores})
     lines = compare({"final": both}, load("sfm:irt-r-deit-s")).splitlines()
