@@ -1,4 +1,4 @@
-"""Embedding and searching images of one's own, also in shards."""
+"""Embedding and searching a user's images, also in shards."""
 
 import dataclasses
 import functools
@@ -174,7 +174,9 @@ def test_postprocessed_searches_agree_with_the_gallery(embedder, gallery, photos
     np.testing.assert_allclose(hits.distances, distances[0, :4], atol=1e-6)
 
 
-def test_embeddings_that_are_not_finite_are_not_saved(embedder, photos_folder, tmp_path, monkeypatch):
+def test_embeddings_that_are_not_finite_are_not_saved(
+    embedder, photos_folder, tmp_path, monkeypatch
+):
     monkeypatch.setattr(embedder, "_programs", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
