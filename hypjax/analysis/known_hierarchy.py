@@ -39,7 +39,7 @@ def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
         fine, coarse = next(reversed(levels.values())), groupings[name]
         pairs = np.unique(np.stack([fine.labels, coarse.labels]), axis=1)
-        nested = pairs.shape[1] == len(fine.names)
+        nested = pairs.shape[1] == len(fine.names)  # Each fine group is in one coarse group.
         if nested and 1 < len(coarse.names) < len(fine.names):
             levels[name] = coarse
     return levels

@@ -153,11 +153,9 @@ def _bold_best(values: Sequence[float], texts: Sequence[str]) -> list[str]:
     """The texts of values, '' for NaN, and the largest value's in bold unless all are equal."""
     finite = [value for value in values if math.isfinite(value)]
     best = max(finite) if len(set(finite)) > 1 else math.nan
-    cells = []
-    for value, text in zip(values, texts, strict=True):
-        bold = Markup("<strong>{}</strong>").format(text)
-        cells.append(bold if value == best else text if math.isfinite(value) else "")
-    return cells
+    cells = [text if math.isfinite(v) else "" for v, text in zip(values, texts, strict=True)]
+    bold = Markup("<strong>{}</strong>")
+    return [bold.format(c) if v == best else c for v, c in zip(values, cells, strict=True)]
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:

@@ -120,8 +120,9 @@ def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: s
     name, _ = next(iter(scores.values()))
     print(f"{name} of the head on the validation images, in percent, seed {seed}:")
     remarks = dict.fromkeys(itertools.chain(*winners), "tied")
-    for chosen, *tied_with in winners:
-        remarks[chosen] = "chosen" + ", changes the fewest fields of those tied" * bool(tied_with)
+    for chosen, *others in winners:
+        reason = ", changes the fewest fields of those tied" if others else ""
+        remarks[chosen] = f"chosen{reason}"
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()

@@ -60,6 +60,7 @@ class Model(ImageEmbedder):
         *,
         encoder: nn.Module | None = None,
     ) -> None:
+        """Loads a model; `load` describes the arguments."""
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()

@@ -118,8 +118,8 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
         params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
-        if first := learned.scalar_parameters(learned.initial_scalars(config.objective)):
-            params["scalars"] = files.published_scalars(folder, first)
+        if expected := learned.scalar_parameters(learned.initial_scalars(config.objective)):
+            params["scalars"] = files.published_scalars(folder, expected)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}

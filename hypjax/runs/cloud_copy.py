@@ -190,6 +190,8 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
 
 
 def _download_to_read(url: str, folder: pathlib.Path, training: bool) -> None:
+    """Downloads a run's files; retries if training removes a checkpoint meanwhile."""
+
     def is_needed(name: str) -> bool:
         if checkpoint := _STEP.match(name):
             return training or not name.startswith("training/", checkpoint.end())

@@ -100,7 +100,7 @@ def _comparable_rows(
         and not scores.keys().isdisjoint(metrics)
         and all(_equal(row, name, run_fields, value) for name, value in _expected(row).items())
     ]
-    # Hyp-ViT has rows such as "Hyp-ViT batch_size=500", which match only runs of that size.
+    # Where "Hyp-ViT batch_size=200" matches, "Hyp-ViT", of another batch size, is left out.
     separator = " batch_size="
     with_batch_size = {r.method.split(separator)[0] for r in rows if separator in r.method}
     return [r for r in rows if r.paper != "hyp-vit" or r.method not in with_batch_size]
