@@ -46,7 +46,7 @@ def main(
     weighed = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(weighed))
-    for anchor in range(choice.shown):
+    for anchor in range(choice.num_listed):
         print(f"\n{negatives.anchor_table(weighed, anchor)}")
     notes = noted(splits.notes)
     print_notes(notes)

@@ -86,11 +86,11 @@ def train_and_evaluate(
     if (results := folder.results) is not None:
         processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
         print(f"{folder.location} holds this run's results already:")
-        print_results(results, folder.filled())
+        print_results(results, folder.fitted_config())
         return results
     require_wandb(config)
     name = pathlib.Path(folder.location).name
-    run = Run(folder.filled(), name=name, workdir=str(folder.path))
+    run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
 
 

@@ -54,44 +54,47 @@ Groups = Int[np.ndarray, " n"]  # Number of each point's group.
 
 
 class Panel(NamedTuple):
-    """The images of one disk."""
+    """One disk and its images."""
 
     title: str
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Groups
-    captions: Sequence[str]  # Of the images.
+    captions: Sequence[str]  # A caption for each image.
     read: Callable[[int], Image.Image] | None  # Reads an image by its index.
 
 
-class Colours(NamedTuple):
-    """How groups are drawn."""
+class GroupStyles(NamedTuple):
+    """Colours and markers of groups, and their entries in the legend."""
 
-    of: np.ndarray  # Colour of each group.
-    shown: Int[np.ndarray, " shown"]  # Groups that the legend names.
-    markers: Sequence[int]  # Marker of each shown group.
-    rest: str  # Name of the other groups in the legend.
+    colours: np.ndarray  # Colour of each group.
+    named: Int[np.ndarray, " named"]  # Groups with their own entry in the legend.
+    markers: Sequence[int]  # Index in `MARKERS` for each named group.
+    others_label: str  # The legend's entry for all other groups.
 
 
 class Proxies(NamedTuple):
-    """Proxies, and the edges of their tree."""
+    """HIER's proxies, and the edges of their tree."""
 
-    positions: Positions | Float[np.ndarray, "p d"]  # As in `Panel`.
+    positions: Positions | Float[np.ndarray, "p d"]  # Points of a space until laid out.
     parents: Int[np.ndarray, " p"]  # −1 for proxies without a parent.
-    above: Int[np.ndarray, " n"] | None = None  # Parents of the points, if there is one panel.
+    image_parents: Int[np.ndarray, " n"] | None = None  # The images' parents, if only one panel.
 
 
 class Drawing(NamedTuple):
-    """Disks beside each other, whose points have the colours of their groups."""
+    """Disks side by side, with images coloured by group."""
 
     panels: Sequence[Panel]
-    names: Sequence[str]  # Of the groups.
-    legend: str  # What groups stand for, such as classes.
+    group_names: Sequence[str]
+    legend_title: str  # What a group is, such as a class.
     proxies: Proxies | None = None  # Drawn in each disk.
 
 
 def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None:
-    """Draws points, or as many thumbnails as do not overlap, and the tree of any proxies."""
-    panels, chosen = drawing.panels, _colours_of(drawing)
+    """Draws images as points, and the tree of any proxies.
+
+    `thumbnails` also draws as many small images as do not overlap.
+    """
+    panels, styles = drawing.panels, _styles_of(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -100,15 +103,15 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         axes.add_patch(Circle((0, 0), 1, facecolor="none", edgecolor="black", linewidth=1))
         draw_lines(axes, grid_lines(), color="0.88", linewidths=0.6, zorder=0)
         axes.set_title(panel.title, fontsize=12, parse_math=False)
-        _scatter_groups(axes, panel, chosen, drawing.names)
+        _scatter_groups(axes, panel, styles, drawing.group_names)
         if drawing.proxies:
             _draw_tree(axes, panel.positions, drawing.proxies)
         if thumbnails:
-            _draw_thumbnails(axes, panel, chosen)
+            _draw_thumbnails(axes, panel, styles)
     handles, labels = row[0].get_legend_handles_labels()
     labels = [shortened(label, _NAME) for label in labels]
     style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
-    style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend}
+    style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend_title}
     with matplotlib.rc_context({"text.parse_math": False}):
         legend = figure.legend(handles, labels, **style)
     for handle in legend.legend_handles:
@@ -116,79 +119,86 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     save(figure, output)
 
 
-def _colours_of(drawing: Drawing) -> Colours:
+def _styles_of(drawing: Drawing) -> GroupStyles:
     labels = np.concatenate([panel.labels for panel in drawing.panels])
-    return colours(np.bincount(labels, minlength=len(drawing.names)))
+    return group_styles(np.bincount(labels, minlength=len(drawing.group_names)))
 
 
-def colours(counts: Int[np.ndarray, " groups"]) -> Colours:
-    """Colours and markers for the seven largest groups, or hues for many groups of like sizes."""
-    shown = np.argsort(-counts, kind="stable")[: len(COLOURS)]
-    shown, groups = shown[counts[shown] > 0], len(counts)
-    if 2 * counts[shown].sum() >= counts.sum():
-        of = np.full(groups, OTHER, dtype="<U7")
-        of[shown] = COLOURS[: len(shown)]
-        return Colours(of, shown, range(len(shown)), f"{groups - len(shown)} others")
-    of = np.array([to_hex(hue) for hue in matplotlib.colormaps["turbo"](np.linspace(0, 1, groups))])
-    shown = np.linspace(0, groups - 1, len(COLOURS)).round().astype(int)
-    return Colours(of, shown, [0] * len(shown), f"{groups - len(shown)} between these, in order")
+def group_styles(counts: Int[np.ndarray, " groups"]) -> GroupStyles:
+    """Chooses styles for groups from the number of images in each group.
+
+    If the seven largest groups hold half of the images, each has a colour and a marker, and all
+    others are grey. Otherwise, hues run through all groups in order.
+    """
+    num_groups = len(counts)
+    named = np.argsort(-counts, kind="stable")[: len(COLOURS)]
+    named = named[counts[named] > 0]
+    if 2 * counts[named].sum() >= counts.sum():
+        colours = np.full(num_groups, OTHER, dtype="<U7")
+        colours[named] = COLOURS[: len(named)]
+        others = f"{num_groups - len(named)} others"
+        return GroupStyles(colours, named, range(len(named)), others)
+    hues = matplotlib.colormaps["turbo"](np.linspace(0, 1, num_groups))
+    named = np.linspace(0, num_groups - 1, len(COLOURS)).round().astype(int)
+    others = f"{num_groups - len(named)} between these, in order"
+    return GroupStyles(np.array([*map(to_hex, hues)]), named, [0] * len(named), others)
 
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
-    """Geodesics orthogonal to the axes, at distances 0, 1, 2, ... from the origin."""
+    """Geodesics orthogonal to the axes of the disk, at distances 0, 1, 2, ... from the origin."""
     feet = np.tanh(np.arange(-_GRID_LINES, _GRID_LINES + 1)[:, None] / 2)
     axis = 1j * np.tanh(np.linspace(-6, 6, 129))
-    # The isometry that takes 0 to a foot takes the imaginary axis to the geodesic through it.
+    # The isometry that moves 0 to a foot moves the imaginary axis to the geodesic through the foot.
     lines = (axis + feet) / (1 + feet * axis)
     return np.concatenate([lines, lines * 1j])
 
 
 def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: Any) -> None:
-    """Draws lines through points, complex numbers."""
+    """Draws lines through points given as complex numbers."""
     axes.add_collection(LineCollection(list(np.stack([lines.real, lines.imag], -1)), **style))
 
 
-def _scatter_groups(axes: Axes, panel: Panel, chosen: Colours, names: Sequence[str]) -> None:
+def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequence[str]) -> None:
     positions, labels = panel.positions, panel.labels
     style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
-    for marker, group in zip(chosen.markers, chosen.shown, strict=True):
-        of_group, colour = positions[labels == group], chosen.of[group]
-        kind = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
-        axes.scatter(of_group.real, of_group.imag, color=colour, **kind, **style)
-    if len(names) > len(chosen.shown):
-        rest = ~np.isin(labels, chosen.shown)
-        others, hues = positions[rest], chosen.of[labels[rest]]
-        axes.scatter(others.real, others.imag, c=hues, zorder=1.5, **style)
-        axes.scatter([], [], color=OTHER, label=chosen.rest, **style)
+    for marker, group in zip(styles.markers, styles.named, strict=True):
+        members, colour = positions[labels == group], styles.colours[group]
+        legend = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
+        axes.scatter(members.real, members.imag, color=colour, **legend, **style)
+    if len(names) > len(styles.named):
+        unnamed = ~np.isin(labels, styles.named)
+        others, colours = positions[unnamed], styles.colours[labels[unnamed]]
+        axes.scatter(others.real, others.imag, c=colours, zorder=1.5, **style)
+        axes.scatter([], [], color=OTHER, label=styles.others_label, **style)
 
 
-def _draw_tree(axes: Axes, points: Positions, proxies: Proxies) -> None:
+def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
     positions, child = proxies.positions, np.flatnonzero(proxies.parents >= 0)
     edges = geodesics(positions[child], positions[proxies.parents[child]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
-    if proxies.above is not None:
-        child = np.flatnonzero(proxies.above >= 0)
-        edges = geodesics(points[child], positions[proxies.above[child]])
+    if proxies.image_parents is not None:
+        child = np.flatnonzero(proxies.image_parents >= 0)
+        edges = geodesics(images[child], positions[proxies.image_parents[child]])
         draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(positions.real, positions.imag, s=22, label="proxy", **style)
 
 
-def _draw_thumbnails(axes: Axes, panel: Panel, chosen: Colours) -> None:
-    """Draws framed images, in random order, unless they overlap earlier ones."""
+def _draw_thumbnails(axes: Axes, panel: Panel, styles: GroupStyles) -> None:
+    """Draws framed images in random order, skipping any that overlaps an earlier image."""
     width = 2 / _THUMBNAILS
     pixels = round(_INCHES * 0.8 * DPI * width / 2)
-    taken = np.zeros(0, complex)
+    drawn = np.zeros(0, complex)
     for index in np.random.default_rng(0).permutation(len(panel.positions)).tolist():
         centre = panel.positions[index]
-        apart = taken - centre
-        if np.any((np.abs(apart.real) < width) & (np.abs(apart.imag) < width)):
+        offsets = drawn - centre
+        if np.any((np.abs(offsets.real) < width) & (np.abs(offsets.imag) < width)):
             continue
-        taken = np.append(taken, centre)
+        drawn = np.append(drawn, centre)
         thumbnail = panel.read(index)
         thumbnail.thumbnail((2 * pixels, 2 * pixels))
         image = OffsetImage(thumbnail, zoom=0.86 * pixels / max(thumbnail.size) * 72 / DPI)
-        frame = {"edgecolor": chosen.of[panel.labels[index]], "linewidth": 1.5}
+        frame = {"edgecolor": styles.colours[panel.labels[index]], "linewidth": 1.5}
         style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
         axes.add_artist(AnnotationBbox(image, (centre.real, centre.imag), **style))
 
@@ -208,107 +218,129 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
 
 
 def snap_to_grid(positions: Positions, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [n], from the top, and columns [n]: the cells of least total squared distance."""
+    """Assigns positions to cells of a grid, by least total squared distance.
+
+    Returns rows [n], counted from the top, and columns [n].
+    """
     from scipy.optimize import linear_sum_assignment
 
     # Ranks spread the positions evenly in each direction.
-    across, down = (np.argsort(np.argsort(x)) for x in (positions.real, -positions.imag))
+    x_rank, y_rank = (np.argsort(np.argsort(x)) for x in (positions.real, -positions.imag))
     unit = side / max(len(positions), 1)
     rows, columns = np.divmod(np.arange(side * side), side)
-    cost = (across[:, None] * unit - columns) ** 2 + (down[:, None] * unit - rows) ** 2
+    cost = (x_rank[:, None] * unit - columns) ** 2 + (y_rank[:, None] * unit - rows) ** 2
     cells = linear_sum_assignment(cost)[1]
     return cells // side, cells % side
 
 
 def drawing_of_gallery(
-    path: pathlib.Path, most: int, seed: int | None, colour: str | None
+    path: pathlib.Path, limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Reads at most `most` images of a gallery, and its space."""
+    """Reads at most `limit` images of a gallery as points of its space, which is also returned."""
     gallery = Embeddings.load(path)
-    title, chosen = choose(path.name, len(gallery), most, seed)
+    title, chosen = choose(path.name, len(gallery), limit, seed)
     paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
     images = table_of_names(paths, paths, [name or "unknown" for name in classes])
-    shown = {title: (gallery.vectors[chosen], images)}
-    return drawing_of_images("", shown, colour), gallery.space
+    by_title = {title: (gallery.vectors[chosen], images)}
+    return drawing_of_images("", by_title, colour), gallery.space
 
 
 def drawing_of_run(
-    workdir: str, parts: Sequence[str], most: int, seed: int | None, colour: str | None
+    workdir: str, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most `most` images of each part, train or test, and HIER's proxies."""
+    """Embeds at most `limit` images of each part, train or test, and HIER's proxies.
+
+    Also returns the space of the points.
+    """
     (run,) = open_runs([workdir])
-    name, chosen_images = run.config.data.name, {}
+    dataset_name, images_by_title = run.config.data.name, {}
     for part in parts:
         dataset = getattr(run.splits, part)
         if dataset is None:
-            raise UserError(f"{name} has no {part} images; leave out --parts={part}")
-        title, chosen = choose(part, len(dataset), most, seed)
-        chosen_images[title] = dataset.take(chosen)
-    _legend(groupings(name, next(iter(chosen_images.values()))), colour)
+            raise UserError(f"{dataset_name} has no {part} images; leave out --parts={part}")
+        title, chosen = choose(part, len(dataset), limit, seed)
+        images_by_title[title] = dataset.take(chosen)
+    # Rejects an unknown --colour before images are embedded.
+    _colour_grouping(groupings(dataset_name, next(iter(images_by_title.values()))), colour)
     embed, space, proxies = scored_head(run)
-    shown = {title: (embed(images), images) for title, images in chosen_images.items()}
-    drawing = drawing_of_images(name, shown, colour)
+    by_title = {title: (embed(images), images) for title, images in images_by_title.items()}
+    drawing = drawing_of_images(dataset_name, by_title, colour)
     if proxies is not None:
         with_origin = np.pad(proxies, ((0, 1), (0, 0)))
         distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
-        above = ancestors(distances[:, :-1], distances[:, -1], distances[:, -1])
-        drawing = drawing._replace(proxies=Proxies(proxies, above))
+        parents = ancestors(distances[:, :-1], distances[:, -1], distances[:, -1])
+        drawing = drawing._replace(proxies=Proxies(proxies, parents))
     return drawing, space
 
 
 def drawing_of_images(
-    name: str, shown: Mapping[str, tuple[np.ndarray, Dataset]], colour: str | None = None
+    dataset_name: str,
+    by_title: Mapping[str, tuple[Float[np.ndarray, "n d"], Dataset]],
+    colour: str | None = None,
 ) -> Drawing:
-    """A panel for each title, from points [n, d] and their images, coloured by a grouping."""
-    by_panel = [groupings(name, images) for _, images in shown.values()]
-    legend = _legend(by_panel[0], colour)
-    numbers: dict[str, int] = {}
+    """Makes a panel for each title, of points and their images, coloured by a grouping."""
+    by_panel = [groupings(dataset_name, images) for _, images in by_title.values()]
+    grouping = _colour_grouping(by_panel[0], colour)
+    number_of: dict[str, int] = {}  # By name of the group; the same in all panels.
     panels = []
-    for (title, (points, images)), of_panel in zip(shown.items(), by_panel, strict=True):
-        groups, names = of_panel[legend]
-        labels = np.array([numbers.setdefault(name, len(numbers)) for name in names])[groups]
+    for (title, (points, images)), panel_groupings in zip(by_title.items(), by_panel, strict=True):
+        groups, names = panel_groupings[grouping]
+        labels = np.array([number_of.setdefault(name, len(number_of)) for name in names])[groups]
         captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
         read = tolerant(functools.partial(read_rgb, images))
         panels.append(Panel(title, points, labels, captions, read))
-    return Drawing(panels, list(numbers), legend)
+    return Drawing(panels, list(number_of), grouping)
 
 
-def _legend(groupings: Mapping[str, Grouping], colour: str | None) -> str:
-    """The grouping that colours stand for, by default the coarsest; rejects unknown names."""
-    legend = colour or default_grouping(groupings)
-    if legend not in groupings:
-        raise UserError(f"--colour={legend} is unknown; it must be one of {', '.join(groupings)}")
-    return legend
+def _colour_grouping(groupings: Mapping[str, Grouping], colour: str | None) -> str:
+    """The name of the grouping by which points are coloured, by default the coarsest grouping."""
+    name = colour or default_grouping(groupings)
+    if name not in groupings:
+        raise UserError(f"--colour={name} is unknown; it must be one of {', '.join(groupings)}")
+    return name
 
 
 def place_in_disk(
     drawing: Drawing, space: Space, layout: str = "mds", seed: int = 0, neighbours: int = 15
 ) -> tuple[Drawing, tuple[float, float] | None]:
-    """Lays out all images and proxies together, points of a space, by 'mds' or 'umap'.
+    """Lays out all images and proxies, points of a space, together in the disk.
 
-    With 'umap', an ancestor is the nearest proxy in the disk that is closer to its centre (HIER).
-    Also returns rank correlations of distances in the space with distances in the layout, and with
-    distances of two principal components; None for fewer than three points.
+    `layout` is 'mds' or 'umap'. With 'umap', parents are recomputed in the disk, as in HIER: the
+    nearest proxy that is closer to the disk's centre.
+
+    Returns:
+        The drawing with positions in the disk, and two rank correlations: of distances in the space
+        with distances in the layout, and with distances of two principal components. The
+        correlations are None for fewer than three points.
     """
     proxies = drawing.proxies
-    points = [panel.positions for panel in drawing.panels]
-    everything = np.concatenate(points + ([proxies.positions] if proxies else []))
-    by_umap = functools.partial(layouts.lay_out_by_umap, neighbours=neighbours)
-    positions = {"mds": layouts.lay_out, "umap": by_umap}[layout](everything, space, seed=seed)
-    ranks = layouts.faithfulness(everything, positions, space)
-    *parts, rest = np.split(positions, np.cumsum(list(map(len, points))))
-    panels = [p._replace(positions=part) for p, part in zip(drawing.panels, parts, strict=True)]
-    proxies = proxies and proxies._replace(positions=rest)
+    panel_points = [panel.positions for panel in drawing.panels]
+    points = np.concatenate(panel_points + ([proxies.positions] if proxies else []))
+    if layout == "umap":
+        positions = layouts.lay_out_by_umap(points, space, neighbours=neighbours, seed=seed)
+    else:
+        positions = layouts.lay_out(points, space, seed=seed)
+    ranks = layouts.faithfulness(points, positions, space)
+    *by_panel, of_proxies = np.split(positions, np.cumsum(list(map(len, panel_points))))
+    panels = [
+        panel._replace(positions=laid_out)
+        for panel, laid_out in zip(drawing.panels, by_panel, strict=True)
+    ]
+    if proxies:
+        proxies = proxies._replace(positions=of_proxies)
     if proxies and layout == "umap":
-        apart = np.abs((positions[:, None] - rest) / (1 - positions[:, None].conj() * rest))
-        above = ancestors(apart, np.abs(positions), np.abs(rest))
-        of_images = above[: -len(rest)] if len(panels) == 1 else None
-        proxies = proxies._replace(parents=above[-len(rest) :], above=of_images)
+        # |(x − p)/(1 − x̄p)| grows with the hyperbolic distance of x and p.
+        moved = (positions[:, None] - of_proxies) / (1 - positions[:, None].conj() * of_proxies)
+        parents = ancestors(np.abs(moved), np.abs(positions), np.abs(of_proxies))
+        image_parents, proxy_parents = np.split(parents, [len(positions) - len(of_proxies)])
+        if len(panels) > 1:
+            image_parents = None
+        proxies = proxies._replace(parents=proxy_parents, image_parents=image_parents)
     return drawing._replace(panels=panels, proxies=proxies), ranks
 
 
 def read_rgb(images: Dataset, i: int) -> Image.Image:
-    """Reads a dataset's image as RGB by its index; draws its name where only features are known."""
+    """Reads image `i` of a dataset as RGB; for features without images, draws the name instead."""
     try:
         return images.image(i, 3).convert("RGB")
     except UserError:
@@ -320,21 +352,24 @@ def read_rgb(images: Dataset, i: int) -> Image.Image:
 
 
 def default_grouping(groupings: Mapping[str, Grouping]) -> str:
-    """The coarsest grouping of classes."""
+    """The name of the coarsest grouping."""
     return min(groupings, key=lambda name: len(groupings[name].names))
 
 
-def choose(name: str, count: int, most: int, seed: int | None) -> tuple[str, np.ndarray]:
-    """Returns a title, and ascending indices of at most `most` images: the first without a seed."""
+def choose(name: str, count: int, limit: int, seed: int | None) -> tuple[str, np.ndarray]:
+    """Chooses at most `limit` of `count` images: random images, or the first without a seed.
+
+    Returns a title with these numbers, and ascending indices.
+    """
     if not count:
         raise UserError("there are no images to draw")
-    title = f"{name}: {f'{most:,} of ' * (most < count)}{counted(count, 'image')}"
+    title = f"{name}: {f'{limit:,} of ' * (limit < count)}{counted(count, 'image')}"
     order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    return title, np.sort(order[:most])
+    return title, np.sort(order[:limit])
 
 
 def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
-    """Writes an interactive page with the disks of `draw_disks` that needs no other file."""
+    """Writes the disks as one interactive HTML page, which needs no other file."""
     from bokeh.embed import file_html
     from bokeh.layouts import column, row
     from bokeh.models import Div
@@ -362,11 +397,11 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
     plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
     plot.line(circle.real, circle.imag, line_color="black")
-    chosen, names = _colours_of(drawing), drawing.names
-    shown = [([group], names[group]) for group in chosen.shown.tolist()]
-    shown.append((np.setdiff1d(np.arange(len(names)), chosen.shown), chosen.rest))
+    styles, names = _styles_of(drawing), drawing.group_names
+    entries = [([group], names[group]) for group in styles.named.tolist()]
+    entries.append((np.setdiff1d(np.arange(len(names)), styles.named), styles.others_label))
     renderers = []
-    for (groups, label), marker in zip(shown, [*chosen.markers, 0], strict=True):
+    for (groups, label), marker in zip(entries, [*styles.markers, 0], strict=True):
         members = np.flatnonzero(np.isin(panel.labels, groups))
         if not len(members):
             continue
@@ -377,7 +412,7 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
             "radius": 2 * np.arctanh(np.abs(positions)),
             "caption": [panel.captions[i] for i in members.tolist()],
             "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in members.tolist()],
-            "colour": chosen.of[panel.labels[members]],
+            "colour": styles.colours[panel.labels[members]],
         }
         style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
         style["legend_label"] = shortened(label, _NAME)
@@ -387,15 +422,15 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
         style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
         plot.scatter(positions.real, positions.imag, **style)
     plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
-    plot.legend.title, plot.legend.click_policy = drawing.legend, "hide"
+    plot.legend.title, plot.legend.click_policy = drawing.legend_title, "hide"
     plot.add_layout(plot.legend[0], "below")
     plot.legend.ncols, plot.legend.location = 2, "top_left"
     return plot
 
 
 def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:
-    """Points of geodesics, with both ends: arcs of the disk that are orthogonal to the circle."""
+    """Points along geodesics of the disk, ends included."""
     start, end = start[:, None], end[:, None]
-    # The isometry z ↦ (z − p)/(1 − p̄z) takes the start p to the origin, and a geodesic to a line.
+    # The isometry z ↦ (z − p)/(1 − p̄z) moves the start p to the origin, where geodesics are lines.
     moved = (end - start) / (1 - start.conj() * end) * np.linspace(0, 1, 33)
     return (moved + start) / (1 + start.conj() * moved)

@@ -1,4 +1,4 @@
-"""The hierarchy in a run's embeddings of test images: trees, their scores, and files."""
+"""The hierarchy in a run's embeddings of test images: trees, scores, tables and figures."""
 
 import functools
 import pathlib
@@ -34,17 +34,17 @@ class Hierarchy(NamedTuple):
     """Trees over images, from a run's embeddings."""
 
     scores: dict[str, Any]  # As in hierarchy.json, but NaN for undefined numbers.
-    tree: Tree  # Of the proxies if there are any, else of average linkage.
-    nodes: list[dict[str, Any]]  # Of the tree, as in tree.json.
-    affinity: Affinity  # Similarity of classes, at the mean distance of their images.
-    positions: disk.Positions | None  # Of the nodes; None without proxies, or in flat space.
+    tree: Tree  # The tree of proxies if the run has proxies, else average linkage's.
+    nodes: list[dict[str, Any]]  # Rows of tree.json.
+    affinity: Affinity  # Similarity of classes, from the mean distance of their images.
+    positions: disk.Positions | None  # Of the tree's nodes; None without proxies or a ball.
     leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
     class_heights: Heights
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
-    """Embeds images by `scored_head`, and finds their hierarchy."""
+    """Embeds images with a run's best model, and finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)
 
@@ -52,14 +52,18 @@ def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
 def find_hierarchy(
     name: str, points: Points, space: Space, images: ChosenImages, proxies: Points | None = None
 ) -> Hierarchy:
-    """Scores the tree of average linkage, and first the tree of proxies, if there are any."""
+    """Finds the trees of average linkage and of any proxies, and scores both."""
     distances = _distances(space, points, points)
     clusters, heights = trees.average_linkage(distances)
-    of_classes = _class_means(distances, images.groupings[CLASS].labels)
-    # Half the difference of heights, so that the path of two images is their ancestor's height.
+    class_distances = _class_means(distances, images.groupings[CLASS].labels)
+    # Half the difference of heights, so that the path between two images is as long as the height
+    # at which they merge.
     lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
-    merged = enumerate(heights[clusters.leaves :].tolist())
-    inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in merged]
+    cluster_heights = heights[clusters.leaves :].tolist()
+    inner = [
+        (f"cluster {i}", {"kind": "cluster", "height": height})
+        for i, height in enumerate(cluster_heights)
+    ]
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
@@ -69,9 +73,10 @@ def find_hierarchy(
             "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
             "radii": known_hierarchy.radii(points, space, levels),
         }
-    nodes, affinity = _nodes(clusters, lengths, images, inner), space.similarity(of_classes)
-    classes = trees.average_linkage(of_classes)
-    hierarchy = Hierarchy(scores, clusters, nodes, np.asarray(affinity), None, (), *classes)
+    nodes = _nodes(clusters, lengths, images, inner)
+    affinity = np.asarray(space.similarity(class_distances))
+    class_tree = trees.average_linkage(class_distances)
+    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), *class_tree)
     if proxies is None:
         return hierarchy
     return _with_proxies(hierarchy, points, proxies, space, images)
@@ -80,43 +85,49 @@ def find_hierarchy(
 def _with_proxies(
     hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
-    """Adds the tree of the proxies, points of the space; its files replace average linkage's."""
+    """Replaces the tree of average linkage by the proxies' tree; keeps the scores of both."""
     n, all_points = len(points), np.concatenate([points, proxies])
-    measured = _distances(space, all_points, np.pad(proxies, ((0, 1), (0, 0))))
-    distances, radii = measured[:, :-1], measured[:, -1]  # The last column is the origin's.
-    above = trees.ancestors(distances, radii, radii[n:])
-    tree, used = trees.ancestor_tree(above[:n], above[n:])
+    with_origin = np.pad(proxies, ((0, 1), (0, 0)))
+    to_proxies_and_origin = _distances(space, all_points, with_origin)
+    distances, radii = to_proxies_and_origin[:, :-1], to_proxies_and_origin[:, -1]
+    parents = trees.ancestors(distances, radii, radii[n:])
+    tree, used = trees.ancestor_tree(parents[:n], parents[n:])
     in_tree = np.concatenate([np.arange(n), n + used])
-    edges = np.where(above >= 0, distances[np.arange(len(radii)), above], radii)
+    lengths = np.where(parents >= 0, distances[np.arange(len(radii)), parents], radii)
     inner = [(f"proxy {proxy}", {"kind": "proxy"}) for proxy in used]
-    nodes = _nodes(tree, [*edges[in_tree], 0.0], images, [*inner, ("origin", {"kind": "origin"})])
+    inner.append(("origin", {"kind": "origin"}))
+    nodes = _nodes(tree, [*lengths[in_tree], 0.0], images, inner)
     for node, radius in zip(nodes, [*radii[in_tree].tolist(), 0.0], strict=True):
         node["radius"] = radius
     positions, ball = None, space.ball()
     if ball is not None and ball.c:
-        # Layout: true distances from the origin, and angles from the tree, whose siblings stand in
-        # the order of their images' first principal component.
-        shown = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
-        lengths = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(shown), axis=1)
+        # Distances from the origin are true; angles follow the tree, with siblings in the order of
+        # their images' first principal component.
+        drawn = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
+        moduli = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(drawn), axis=1)
         _, components = np.linalg.eigh(np.cov(points, rowvar=False))
         starts = tree.sorted_starts(points @ components[:, -1])
         angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
-        positions = lengths * np.exp(1j * angles)
-    of_both = [_scores("proxies", tree, images), *hierarchy.scores["trees"]]
-    of_radii = _scores_of_radii(distances[:n], radii[:n], radii[n:], used, above[:n])
-    scores = {**hierarchy.scores, "trees": of_both, "radii": of_radii}
-    rows = _leaf_images(distances[:n], tree, used, images)
-    return Hierarchy(scores, tree, nodes, hierarchy.affinity, positions, rows, *hierarchy[-2:])
+        positions = moduli * np.exp(1j * angles)
+    scores = {
+        **hierarchy.scores,
+        "trees": [_scores("proxies", tree, images), *hierarchy.scores["trees"]],
+        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, parents[:n]),
+    }
+    leaf_images = _leaf_images(distances[:n], tree, used, images)
+    return hierarchy._replace(
+        scores=scores, tree=tree, nodes=nodes, positions=positions, leaf_images=leaf_images
+    )
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
-    """Distances in float64."""
+    """Distances computed in float64, none below 0."""
     with jax.enable_x64(True):
         return np.maximum(spaces.distance_matrix(space, np.float64(x), np.float64(y)), 0)
 
 
 def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
-    """Mean distance of two images of each pair of classes; 0 for the pair of a single image."""
+    """Mean distance of two images, for each pair of classes; 0 for a class with a single image."""
     members = (labels == np.arange(labels.max() + 1)[:, None]).astype(np.float64)
     counts = members.sum(axis=1)
     sums = members @ distances @ members.T - np.diag(members @ np.diagonal(distances))
@@ -141,8 +152,9 @@ def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
 
 
 def _scores_of_radii(
-    distances: np.ndarray, radii: Radii, proxy_radii: Radii, used: np.ndarray, above: np.ndarray
+    distances: np.ndarray, radii: Radii, proxy_radii: Radii, used: np.ndarray, parents: np.ndarray
 ) -> dict[str, float | int]:
+    """Compares distances from the origin of images and proxies; `used` proxies are in the tree."""
     nearest_proxies, nearest = np.unique(np.argmin(distances, axis=1), return_inverse=True)
     medians = [np.median(radii[nearest == i]) for i in range(len(nearest_proxies))]
     inside = trees.farther_in(proxy_radii[nearest_proxies], medians)
@@ -153,22 +165,22 @@ def _scores_of_radii(
         "proxies_used": len(used),
         "nearest_proxies": len(nearest_proxies),
         "share_of_nearest_proxies_farther_in_than_their_images": float(np.mean(inside)),
-        "share_of_images_beneath_no_proxy": float(np.mean(above < 0)),
+        "share_of_images_beneath_no_proxy": float(np.mean(parents < 0)),
     }
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Nearest images of the largest leaf proxies; frames mark the images beneath them."""
-    n, above = tree.leaves, tree.parents[: tree.leaves]
-    counts = np.bincount(above, minlength=len(tree.parents))
-    childless = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
+    """Nearest images of the largest proxies without child proxies; frames mark their own images."""
+    n, parents = tree.leaves, tree.parents[: tree.leaves]
+    counts = np.bincount(parents, minlength=len(tree.parents))
+    leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
     rows = []
-    for node in childless[np.argsort(-counts[childless], kind="stable")][:_ROWS]:
+    for node in leaf_proxies[np.argsort(-counts[leaf_proxies], kind="stable")][:_ROWS]:
         proxy, row = used[node - n], []
         for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
-            head = "" if row else f"proxy {proxy}, {counts[node]} images\n"
-            colour = "tab:blue" if above[image] == node else "none"
-            row.append(Picture(image, head + images.dataset.class_name(image), colour))
+            title = "" if row else f"proxy {proxy}, {counts[node]} images\n"
+            colour = "tab:blue" if parents[image] == node else "none"
+            row.append(Picture(image, title + images.dataset.class_name(image), colour))
         rows.append(row)
     return rows
 
@@ -176,12 +188,13 @@ def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: Ch
 def _nodes(
     tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
-    """Rows of tree.json: the images, then the inner nodes with their names and facts."""
-    described = []
+    """Rows of tree.json: the images, then the `inner` nodes, which have names and facts."""
+    named_facts = []
     for i, index in enumerate(images.indices.tolist()):
-        of_image = {n: g.names[g.labels[i]] for n, g in images.groupings.items()}
-        described.append((images.dataset.name(i), {"kind": "image", "index": index, **of_image}))
-    rows = zip(tree.parents.tolist(), map(float, lengths), [*described, *inner], strict=True)
+        groups = {name: x.names[x.labels[i]] for name, x in images.groupings.items()}
+        named_facts.append((images.dataset.name(i), {"kind": "image", "index": index, **groups}))
+    named_facts.extend(inner)
+    rows = zip(tree.parents.tolist(), map(float, lengths), named_facts, strict=True)
     return [
         {"parent": parent if parent >= 0 else None, "name": name, "length": length, **facts}
         for parent, length, (name, facts) in rows
@@ -189,7 +202,7 @@ def _nodes(
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Formats tables of runs' `scores`; the first has no title."""
+    """Formats the tables that compare runs, from their `Hierarchy.scores`."""
     texts = [_scores_table(runs)]
     if any("radii" in run for run in runs):
         texts.append(_radii_table(runs))
@@ -202,26 +215,31 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    first = runs[0]["trees"][0]
-    groupings, columns = [""] * 4, ["run", "tree", "inner nodes", "depth"]
-    for name in first["purity"]:
-        further = ["same nearer", "correlation"] * (name in first["separation"])
-        columns += ["purity (chance)", *further]
-        groupings += [f"{name}:", *[""] * len(further)]
+    first_tree = runs[0]["trees"][0]
+    groupings, columns = ["", "", "", ""], ["run", "tree", "inner nodes", "depth"]
+    for name in first_tree["purity"]:
+        groupings.append(f"{name}:")
+        columns.append("purity (chance)")
+        if name in first_tree["separation"]:
+            groupings += ["", ""]
+            columns += ["same nearer", "correlation"]
     rows = [groupings, columns]
-    for name, tree in ((run["run"], tree) for run in runs for tree in run["trees"]):
-        row = [name, tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
-        for grouping, purities in tree["purity"].items():
-            row.append("{:.4f} ({:.4f})".format(*purities.values()))
-            row += [f"{value:.4f}" for value in tree["separation"].get(grouping, {}).values()]
-        rows.append(row)
+    for run in runs:
+        for tree in run["trees"]:
+            row = [run["run"], tree["tree"], str(tree["inner_nodes"]), str(tree["depth"])]
+            for grouping, purities in tree["purity"].items():
+                row.append("{:.4f} ({:.4f})".format(*purities.values()))
+                row += [f"{value:.4f}" for value in tree["separation"].get(grouping, {}).values()]
+            rows.append(row)
     return aligned(rows)
 
 
 def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
-    for run in (run for run in runs if "radii" in run):
+    for run in runs:
+        if "radii" not in run:
+            continue
         images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
         row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
         rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
@@ -229,42 +247,48 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
-    """Writes a run's tree and figures to a folder of its name; returns the files."""
+    """Writes a run's tree and figures to a folder named after the run; returns the files."""
     folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
     names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = tree, affinity, tangled, in_disk, leaves = [folder / name for name in names]
+    files = [folder / name for name in names]
+    tree_file, affinity_file, tanglegram_file, disk_file, leaves_file = files
     with writing(folder):
         folder.mkdir(exist_ok=True)
-        write_json(tree, hierarchy.nodes)
-        for old in files[2:]:  # Not every run has them.
-            old.unlink(missing_ok=True)
-    first = np.unique(images.groupings[CLASS].labels, return_index=True)[1]  # Of each class.
-    groups = {n: g.labels[first] for n, g in images.groupings.items() if n != CLASS}
-    _draw_affinity(hierarchy, groups, affinity)
+        write_json(tree_file, hierarchy.nodes)
+        for optional in (tanglegram_file, disk_file, leaves_file):
+            optional.unlink(missing_ok=True)  # Left by an earlier call.
+    first_of_class = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
+    groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
+    _draw_affinity(hierarchy, groups, affinity_file)
     levels = nested_levels(images.groupings)
     if len(levels) > 1 and len(hierarchy.affinity) <= _TANGLED:
-        *_, widest = levels.values()
-        classes = hierarchy.class_tree, hierarchy.class_heights
-        draw_tanglegram(*classes, levels, widest.labels[first], tangled)
-    if hierarchy.positions is not None:  # Groups colour the leaves of the tree of the proxies.
-        n, legend = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
-        labels, names = images.groupings[legend]
-        above, parents = np.split(hierarchy.tree.parents - n, [n])
-        proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), above)
+        *_, coarsest = levels.values()
+        tree = hierarchy.class_tree, hierarchy.class_heights
+        draw_tanglegram(*tree, levels, coarsest.labels[first_of_class], tanglegram_file)
+    if hierarchy.positions is not None:  # The proxies' tree, its images coloured by group.
+        n, grouping = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
+        labels, names = images.groupings[grouping]
+        image_parents, parents = np.split(hierarchy.tree.parents - n, [n])
+        proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), image_parents)
         panel = disk.Panel("", hierarchy.positions[:n], labels, [], None)
-        disk.draw_disks(disk.Drawing([panel], names, legend, proxies), in_disk)
+        disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
     if hierarchy.leaf_images:
-        draw_rows(hierarchy.leaf_images, leaves, functools.partial(disk.read_rgb, images.dataset))
+        read = functools.partial(disk.read_rgb, images.dataset)
+        draw_rows(hierarchy.leaf_images, leaves_file, read)
     return [file for file in files if file.exists()]
 
 
 def _draw_affinity(hierarchy: Hierarchy, groups: Levels, output: pathlib.Path) -> None:
-    """Draws affinities, sorted by groups and within these by average linkage, beside the groups."""
+    """Draws the affinity of classes, beside how many of their groups are equal.
+
+    Classes are sorted by groups, and within groups by average linkage.
+    """
     affinity = hierarchy.affinity
-    alike = hierarchy.class_tree.starts()[: len(affinity)]
-    order = np.lexsort((alike, *reversed(groups.values())))
-    apart = affinity[~np.eye(len(affinity), dtype=bool)]
-    panels = [("affinity", affinity, np.quantile(apart, (0.01, 0.995)), {"extend": "both"})]
+    linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
+    order = np.lexsort((linkage_order, *reversed(groups.values())))
+    off_diagonal = affinity[~np.eye(len(affinity), dtype=bool)]
+    limits = np.quantile(off_diagonal, (0.01, 0.995))
+    panels = [("affinity", affinity, limits, {"extend": "both"})]
     if groups:
         title = "number of equal groups: " if len(groups) > 1 else "same "
         title += ", ".join(groups)

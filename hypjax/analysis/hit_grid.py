@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 
 
 def tolerant(read: Callable[[Any], Image.Image]) -> Callable[[Any], Image.Image]:
-    """A reader of images that replaces unreadable ones by grey squares, and warns once."""
+    """Makes a reader that replaces unreadable images by grey squares, and warns once."""
     warned = False
 
     def read_or_grey(image: Any) -> Image.Image:
@@ -65,7 +65,7 @@ def draw(searches: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
 
 
 def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]]) -> list[Picture]:
-    """Pictures of a query and its hits, which are images, labels, distances and marks."""
+    """Makes pictures of a query and its hits, each an image, label, distance and mark."""
     row = [Picture(image, f"query {on_one_line(label)}", "black")]
     for hit, name, distance, mark in hits:
         row.append(Picture(hit, f"{distance:.3f} {on_one_line(name)}", _FRAMES[mark]))
@@ -106,7 +106,7 @@ def data_url(content: bytes, kind: str) -> str:
 
 
 def shortened(name: str, length: int) -> str:
-    """Returns a name, cut to `length` characters."""
+    """Cuts a name to `length` characters."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""How embeddings agree with a known hierarchy of classes: numbers, and tanglegrams."""
+"""Agreement of embeddings with a known hierarchy of classes: numbers and tanglegrams."""
 
 import itertools
 import pathlib
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import OTHER, colours, draw_lines
+from hypjax.analysis.disk import OTHER, draw_lines, group_styles
 from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Distances, Heights, Tree
@@ -25,7 +25,7 @@ _WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known
 _INNER = 0.85  # Share of the width of the run's tree that inner nodes span.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
 _NAME = 26  # Characters of a name.
-_SIZE = 7  # Points of its letters.
+_FONT_SIZE = 7  # Points.
 
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
 Levels = Mapping[str, Groups]
@@ -34,12 +34,12 @@ Radii = Float[np.ndarray, " groups"]
 
 
 def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
-    """Classes, then ever coarser groupings, each of which nests the one before."""
+    """The classes, then ever coarser groupings whose groups are unions of the previous groups."""
     levels = {CLASS: groupings[CLASS]}
     for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
         fine, coarse = next(reversed(levels.values())), groupings[name]
         pairs = np.unique(np.stack([fine.labels, coarse.labels]), axis=1)
-        nested = pairs.shape[1] == len(fine.names)
+        nested = pairs.shape[1] == len(fine.names)  # Each fine group is in one coarse group.
         if nested and 1 < len(coarse.names) < len(fine.names):
             levels[name] = coarse
     return levels
@@ -47,34 +47,43 @@ def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
 
 def known_tree(levels: Sequence[Groups]) -> Tree:
     """The tree with the first level's groups as leaves, and later levels' groups above them."""
-    parents, first = [], 0
+    parents, first_coarse = [], 0
     for fine, coarse in itertools.pairwise([*levels, np.zeros_like(levels[0])]):
-        first += fine.max() + 1
-        above = np.empty(fine.max() + 1, int)
-        above[fine] = first + coarse
-        parents.append(above)
+        first_coarse += fine.max() + 1
+        parents_of_fine = np.empty(fine.max() + 1, int)
+        parents_of_fine[fine] = first_coarse + coarse
+        parents.append(parents_of_fine)
     return Tree(np.concatenate([*parents, [-1]]), levels[0].max() + 1)
 
 
 def wrong_first_hits(points: Points, space: Space, groupings: Groupings) -> dict[str, Any]:
-    """How often a wrong nearest image at least has the query's group, by exact search.
+    """Counts wrong nearest images, and how many of them belong to the query's group.
 
-    Queries have another image of their class. Returns the numbers of queries and of wrong hits, and
-    for each grouping the share of wrong hits in the query's group, and the share by chance, of
-    random images of other classes.
+    Queries are the images with another image of their class.
+
+    Returns:
+        "queries" and "wrong", the numbers of queries and of wrong nearest images; for each
+        grouping, the "share" of wrong images in the query's group, and the share by "chance", if
+        wrong images were random images of other classes.
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
-    of_class = np.bincount(classes)[classes]
-    wrong = np.flatnonzero((of_class > 1) & (classes[hits] != classes))
-    scores: dict[str, Any] = {"queries": int(np.sum(of_class > 1)), "wrong": len(wrong)}
-    for name, groups in ((n, g.labels) for n, g in groupings.items() if n != CLASS):
+    class_sizes = np.bincount(classes)[classes]
+    wrong = np.flatnonzero((class_sizes > 1) & (classes[hits] != classes))
+    scores: dict[str, Any] = {"queries": int(np.sum(class_sizes > 1)), "wrong": len(wrong)}
+    for name, grouping in groupings.items():
+        if name == CLASS:
+            continue
+        groups = grouping.labels
         pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
-        of_both = np.bincount(pairs)[pairs]
-        same = groups[hits[wrong]] == groups[wrong]
-        chance = (np.bincount(groups)[groups] - of_both)[wrong] / (len(points) - of_class[wrong])
-        share, by_chance = (float(np.mean(x)) if len(wrong) else np.nan for x in (same, chance))
-        scores[name] = {"share": share, "chance": by_chance}
+        in_class_and_group = np.bincount(pairs)[pairs]
+        others_in_group = np.bincount(groups)[groups] - in_class_and_group
+        chance = others_in_group[wrong] / (len(points) - class_sizes[wrong])
+        same_group = groups[hits[wrong]] == groups[wrong]
+        scores[name] = {
+            "share": float(np.mean(same_group)) if len(wrong) else np.nan,
+            "chance": float(np.mean(chance)) if len(wrong) else np.nan,
+        }
     return scores
 
 
@@ -85,44 +94,45 @@ def rank_correlations(distances: Distances, levels: Sequence[Groups]) -> dict[st
     """
     from scipy.stats import spearmanr
 
-    once = np.tri(len(distances), k=-1, dtype=bool)
-    apart = sum((level[:, None] != level).astype(np.int8) for level in levels)[once]
+    pairs = np.tri(len(distances), k=-1, dtype=bool)  # Each pair once.
+    num_levels = sum((level[:, None] != level).astype(np.int8) for level in levels)[pairs]
     correlations = {}
-    for name, chosen in (("all_pairs", slice(None)), ("different_classes", apart > 0)):
-        x, y = distances[once][chosen], apart[chosen]
+    for name, chosen in (("all_pairs", slice(None)), ("different_classes", num_levels > 0)):
+        x, y = distances[pairs][chosen], num_levels[chosen]
         constant = min(np.ptp(x), np.ptp(y)) == 0 if len(x) else True
         correlations[name] = np.nan if constant else float(spearmanr(x, y).statistic)
     return correlations
 
 
 def radii(points: Points, space: Space, levels: Levels) -> dict[str, dict[str, float]]:
-    """Median distances from the origin of images, of groups' centres, and of the centre of all.
+    """Median distances from the origin: of images, of groups' centres, and of the common centre.
 
-    In "ball", if the space is or has one, a centre is the centroid on the hyperboloid, Einstein's
-    midpoint (Law et al., "Lorentzian Distance Learning", ICML 2019). In "flat", it is the mean of
-    the features, at the distance 2‖x‖, the ball's limit for c → 0. Returns medians by level.
+    Returns:
+        Medians by kind of centre and by level. In "ball", present if the space is a ball or
+        contains one, a centre is the centroid on the hyperboloid, Einstein's midpoint (Law et al.,
+        "Lorentzian Distance Learning", ICML 2019). In "flat", a centre is the mean of the features
+        x, at the distance 2‖x‖, the ball's limit for c → 0.
     """
-    nodes = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
+    levels = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
     lifted, c = _on_hyperboloid(space, points)
     with jax.enable_x64(True):
         features = np.asarray(space.features(np.asarray(points, np.float64)))
-
-    def ball(groups: Groups) -> Radii:
-        with jax.enable_x64(True):
-            centres = lorentz.centroids(lifted, groups, groups.max() + 1, c)
-            return np.linalg.norm(lorentz.logmap0(centres, c), axis=1)
-
-    def flat(groups: Groups) -> Radii:
-        return 2 * np.linalg.norm(_sums(features, groups), axis=1) / np.bincount(groups)
-
-    return {
-        name: {level: float(np.median(radii_in(x))) for level, x in nodes.items()}
-        for name, radii_in in {**({"ball": ball} if c else {}), "flat": flat}.items()
-    }
+    medians: dict[str, dict[str, float]] = {"ball": {}, "flat": {}}
+    for name, groups in levels.items():
+        if c:
+            with jax.enable_x64(True):
+                centres = lorentz.centroids(lifted, groups, groups.max() + 1, c)
+                in_ball = np.linalg.norm(lorentz.logmap0(centres, c), axis=1)
+            medians["ball"][name] = float(np.median(in_ball))
+        sums = np.zeros((groups.max() + 1, features.shape[1]))
+        np.add.at(sums, groups, features)
+        in_flat_space = 2 * np.linalg.norm(sums, axis=1) / np.bincount(groups)
+        medians["flat"][name] = float(np.median(in_flat_space))
+    return {kind: by_level for kind, by_level in medians.items() if by_level}
 
 
 def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
-    """Points of a space that is, or has, a ball, on its hyperboloid; and its c, or else 0."""
+    """Points on the hyperboloid of a space's ball, and the ball's c; c is 0 without a ball."""
     for part, x in space.geometries(points):
         ball = part.ball()
         if ball is not None and ball.c:
@@ -131,12 +141,6 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
                 in_ball = part.to_ball(np.asarray(x, np.float64))
                 return np.asarray(lorentz.from_poincare(in_ball, c)), c
     return points, 0.0
-
-
-def _sums(x: Points, groups: Groups) -> Float[np.ndarray, "groups d"]:
-    sums = np.zeros((groups.max() + 1, x.shape[1]))
-    np.add.at(sums, groups, x)
-    return sums
 
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -166,14 +170,15 @@ def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 def draw_tanglegram(
     tree: Tree, heights: Heights, levels: Groupings, groups: Groups, output: pathlib.Path
 ) -> None:
-    """Draws a tree of classes, by heights, opposite the known one; groups colour the classes."""
+    """Draws a tree of classes opposite the known tree, with classes coloured by group."""
     known = known_tree([level.labels for level in levels.values()])
     known_starts = known.sorted_starts(tree.starts()[: tree.leaves])
     starts = tree.sorted_starts(known_starts[: tree.leaves])
     names = list(itertools.chain(*(level.names for level in levels.values())))
+    # Inner nodes stand at the height at which they merge, the root at 0; all leaves at 1.
     below_root = heights[-1] - heights[tree.leaves :]
     depths = np.append(np.ones(tree.leaves), below_root * (_INNER / max(below_root[0], 1e-9)))
-    hues = colours(np.bincount(groups)).of
+    hues = group_styles(np.bincount(groups)).colours
     figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
     _draw_tree(left, tree, depths, starts, groups, hues)
@@ -183,7 +188,8 @@ def draw_tanglegram(
     right.invert_xaxis()
     ends = starts[: tree.leaves] + 0.5, known_starts[: tree.leaves] + 0.5
     for x, rows, align in zip((0, 1), ends, ("left", "right"), strict=True):
-        for name, y, group in zip(names, rows, groups, strict=False):
+        class_names = names[: tree.leaves]
+        for name, y, group in zip(class_names, rows, groups, strict=True):
             _write(middle, x, y, name, color=hues[group], ha=align, va="center")
     lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
     draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
@@ -194,7 +200,7 @@ def draw_tanglegram(
 
 
 def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
-    axes.text(x, y, shortened(name, _NAME), fontsize=_SIZE, parse_math=False, **style)
+    axes.text(x, y, shortened(name, _NAME), fontsize=_FONT_SIZE, parse_math=False, **style)
 
 
 def _draw_tree(
@@ -206,18 +212,20 @@ def _draw_tree(
     hues: np.ndarray,
     names: Sequence[str] = (),
 ) -> None:
-    """Draws a tree from its root at x = 0, and any names of its inner nodes but the root."""
+    """Draws a tree with its root at x = 0, and any names of inner nodes except the root's.
+
+    `x` holds the horizontal position of each node. Nodes above several groups are grey.
+    """
     y = starts + tree.sizes / 2
-    of_group = np.zeros((len(tree.parents), len(hues)))
-    of_group[np.arange(tree.leaves), groups] = 1
-    counts = tree.sums(of_group)
+    one_hot = np.zeros((len(tree.parents), len(hues)))
+    one_hot[np.arange(tree.leaves), groups] = 1
+    counts = tree.sums(one_hot)
     pure = counts.max(axis=1) == tree.sizes
     hue = np.where(pure, hues[counts.argmax(axis=1)], OTHER)
     child = np.flatnonzero(tree.parents >= 0)
-    above = tree.parents[child]
-    corners = np.stack([x[above] + 1j * y[above], x[above] + 1j * y[child]], axis=1)
-    edges = np.concatenate([corners, (x[child] + 1j * y[child])[:, None]], axis=1)
-    draw_lines(axes, edges, colors=hue[child], linewidths=1)
+    parent = tree.parents[child]
+    corners = x[parent] + 1j * y[parent], x[parent] + 1j * y[child], x[child] + 1j * y[child]
+    draw_lines(axes, np.stack(corners, axis=1), colors=hue[child], linewidths=1)
     for node in range(tree.leaves, len(names)):
         middle = (x[node] + x[tree.parents[node]]) / 2
         _write(axes, middle, y[node], names[node], color=hue[node], ha="center", va="bottom")

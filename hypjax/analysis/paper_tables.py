@@ -1,6 +1,6 @@
-"""Tables of the papers with our values beside the published ones, and the commands that run them.
+"""The papers' tables with our values beside the published values, and commands to compute ours.
 
-A table is named as in `hyp-vit-3`, by the first two columns of `hypjax/runs/published.csv`.
+A table is named by the first two columns of `hypjax/runs/published.csv`, as in `hyp-vit-3`.
 """
 
 import csv
@@ -16,7 +16,7 @@ from hypjax.runs.files import RESULTS, read_object
 from hypjax.runs.published import Row, published_rows
 from hypjax.runs.tables import aligned
 
-FOLDER = pathlib.Path("runs/papers")  # Scores of evaluations, which leave none in a run's folder.
+FOLDER = pathlib.Path("runs/papers")  # Scores of evaluations, which write none to a run's folder.
 _DELTA = "relative_delta"
 
 Scores = Mapping[str, float]
@@ -24,16 +24,16 @@ Rows = Mapping[Row, Scores]
 
 
 class Cell(NamedTuple):
-    """A published value, and ours; relative δ, or percent."""
+    """A published value and ours, in percent except for the relative δ."""
 
     row: Row
     metric: str  # Without the dataset's name.
     published: float
-    ours: float | None  # None before its run has finished.
-    notes: tuple[str, ...]  # Why ours is another experiment, such as a partial copy.
+    ours: float | None  # None until the run has finished.
+    notes: tuple[str, ...]  # Why ours is another experiment, such as a partial copy of a dataset.
 
     def numbers(self) -> list[str]:
-        """The published value, ours, and the signed difference; '' before the run has finished."""
+        """The published value, ours, and the signed difference; '' if ours is None."""
         digits = 3 if self.metric == _DELTA else 1  # As in the papers.
         if self.ours is None:
             return [f"{self.published:.{digits}f}", "", ""]
@@ -44,29 +44,32 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         """The values, as in '80.9, ours 80.5 (-0.4)'; an asterisk refers to notes."""
         published, ours, difference = self.numbers()
-        mark = "*" * bool(self.notes)
+        mark = "*" if self.notes else ""
         return f"{published}, ours {ours}{mark} ({difference})" if ours else published
 
 
 def rows_of(table: str, names: Sequence[str]) -> Rows:
     """The named rows of a table with their published values; by default all rows.
 
-    A name consists of words that a row's name or dataset has, such as 'Hyp-DINO 384-d cub200'.
+    A name selects the rows whose name or dataset has all its words: 'Hyp-DINO 384-d cub200'.
     """
     tables: dict[str, dict[Row, Scores]] = {}
     for row, scores in published_rows().items():
         tables.setdefault(f"{row.paper}-{row.table}", {})[row] = scores
     if table not in tables:
         raise UserError(f"no table is {table!r}: {', '.join(tables)}{nearest(table, tables)}")
+    rows = tables[table]
+    if not names:
+        return rows
     chosen = set()
     for name in names:
         name_words = _words(name)
-        matching = {x for x in tables[table] if name_words <= _words(f"{x.name} {x.dataset}")}
+        matching = {row for row in rows if name_words <= _words(f"{row.name} {row.dataset}")}
         if not matching:
-            methods = ", ".join(dict.fromkeys(row.method for row in tables[table]))
+            methods = ", ".join(dict.fromkeys(row.method for row in rows))
             raise UserError(f"no row of {table} is {name!r}; its methods are {methods}")
         chosen |= matching
-    return {row: scores for row, scores in tables[table].items() if not names or row in chosen}
+    return {row: scores for row, scores in rows.items() if row in chosen}
 
 
 def _words(name: str) -> set[str]:
@@ -74,13 +77,13 @@ def _words(name: str) -> set[str]:
 
 
 def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, pathlib.Path]:
-    """A row's command lines, each with the file in which it leaves its scores.
+    """Returns the commands that compute a row's scores, each with its output file.
 
     The last file holds the row's values. A PCA, and other fields of the evaluation, are set only
     when the trained run is evaluated.
     """
     spec, fields = f"configs/{row.run}", row.fields.split()
-    of_training = [field for field in fields if not field.startswith("eval.")]
+    training_fields = [field for field in fields if not field.startswith("eval.")]
 
     def workdir(fields: Sequence[str]) -> str:
         return default_workdir(load_config(spec, [*fields, *overrides]), read_config(spec))
@@ -94,25 +97,30 @@ def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, p
     output = FOLDER / f"{pathlib.Path(workdir(fields)).name}-{kind}.json"
     if kind == "delta":
         return {line("hyperbolicity", fields, f"--output={output}"): output}
-    evaluating = f"--output={output}", "--mode=evaluate"
+    evaluate_flags = f"--output={output}", "--mode=evaluate"
     if kind == "pretrained":
-        return {line("main", fields, *evaluating): output}
-    folder = workdir(of_training)
-    lines = {line("main", of_training): pathlib.Path(folder) / RESULTS}
-    if of_training != fields:
-        lines[line("main", fields, *evaluating, f"--workdir={folder}")] = output
+        return {line("main", fields, *evaluate_flags): output}
+    folder = workdir(training_fields)
+    lines = {line("main", training_fields): pathlib.Path(folder) / RESULTS}
+    if training_fields != fields:
+        lines[line("main", fields, *evaluate_flags, f"--workdir={folder}")] = output
     return lines
 
 
 def pending(rows: Rows, overrides: Sequence[str]) -> list[str]:
-    """Lines for a shell, each once, that run what the rows lack."""
-    of_rows = [commands(row, metrics, overrides).items() for row, metrics in rows.items()]
-    lines = [" && ".join(line for line, output in x if not output.exists()) for x in of_rows]
-    return list(dict.fromkeys(filter(None, lines)))
+    """Shell lines, without repetitions, that compute the missing scores of rows."""
+    lines = {}  # Its keys are an ordered set.
+    for row, metrics in rows.items():
+        missing = [
+            x for x, output in commands(row, metrics, overrides).items() if not output.exists()
+        ]
+        if missing:
+            lines[" && ".join(missing)] = None
+    return list(lines)
 
 
 def cells(rows: Rows, overrides: Sequence[str]) -> Iterator[Cell]:
-    """The published values of rows, with ours where their commands have finished."""
+    """Yields the published values of rows, with ours if their commands have finished."""
     for row, metrics in rows.items():
         *_, output = commands(row, metrics, overrides).values()
         results = read_object(output) or {}
@@ -126,28 +134,26 @@ def cells(rows: Rows, overrides: Sequence[str]) -> Iterator[Cell]:
 
 
 def _by_dataset(table: Sequence[Cell]) -> dict[str, list[list[str]]]:
-    """For each dataset, a header and lines of a row's name and cells."""
-    tables: dict[str, dict[Row, list[Cell]]] = {}
+    """Splits a table by dataset: a header, then lines with a row's name and cells."""
+    by_dataset: dict[str, dict[Row, list[Cell]]] = {}
     for cell in table:
-        tables.setdefault(cell.row.dataset, {}).setdefault(cell.row, []).append(cell)
-    return {
-        dataset: [
-            ["", *(cell.metric.replace("recall", "R") for cell in next(iter(lines.values())))],
-            *([row.name, *map(str, line)] for row, line in lines.items()),
-        ]
-        for dataset, lines in tables.items()
-    }
+        by_dataset.setdefault(cell.row.dataset, {}).setdefault(cell.row, []).append(cell)
+    tables = {}
+    for dataset, rows in by_dataset.items():
+        header = ["", *(cell.metric.replace("recall", "R") for cell in next(iter(rows.values())))]
+        tables[dataset] = [header, *([row.name, *map(str, cells)] for row, cells in rows.items())]
+    return tables
 
 
 def as_text(table: Sequence[Cell]) -> str:
-    """Formats the table for a terminal, in a part for each dataset, and its notes."""
+    """Formats a table for a terminal, one part per dataset, and its notes."""
     parts = [f"{name}:\n{aligned(lines, left=1)}" for name, lines in _by_dataset(table).items()]
     notes = dict.fromkeys(f"* {note}" for cell in table for note in cell.notes)
     return "\n\n".join([*parts, *notes])
 
 
 def as_markdown(table: Sequence[Cell]) -> str:
-    """Formats the same in Markdown."""
+    """Formats a table in Markdown, one part per dataset, and its notes."""
     parts = []
     for name, (header, *lines) in _by_dataset(table).items():
         rows = [header, ["---"] * len(header), *lines]
@@ -157,11 +163,11 @@ def as_markdown(table: Sequence[Cell]) -> str:
 
 
 def as_csv(table: Sequence[Cell]) -> str:
-    """Formats a line for each cell."""
+    """Formats a table as CSV, one line per cell."""
     text, columns = io.StringIO(), ("method", "part", "dim", "dataset")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, "metric", "published", "ours", "difference", "notes"])
     for cell in table:
-        names = [getattr(cell.row, name) for name in columns]
-        writer.writerow([*names, cell.metric, *cell.numbers(), " ".join(cell.notes)])
+        values = [getattr(cell.row, name) for name in columns]
+        writer.writerow([*values, cell.metric, *cell.numbers(), " ".join(cell.notes)])
     return text.getvalue()

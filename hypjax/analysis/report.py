@@ -1,4 +1,4 @@
-"""Reports of trained runs: one HTML page that opens from the disk."""
+"""Reports of trained runs: one HTML page that needs no other file."""
 
 import contextlib
 import datetime
@@ -41,7 +41,7 @@ from hypjax.system.files import write_text
 _CLASSES = 20  # Classes with the lowest recall that are listed.
 _POINTS = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
-_NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Of the fields of metrics.jsonl.
+_NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Fields of metrics.jsonl.
 _STATES = {
     "untrained": "the model before its first step",
     "final": "the model after its last step",
@@ -61,20 +61,20 @@ class ShownRun(NamedTuple):
     searches: RunSearches
     results: Mapping[str, Any]  # Empty until it is finished.
     metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
-    seconds: Mapping[str, float]  # Of the parts of its last launch.
+    seconds: Mapping[str, float]  # Duration of each phase of its last launch.
     warnings: Sequence[str]
 
 
 def write_report(
     opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
-    """Writes a page about runs with the same test images, with k hits of some queries."""
+    """Writes a page about runs with the same test images; shows some queries with k hits each."""
     console.say("writing the report")
     runs = [_read_run(run, search_test_images(run, k)) for run in opened]
     fields = _rows([identity(run.searches.run.config) for run in runs])
-    differing = [(label, cells) for label, cells in fields if any(x != cells[0] for x in cells)]
+    differing = [(name, values) for name, values in fields if any(x != values[0] for x in values)]
     classes = zip(*(run.searches.classes for run in runs), strict=True)
-    classes = sorted(classes, key=lambda row: sum(of_run.recall for of_run in row))
+    classes = sorted(classes, key=lambda by_run: sum(row.recall for row in by_run))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(source).render(
@@ -103,13 +103,13 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
         metrics, lines = [], folder / METRICS
         for line in lines.read_text().splitlines() if lines.exists() else ():
-            with contextlib.suppress(ValueError):  # A line that a kill has cut off.
+            with contextlib.suppress(ValueError):  # A kill may cut off the last line.
                 metrics.append(json.loads(line))
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
 def _rows(columns: Sequence[Mapping[Any, Any]], missing: Any = "") -> list[Row]:
-    """A table with a row for each name and a column for each run."""
+    """Makes a table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [(name, [column.get(name, missing) for column in columns]) for name in names]
 
@@ -126,13 +126,13 @@ def _facts(run: ShownRun) -> dict[str, str]:
 
 
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
-    """A row for Recall@1 with its interval, then one for each score; the best is marked."""
+    """Rows of scores, Recall@1 with its interval first; the best value of each row is bold."""
     rows = []
     if any(run.searches.interval for run in runs):
         intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
         texts = ["{:.3f} ({:.3f} to {:.3f})".format(*bounds) for bounds in intervals]
-        marked = _marked([bounds[0] for bounds in intervals], texts)
-        rows.append(("head: Recall@1 (95% interval)", marked))
+        cells = _bold_best([bounds[0] for bounds in intervals], texts)
+        rows.append(("head: Recall@1 (95% interval)", cells))
     columns = [
         {
             (state, part, metric): value
@@ -145,19 +145,21 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     for (state, part, metric), values in _rows(columns, missing=math.nan):
         *dataset, name = metric.split("/")
         label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append((label, _marked(values, [f"{value:.4f}" for value in values])))
+        rows.append((label, _bold_best(values, [f"{value:.4f}" for value in values])))
     return rows
 
 
-def _marked(values: Sequence[float], texts: Sequence[str]) -> list[str]:
+def _bold_best(values: Sequence[float], texts: Sequence[str]) -> list[str]:
+    """The texts of values, '' for NaN, and the largest value's in bold unless all are equal."""
     finite = [value for value in values if math.isfinite(value)]
     best = max(finite) if len(set(finite)) > 1 else math.nan
-    pairs = [(v, text if math.isfinite(v) else "") for v, text in zip(values, texts, strict=True)]
-    return [Markup("<strong>{}</strong>").format(t) if v == best else t for v, t in pairs]
+    cells = [text if math.isfinite(v) else "" for v, text in zip(values, texts, strict=True)]
+    bold = Markup("<strong>{}</strong>")
+    return [bold.format(c) if v == best else c for v, c in zip(values, cells, strict=True)]
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:
-    """A figure of all metrics over the steps, learned scalars among them; '' without any."""
+    """A figure of all logged metrics and scalars over the steps, as a data URL; '' if none."""
     logged = {name for run in runs for line in run.metrics for name in line}
     titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
     if not titles:
@@ -167,20 +169,22 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
-        share = "recall" in name  # At most 1, as scores by part of the model are.
+        is_share = "recall" in name  # The axis then ends at 1.
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
             points = []
-            for row in (row for row in run.metrics if name in row):
+            for row in run.metrics:
+                if name not in row:
+                    continue
                 value = row[name]
-                if isinstance(value, Mapping):  # Of scores, the head's first recall.
-                    share, value = True, next(iter(value["head"].values()))
+                if isinstance(value, Mapping):  # Scores by part and metric: draw the head's first.
+                    is_share, value = True, next(iter(value["head"].values()))
                 points.append((row["step"], float(value)))
             axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
         low, high = axes.get_ylim()
-        axes.set_ylim(min(0, low), min(1, high) if share else high)
+        axes.set_ylim(min(0, low), min(1, high) if is_share else high)
         axes.set_title(name.replace("_", " "), fontsize=9)
     for axes in panels[len(titles) :]:
         axes.set_axis_off()
@@ -193,46 +197,53 @@ def _curves(runs: Sequence[ShownRun]) -> str:
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
+    """Queries to show, each with the hits of every run."""
     splits = runs[0].run.splits
-    items, answers = searched(splits), [{x.query: x for x in run.searches} for run in runs]
+    gallery = searched(splits)
+    by_query = [{search.query: search for search in run.searches} for run in runs]
 
     def hits_of(search: Search) -> list[dict[str, Any]]:
         hits = zip(search.hits, search.right, search.distances, strict=True)
-        return [_shown(items, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
+        return [_thumbnail(gallery, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
 
     return [
-        (_shown(splits.test, query), [hits_of(answer[query]) for answer in answers])
-        for query in _chosen(runs, queries)
+        (_thumbnail(splits.test, query), [hits_of(searches[query]) for searches in by_query])
+        for query in _choose_queries(runs, queries)
     ]
 
 
-def _chosen(runs: Sequence[RunSearches], queries: int) -> list[int]:
-    """Queries to show: failures of each run in turn, then up to half successes."""
-    wrong = [in_turn(x.searches[: x.failures], lambda y: frozenset(y.classes)) for x in runs]
-    right = [run.searches[run.failures :] for run in runs]
-    wrong, right = (
-        dict.fromkeys(x.query for x in itertools.chain(*itertools.zip_longest(*part)) if x)
-        for part in (wrong, right)
-    )
-    wrong, right = half_wrong([*wrong], [query for query in right if query not in wrong], queries)
+def _choose_queries(runs: Sequence[RunSearches], count: int) -> list[int]:
+    """Chooses failures of each run in turn, then successes; half of each if there are enough."""
+    failures = [in_turn(x.searches[: x.failures], lambda y: frozenset(y.classes)) for x in runs]
+    wrong = _alternating(failures)
+    right = _alternating([run.searches[run.failures :] for run in runs])
+    failed = {*wrong}
+    right = [query for query in right if query not in failed]
+    wrong, right = half_wrong(wrong, right, count)
     return wrong + right
 
 
-def _shown(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
+def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
+    """The distinct queries of searches: the first search of each run, then each second, ..."""
+    searches = itertools.chain(*itertools.zip_longest(*by_run))
+    return list(dict.fromkeys(search.query for search in searches if search))
+
+
+def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
     url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
     return {"image": url, "label": images.class_name(i), **marks}
 
 
 def _disk(searches: RunSearches) -> dict[str, str]:
-    """A run's disk, its rank correlations, relative δ and the c that δ suggests."""
+    """A run's disk, its rank correlations, relative δ, and the c that δ suggests."""
     run, images = searches.run, searches.run.splits.test
     title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
-    shown = {title: (searches.points[chosen], images.take(chosen))}
-    drawing = disk.drawing_of_images(run.config.data.name, shown)
+    points_and_images = searches.points[chosen], images.take(chosen)
+    drawing = disk.drawing_of_images(run.config.data.name, {title: points_and_images})
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
-    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend}
+    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend_title}
     facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
@@ -243,7 +254,10 @@ def _disk(searches: RunSearches) -> dict[str, str]:
 
 
 def write_own_report(run: Run) -> bool:
-    """Writes the report of a finished run into its folder; a failure is only a warning."""
+    """Writes a finished run's report into its folder; a failure is only a warning.
+
+    Returns whether there is a report.
+    """
     if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
     try:

@@ -1,4 +1,4 @@
-"""Trained runs whose embeddings of the same test images are analysed."""
+"""Opens trained runs with the same test images, and embeds these images for analyses."""
 
 import contextlib
 import functools
@@ -30,7 +30,10 @@ Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
 
 def open_runs(workdirs: Sequence[str]) -> list[Run]:
-    """Opens runs with the same test images, named by their folders; says which are unfinished."""
+    """Opens runs, which must have the same test images; names each by its folder.
+
+    Prints which runs are unfinished.
+    """
     keep_compiled_programs()
     workdirs = list(dict.fromkeys(map(str, workdirs)))
     names = [os.path.basename(os.path.abspath(workdir)) for workdir in workdirs]
@@ -54,12 +57,12 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
 
 
 def searched(splits: Splits) -> Dataset:
-    """The images that the test images search."""
+    """The images among which the test images are searched: the gallery, or each other."""
     return splits.gallery or splits.test
 
 
 class ChosenImages(NamedTuple):
-    """Test images of some classes."""
+    """A random subset of a run's test images, of whole classes if they fit."""
 
     dataset: Dataset
     indices: Int[np.ndarray, " images"]  # Among all test images.
@@ -67,55 +70,58 @@ class ChosenImages(NamedTuple):
     summary: str  # Numbers of images and classes.
 
     @classmethod
-    def of(cls, run: Run, most: int, seed: int) -> Self:
-        """Chooses random classes, at most `most` images; random images if no two classes fit."""
-        name, test, rng = run.config.data.name, run.splits.test, np.random.default_rng(seed)
+    def of(cls, run: Run, limit: int, seed: int) -> Self:
+        """Chooses at most `limit` images: whole random classes, or if no two fit, random images."""
+        test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
-        taken, room = [], most
+        chosen_classes, room = [], limit
         for i in rng.permutation(len(classes)):
             if counts[i] <= room:
-                taken.append(classes[i])
+                chosen_classes.append(classes[i])
                 room -= counts[i]
-        chosen = np.flatnonzero(np.isin(test.labels, taken))
-        if len(taken) < 2:
-            chosen = np.sort(rng.permutation(len(test))[:most])
-        images = test.take(chosen)
+        indices = np.flatnonzero(np.isin(test.labels, chosen_classes))
+        if len(chosen_classes) < 2:
+            indices = np.sort(rng.permutation(len(test))[:limit])
+        images = test.take(indices)
         if images.num_classes in (1, len(images)):
             raise UserError("too few images: two of one class and one of another are needed")
-        classes = f"{images.num_classes} of {test.num_classes} classes"
-        summary = f"{len(images)} of {len(test)} test images, {classes}"
-        return cls(images, chosen, groupings(name, images), summary)
+        num_classes = f"{images.num_classes} of {test.num_classes} classes"
+        summary = f"{len(images)} of {len(test)} test images, {num_classes}"
+        return cls(images, indices, groupings(run.config.data.name, images), summary)
 
 
 def restore_trained(run: Run) -> PyTree:
-    """Restores a run's best model, or else its last; refuses it if the images have changed."""
+    """Restores the parameters of a run's best or else last model.
+
+    Raises a `UserError` if the run's images have changed since its training.
+    """
     with reading(run.workdir) as folder:
         require_provenance(folder, {"images": run.splits.fingerprint})
         return run.restore_best(folder).params
 
 
 class ScoredHead(NamedTuple):
-    """How evaluation compares a run's head outputs, without `eval.pca`."""
+    """A trained head as evaluation compares its outputs, without `eval.pca`."""
 
     embed: Callable[[Dataset], Points]  # See `head_points`.
     space: Space  # The objective's `score_space`.
-    proxies: Float[np.ndarray, "p dim"] | None  # Hierarchical ones; None for most runs.
+    proxies: Float[np.ndarray, "p dim"] | None  # HIER's proxies; None for other losses.
 
 
 def scored_head(run: Run) -> ScoredHead:
-    """Restores a run's best model, or else its last, with the proxies of the same step."""
+    """Restores the head of a run's best or else last model, with the proxies of the same step."""
     params, proxies = restore_trained(run), None
     if run.config.objective.name.startswith("hier+"):
         # One checksum covers the objective's parameters and the optimiser's state: read both.
         built = setup.training_run(run)
-        like = jax.eval_shape(
+        shapes = jax.eval_shape(
             lambda: states.trees(built.learner, create_state(built.learner, built.spec))
         )
         with (
             reading(run.workdir, training=True) as folder,
             contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
         ):
-            restored = checkpoints.restore_best(**like) or checkpoints.restore_latest(**like)
+            restored = checkpoints.restore_best(**shapes) or checkpoints.restore_latest(**shapes)
         if restored is None:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         params, training = restored.trees
@@ -129,7 +135,7 @@ def scored_head(run: Run) -> ScoredHead:
 
 
 def untrained_parameters(run: Run) -> PyTree:
-    """The model's parameters before the first step of a run: random or pretrained ones."""
+    """The model's parameters before the first step of a run, random or pretrained."""
     built = setup.training_run(run)
     state = states.random_state(built.learner, built.spec)
     state = states.initialize(built, state, states.starting_parameters(built))

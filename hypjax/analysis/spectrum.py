@@ -1,4 +1,4 @@
-"""How embeddings spread, before and after training (IRT, Analysis): variances and similarities."""
+"""The spread of embeddings before and after training (IRT, Analysis)."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
 
 _BINS = 100
-_SHARES = (0.9, 0.99)  # Of the variance, for which components are counted.
+_SHARES = (0.9, 0.99)  # Shares of the variance for which components are counted.
 _STATES = ("untrained", "trained")
 # Kinds of pairs, with colours that colour-blind readers can tell apart.
 _PAIRS = {
@@ -30,36 +30,43 @@ _PAIRS = {
 
 
 def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
-    """Spread of the embeddings before training, and by a run's best model, or its last.
+    """Measures the spread of embeddings before training, and of a run's best or else last model.
 
-    Points are the head's in the objective's `score_space`, without `eval.pca`.
+    Images are compared by the head's output in the objective's `score_space`, without `eval.pca`.
     """
     spread: dict[str, Any] = {"run": run.name}
     models = untrained_parameters(run), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
         space = run.trained_objective(params).score_space
         points = head_points(run, params, space, images)
-        spread[state] = find_spread(points, images.labels, space)
+        spread[state] = measure_spread(points, images.labels, space)
     return spread
 
 
-def find_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[str, Any]:
-    """Principal components of features of points [images, dim], and similarities of all pairs.
+def measure_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[str, Any]:
+    """Measures principal components of the points' features, and similarities of all pairs.
 
-    Similarity is 1 − distance / 2, the cosine on the sphere. Pairs are counted in equal intervals;
-    the overlap is the common area of the two histograms. Some class must have two images, and there
-    must be two classes. Raises a `UserError` if all points, float32, are equal.
+    Similarity is 1 − distance / 2, the cosine on the sphere. Its histograms have equal intervals;
+    their overlap is the common area of same-class and different-class pairs.
+
+    Args:
+        points: Points [images, dim], float32.
+        labels: Classes [images]; two at least, one of them with two images.
+        space: The space of the points.
+
+    Raises:
+        UserError: All points are equal.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances
     energy = np.cumsum(variances) / np.sum(variances)
     compare = jax.jit(lambda x: similarity(space.distance_matrix(x, x)))
     similarities = np.asarray(compare(points), np.float64)
-    once = np.tri(len(points), k=-1, dtype=bool)
-    same = labels[:, None] == labels
-    edges = np.linspace(similarities[once].min(), similarities[once].max(), _BINS + 1)
-    pairs = [similarities[once & chosen] for chosen in (same, ~same)]
-    counts = np.stack([np.histogram(values, edges)[0] for values in pairs])
+    pairs = np.tri(len(points), k=-1, dtype=bool)  # Each pair once.
+    same_class = labels[:, None] == labels
+    edges = np.linspace(similarities[pairs].min(), similarities[pairs].max(), _BINS + 1)
+    by_kind = [similarities[pairs & mask] for mask in (same_class, ~same_class)]
+    counts = np.stack([np.histogram(values, edges)[0] for values in by_kind])
     shares = counts / counts.sum(axis=1, keepdims=True)
     return {
         "cumulative_energy": energy.tolist(),
@@ -67,14 +74,14 @@ def find_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[st
         "similarity": {
             "edges": edges.tolist(),
             **{f"pairs_of_{kind}": n.tolist() for kind, n in zip(_PAIRS, counts, strict=True)},
-            **{f"mean_of_{kind}": float(x.mean()) for kind, x in zip(_PAIRS, pairs, strict=True)},
+            **{f"mean_of_{kind}": float(x.mean()) for kind, x in zip(_PAIRS, by_kind, strict=True)},
             "overlap": float(np.minimum(*shares).sum()),
         },
     }
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns two lines per run, before and after training."""
+    """Formats a table with two lines per run, before and after training."""
     heads = ["run", "state", *(f"components for {share:.0%}" for share in _SHARES)]
     rows = [[*heads, "mean similarity: same class", "other classes", "overlap"]]
     for run in runs:

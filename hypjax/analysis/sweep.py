@@ -25,29 +25,29 @@ from hypjax.types import Recalls
 
 _LINE = 30  # Characters of labels that fit below an axis.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
-# Fields that have no effect on a model or its recalls.
+# Fields without effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 
-Folders = Mapping[str, pathlib.Path]  # Of runs, by name or value.
+Folders = Mapping[str, pathlib.Path]  # Folders of runs, by the run's name or swept value.
 
 
-class Run(NamedTuple):
-    """A finished run, with the scores that all runs have of its best model, or else its last."""
+class FinishedRun(NamedTuple):
+    """A finished run, with scores of its best or else last model in the metrics of all runs."""
 
     name: str
     folder: pathlib.Path
     config: ConfigDict
-    validation: Recalls | None  # On the validation images, if there are any.
+    validation: Recalls | None  # Scores on the validation images, if there are any.
     test: Recalls
 
     def fields(self) -> dict[str, Any]:
-        """The fields that its scores depend on, by dotted name."""
+        """The fields that affect the scores, by dotted name."""
         unused = {f"objective.{name}" for name in unused_fields(self.config.objective)} | _LABELS
         fields = flatten(self.config).items()
         return {n: v for n, v in fields if n not in unused and not n.startswith("run.")}
 
 
-Curve = dict[Any, list[Run]]  # Runs by their value of the swept field, in ascending order.
+Curve = dict[Any, list[FinishedRun]]  # Runs by their value of the swept field, ascending.
 
 
 def default_folders(file: str, overrides: Sequence[str], field: str, values: list[str]) -> Folders:
@@ -61,7 +61,7 @@ def default_folders(file: str, overrides: Sequence[str], field: str, values: lis
 
 
 def require_finished(folders: Folders) -> None:
-    """Raises an error if a run is not finished, or the runs were trained on different images."""
+    """Raises a `UserError` if a run is not finished, or the runs have different images."""
     for name, folder in folders.items():
         if read_results(folder / RESULTS) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
@@ -70,23 +70,29 @@ def require_finished(folders: Folders) -> None:
             raise UserError(f"{left} and {right} have different images")
 
 
-def read_runs(folders: Folders) -> list[Run]:
-    """Reads the runs that are finished."""
-    results = {n: x for n, folder in folders.items() if (x := read_results(folder / RESULTS))}
-    held_out = {n: scores["validation"] for n, scores in results.items() if "validation" in scores}
-    validation, test = _common(held_out), _common(results)
-    return [
-        Run(name, folders[name], saved_config(folders[name]), validation.get(name), test[name])
-        for name in results
-    ]
+def read_runs(folders: Folders) -> list[FinishedRun]:
+    """Reads the finished runs among the folders."""
+    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: of_run for name, of_run in results.items() if of_run}
+    validation = {
+        name: of_run["validation"] for name, of_run in results.items() if "validation" in of_run
+    }
+    validation, test = _common_scores(validation), _common_scores(results)
+    runs = []
+    for name in results:
+        config = saved_config(folders[name])
+        runs.append(FinishedRun(name, folders[name], config, validation.get(name), test[name]))
+    return runs
 
 
-def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
-    """Scores of each run's best model, or else its last, by the metrics that all runs have."""
+def _common_scores(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
+    """Scores of each run's best model, or else its last, in the metrics that all runs have."""
     scores = {name: of_run.get("best") or of_run["final"] for name, of_run in results.items()}
+    if not scores:
+        return {}
     parts = [values for recalls in scores.values() for values in recalls.values()]
-    common = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
-    if parts and not any("/" in name or name.startswith("recall@") for name in common):
+    common = [metric for metric in parts[0] if all(metric in values for values in parts)]
+    if not any("/" in metric or metric.startswith("recall@") for metric in common):
         raise UserError("these runs have no recall in common; evaluate them with the same eval.ks")
     return {
         run: {part: {name: values[name] for name in common} for part, values in recalls.items()}
@@ -94,27 +100,28 @@ def _common(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:
     }
 
 
-def print_tables(runs: Sequence[Run], field: str | None) -> None:
-    """Prints recalls on validation images, to choose by, and on test images; averages seeds."""
+def print_tables(runs: Sequence[FinishedRun], field: str | None) -> None:
+    """Prints scores on validation images, to choose by, and on test images; averages seeds."""
     title, seeds = f"{field}, " if field else "", field == "seed"
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
     if validation:
         print(f"{title}scores on the validation images:")
-        print(tables.format_results(validation | (_spread(validation) if seeds else {})))
+        print(tables.format_results(validation | (_mean_and_std(validation) if seeds else {})))
         same_classes = len(validation) == len(test) and not title.startswith("data.")
         if len(validation) > 1 and same_classes and not seeds:
-            print(_choice(validation))
+            print(_verdict(validation))
     report_only = " (to report, not to choose by)" if validation and not seeds else ""
     print(f"{title}scores on the test images{report_only}:")
-    print(tables.format_results(test | (_spread(test) if seeds else {})))
+    print(tables.format_results(test | (_mean_and_std(test) if seeds else {})))
     if field:
         print("folders:")
         print(tables.aligned([[run.name, str(run.folder)] for run in runs]))
 
 
-def _choice(validation: Mapping[str, Recalls]) -> str:
-    metric = tables.selecting(next(iter(validation.values()))["head"])
+def _verdict(validation: Mapping[str, Recalls]) -> str:
+    """Names the best run on the validation images, or the runs that tie."""
+    metric = tables.selection_metric(next(iter(validation.values()))["head"])
     scores = {name: recalls["head"][metric] for name, recalls in validation.items()}
     best = [name for name, score in scores.items() if score == max(scores.values())]
     verdict = f"{', '.join(best)}, by {metric} of the head on the validation images"
@@ -123,54 +130,60 @@ def _choice(validation: Mapping[str, Recalls]) -> str:
     return f"tie: {verdict}; take the default or the simplest of them"
 
 
-def _spread(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
+def _mean_and_std(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
     """Mean and sample standard deviation of the scores over runs; {} for a single run."""
-    statistic_of = {"mean": statistics.mean, "std": statistics.stdev} if len(runs) > 1 else {}
-    return {
-        name: {
-            part: {k: statistic([run[part][k] for run in runs.values()]) for k in values}
-            for part, values in next(iter(runs.values())).items()
-        }
-        for name, statistic in statistic_of.items()
-    }
+    if len(runs) < 2:
+        return {}
+    spread: dict[str, Recalls] = {"mean": {}, "std": {}}
+    for part, values in next(iter(runs.values())).items():
+        samples = {name: [run[part][name] for run in runs.values()] for name in values}
+        spread["mean"][part] = {name: statistics.mean(x) for name, x in samples.items()}
+        spread["std"][part] = {name: statistics.stdev(x) for name, x in samples.items()}
+    return spread
 
 
-def draw(runs: Sequence[Run], field: str, output: pathlib.Path) -> None:
+def draw(runs: Sequence[FinishedRun], field: str, output: pathlib.Path) -> None:
     """Draws the recalls of heads, at the smallest K, against a field of the runs.
 
-    Runs that differ only in the seed are one point, their mean, with a bar from the lowest to the
-    highest. Each combination of the other fields in which runs differ is a line.
+    Runs that differ only in the seed share a point, their mean, with a bar from the lowest to the
+    highest score. Each combination of the other fields in which runs differ has a line.
     """
-    drawn = curves(runs, field)
-    values = sorted({value for curve in drawn.values() for value in curve}, key=_order)
-    if len(texts := {*map(_text, values)}) < 2:
+    lines = curves(runs, field)
+    values = sorted({value for curve in lines.values() for value in curve}, key=_sort_key)
+    texts = {*map(_text, values)}
+    if len(texts) < 2:
         raise UserError(f"a figure needs several values of {field}, not {[*texts] or 'none'}")
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
-        save(_figure(drawn, values, field, tables.selecting(runs[0].test["head"])), output)
+        metric = tables.selection_metric(runs[0].test["head"])
+        save(_figure(lines, values, field, metric), output)
 
 
-def curves(runs: Sequence[Run], field: str) -> dict[str, Curve]:
-    """The lines by labels such as 'objective.space=sphere', the fields in which runs differ."""
+def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
+    """Lines of a figure by label: the other fields in which runs differ, as in 'objective.c=1'."""
     fields = [run.fields() for run in runs]
-    for run, of_run in zip(runs, fields, strict=True):
-        if field not in of_run:
-            raise UserError(f"{field} does not affect {run.name}'s scores{nearest(field, of_run)}")
-    names = dict.fromkeys(name for of_run in fields for name in of_run)
-    values = {name: {of_run[name] for of_run in fields if name in of_run} for name in names}
-    differing = [n for n in values if len(values[n]) > 1 and n not in (field, "seed")]
+    for run, run_fields in zip(runs, fields, strict=True):
+        if field not in run_fields:
+            did_you_mean = nearest(field, run_fields)
+            raise UserError(f"{field} does not affect {run.name}'s scores{did_you_mean}")
+    names = dict.fromkeys(name for run_fields in fields for name in run_fields)
+    differing = []
+    for name in names:
+        values = {run_fields[name] for run_fields in fields if name in run_fields}
+        if len(values) > 1 and name not in (field, "seed"):
+            differing.append(name)
 
-    def order(pair: tuple[Run, Mapping[str, Any]]) -> list[Any]:
-        return [_order(pair[1].get(name)) for name in (*differing, field)]
+    def order(pair: tuple[FinishedRun, Mapping[str, Any]]) -> list[Any]:
+        return [_sort_key(pair[1].get(name)) for name in (*differing, field)]
 
     lines: dict[str, Curve] = {}
-    for run, of_run in sorted(zip(runs, fields, strict=True), key=order):
-        label = ", ".join(f"{name}={_text(of_run[name])}" for name in differing if name in of_run)
-        lines.setdefault(label, {}).setdefault(of_run[field], []).append(run)
+    for run, run_fields in sorted(zip(runs, fields, strict=True), key=order):
+        labels = [f"{name}={_text(run_fields[name])}" for name in differing if name in run_fields]
+        lines.setdefault(", ".join(labels), {}).setdefault(run_fields[field], []).append(run)
     return lines
 
 
-def _order(value: Any) -> tuple[int, Any]:
+def _sort_key(value: Any) -> tuple[int, Any]:
     """Sorts numbers before other values."""
     return (0, value) if type(value) in (int, float) else (1, str(value))
 
@@ -179,23 +192,23 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score: str) -> Figure:
+def _figure(lines: Mapping[str, Curve], values: Sequence[Any], field: str, metric: str) -> Figure:
     panels = {"test images (to report)": "test"}
-    points = [of_value for curve in drawn.values() for of_value in curve.values()]
+    points = [runs for curve in lines.values() for runs in curve.values()]
     if any(run.validation for run in itertools.chain(*points)):
         panels = {"validation images (to choose by)": "validation", **panels}
-    height = 4 + 0.25 * math.ceil(len(drawn) / len(panels))  # The legend has a column per panel.
+    height = 4 + 0.25 * math.ceil(len(lines) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, part) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
         # Yellow is too light for lines. Six colours and seven markers tell 42 lines apart.
         styles = zip(itertools.cycle(COLOURS[:-1]), itertools.cycle(MARKERS), strict=False)
-        for (label, curve), (colour, marker) in zip(drawn.items(), styles, strict=False):
+        for (label, curve), (colour, marker) in zip(lines.items(), styles, strict=False):
             rows = []
-            for value, of_value in curve.items():
-                recalls = [getattr(run, part) for run in of_value if getattr(run, part)]
-                if scores := [recall["head"][score] for recall in recalls]:
+            for value, runs in curve.items():
+                recalls = [getattr(run, part) for run in runs if getattr(run, part)]
+                if scores := [recall["head"][metric] for recall in recalls]:
                     mean = statistics.mean(scores)
                     rows.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, mean, *bars = np.array(rows).reshape(-1, 4).T
@@ -203,18 +216,18 @@ def _figure(drawn: Mapping[str, Curve], values: Sequence[Any], field: str, score
             axis.errorbar(x, mean, yerr=bars, clip_on=False, **style)
         low, high = axis.get_ylim()
         axis.set(title=title, xlabel=field, ylim=(max(low, 0), min(high, 1)))
-    axes[0].set_ylabel(f"{score} of the head")
-    if len(drawn) > 1:
-        lines = axes[-1].get_legend_handles_labels()
-        figure.legend(*lines, loc="outside lower center", ncols=len(panels), frameon=False)
+    axes[0].set_ylabel(f"{metric} of the head")
+    if len(lines) > 1:
+        entries = axes[-1].get_legend_handles_labels()
+        figure.legend(*entries, loc="outside lower center", ncols=len(panels), frameon=False)
     return figure
 
 
 def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
     """Sets up the horizontal axis; returns the position of each value."""
-    numbers = _order(values[-1])[0] == 0  # Other values are last.
-    positions = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    if numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
+    all_numbers = _sort_key(values[-1])[0] == 0  # Other values are sorted after numbers.
+    positions = dict(zip(values, values if all_numbers else range(len(values)), strict=True))
+    if all_numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
         axis.set_xscale("log")
     labels = [_text(value) for value in values]
     rotation = 90 if len("".join(labels)) > _LINE else 0

@@ -1,4 +1,4 @@
-"""From images to points of the spaces in which a model is scored."""
+"""Embeds images with a model, as points of the spaces in which evaluation compares them."""
 
 import contextlib
 import dataclasses
@@ -39,12 +39,13 @@ ONE_SCALE = (1.0,)
 
 
 def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
-    """The spaces in which `eval.spaces` compares the embeddings of a model, by name.
+    """Spaces in which evaluation compares a model's embeddings (`eval.spaces`), by name.
 
-    A part's first space is named "head" or "encoder", a further one "head:sphere"; prefixes of the
-    head's output, from `eval.prefixes` and the objective, "head@16", "head@16:sphere". By default,
-    heads are compared in the objective's space and encoders by cosine (Hyp-ViT, Section 4.2). The
-    objective has the model's learned scalars; other spaces take them from the parameters.
+    A part's first space is named after the part, "head" or "encoder"; further spaces have a suffix,
+    as in "head:sphere". Prefixes of the head's output, from `eval.prefixes` and the objective, are
+    named "head@16" and "head@16:sphere". By default, heads are compared in the objective's space
+    and encoders by cosine (Hyp-ViT, Section 4.2). `objective` must hold the learned scalars of
+    `params`; spaces that differ from the objective's read the scalars from `params`.
     """
     spaces, fields = {}, config.objective
     scalars = learned_scalars(fields, params)
@@ -60,12 +61,12 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
 
 
 def part_of(name: str) -> str:
-    """The model's part, "head" or "encoder", in a name of `scored_spaces`."""
+    """The part of the model, "head" or "encoder", in a name of `scored_spaces`."""
     return name.partition(":")[0].partition("@")[0]
 
 
 def prefix_of(name: str) -> int | None:
-    """The length of the prefix in a name of `scored_spaces`, such as "head@16"; None if whole."""
+    """Dimension of a prefix in a name of `scored_spaces`: 16 for "head@16", None for "head"."""
     return int(name.partition(":")[0].partition("@")[2] or 0) or None
 
 
@@ -75,11 +76,12 @@ def _features(
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
-    dim, whole = prefix_of(name), features.shape[-1]
-    # Without a head, the configuration does not know the dimension.
-    if dim is not None and dim >= whole:
-        raise UserError(f"a prefix has {dim} dimensions; lower config.eval.prefixes below {whole}")
-    return features[:, :dim]
+    prefix_dim, full_dim = prefix_of(name), features.shape[-1]
+    # Without a head, the configuration does not know the full dimension.
+    if prefix_dim is not None and prefix_dim >= full_dim:
+        problem = f"embeddings of dimension {full_dim} have no prefix of {prefix_dim}"
+        raise UserError(f"{problem}; lower config.eval.prefixes below {full_dim}")
+    return features[:, :prefix_dim]
 
 
 def encode(
@@ -89,13 +91,14 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """Embeds pixels with the encoder at each scale of their side (`scaled_side`).
+    """Embeds images with the encoder, at each of several scales (see `scaled_side`).
 
-    Features of another model stay as they are.
+    Precomputed features of another model, which take the place of images, are returned unchanged.
     """
     if not model.encoder.takes_pixels:
         return images[:, None]
-    images, embeddings = normalize(images, *pixel_scaling), []
+    images = normalize(images, *pixel_scaling)
+    embeddings = []
     for scale in scales:
         scaled, scaled_params, resized = model, params, images
         side = scaled_side(model.encoder, scale)
@@ -105,7 +108,7 @@ def encode(
         try:
             with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
                 pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
-        except (FlaxError, TypeError, ValueError) as error:  # Of a module of the user's.
+        except (FlaxError, TypeError, ValueError) as error:  # A custom encoder with fixed sizes.
             if scaled is model:
                 raise
             problem = f"the encoder cannot embed {side} × {side} pixels ({reason(error)})"
@@ -120,16 +123,18 @@ def to_points(
     spaces: Mapping[str, Space],
     pooled: Float[Array, "batch scales encoder_dim"],
 ) -> dict[str, Float[Array, "batch d"]]:
-    """Maps the encoder's embeddings to points of each space, the mean over scales.
+    """Maps the encoder's embeddings to points of each space, averaged over the scales.
 
-    Reads no parameters of the encoder.
+    Needs no parameters of the encoder.
     """
     points = {}
     for name, space in spaces.items():
-        scales = [_features(model, params, pooled[:, i], name) for i in range(pooled.shape[1])]
-        embedded = [space.embed(features) for features in scales]
-        several = len(embedded) > 1
-        points[name] = space.mean(jnp.stack(embedded, axis=-2)) if several else embedded[0]
+        by_scale = [
+            space.embed(_features(model, params, pooled[:, i], name))
+            for i in range(pooled.shape[1])
+        ]
+        several = len(by_scale) > 1
+        points[name] = space.mean(jnp.stack(by_scale, axis=-2)) if several else by_scale[0]
     return points
 
 
@@ -139,30 +144,30 @@ def embed_function(
     spaces: Mapping[str, Space],
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
-    """Returns the function from parameters and pixels to the points of each space, to be jitted."""
+    """Builds the function from parameters and pixels to points of each space, to be jitted."""
     return lambda params, images: to_points(
         model, params, spaces, encode(model, pixel_scaling, scales, params, images)
     )
 
 
 def fingerprint(facts: object, params: PyTree = None) -> str:
-    """Hash of parameters and of facts, which must be equal if their `repr` is."""
+    """Hash of parameters and of facts, which are compared by their `repr`."""
     digest = hashlib.sha256(repr(facts).encode())
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(leaf))
     return digest.hexdigest()[:32]
 
 
-_FORMAT = "hypjax features 2"  # Increase it if an encoder or a view computes something else.
+_FORMAT = "hypjax features 2"  # Increase the number if an encoder or a view changes its results.
 Features = Float[np.ndarray, "images scales dim"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a run's model; one compiled program serves all sizes and spaces.
+    """Embeds datasets with a run's model; datasets of all sizes share one compiled program.
 
-    A frozen encoder, the same in all calls, embeds the `cached` datasets once. Their embeddings
-    stay in memory, and a single process stores them in the folder for other runs.
+    The images of `cached` are embedded once by the encoder, which must be frozen: the same in all
+    calls. Their embeddings stay in memory, and in `folder` for other runs if there is one process.
     """
 
     model: Embedder
@@ -170,7 +175,7 @@ class DatasetEmbedder:
     mesh: Mesh  # Devices that share each batch.
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
-    # By the identity of the records.
+    # By id of the dataset's records.
     _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
 
     def points(
@@ -180,7 +185,7 @@ class DatasetEmbedder:
         spaces: Mapping[str, Space],
         scales: Sequence[float] | None = None,
     ) -> dict[str, Float[np.ndarray, "images d"]]:
-        """Points of a dataset's images in each of the `scored_spaces`, by default `eval.scales`."""
+        """Points of a dataset's images in each space, averaged over scales (`eval.scales`)."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         scales = tuple(scales or self.config.eval.scales)
         points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
@@ -189,14 +194,14 @@ class DatasetEmbedder:
         return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
 
     def features(self, params: PyTree, dataset: Dataset) -> Float[np.ndarray, "images dim"]:
-        """The encoder's embeddings of images at one scale."""
+        """The encoder's embeddings of a dataset's images, at full scale only."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         if (features := self._features_in_memory(params, dataset, ONE_SCALE)) is None:
             features = self.mapped(functools.partial(self._encode, ONE_SCALE, params), dataset)
         return features[:, 0]
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
-        """Applies a function to sharded batches of images under the test view, or of features."""
+        """Applies a function to batches of images in the test view, or of features, on the mesh."""
         return _concatenated(self._mapped(function, images))
 
     def _mapped(
@@ -227,23 +232,28 @@ class DatasetEmbedder:
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
         """Embeddings of cached images; None if some of the images are not cached."""
-        key, known = id(dataset.records), tuple(self.config.eval.scales)
-        images = self._unions.get(key)
-        if images is None or dataset.boxes is not None or not set(scales) <= set(known):
+        key, cached_scales = id(dataset.records), tuple(self.config.eval.scales)
+        images = self._cached_images.get(key)
+        if images is None or dataset.boxes is not None or not set(scales) <= set(cached_scales):
             return None
         if not np.isin(dataset.positions, images.positions).all():
             return None
         if key not in self._features:
-            self._features[key] = self._computed_once(params, images)
+            self._features[key] = self._stored_features(params, images)
         rows = np.searchsorted(images.positions, dataset.positions)
-        return self._features[key][rows][:, list(map(known.index, scales))]
+        return self._features[key][rows][:, list(map(cached_scales.index, scales))]
 
     @functools.cached_property
-    def _unions(self) -> dict[int, Dataset]:
-        cached = [(id(images.records), images) for images in self.cached if images.boxes is None]
-        return {key: union([x for other, x in cached if other == key]) for key, _ in cached}
+    def _cached_images(self) -> dict[int, Dataset]:
+        """Merges the `cached` datasets that share records; keys are the ids of the records."""
+        by_records: dict[int, list[Dataset]] = {}
+        for images in self.cached:
+            if images.boxes is None:
+                by_records.setdefault(id(images.records), []).append(images)
+        return {key: union(datasets) for key, datasets in by_records.items()}
 
-    def _computed_once(self, params: PyTree, images: Dataset) -> Features:
+    def _stored_features(self, params: PyTree, images: Dataset) -> Features:
+        """Embeds images with the frozen encoder, or reads their embeddings from the folder."""
         scales, data = tuple(self.config.eval.scales), self.config.data
 
         def compute(done: int) -> Iterator[Features]:
@@ -285,13 +295,14 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 def cached_features(
     folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
 ) -> Features:
-    """Reads the features of `count` images from a folder, after computing the missing ones.
+    """Reads the features of `count` images from a folder; first computes the missing ones.
 
-    One process at a time fills it. `compute(n)` yields batches for all but the first n images.
+    One process at a time fills the folder. `compute(n)` yields batches for all images after the
+    first n.
     """
     try:
         table = None
-        while table is None:  # A damaged one is computed again.
+        while table is None:  # A damaged table is computed again.
             cache = ArrayCache(folder, count)
             if not cache.is_complete():
                 with cache.filling(locked(folder, "embedding images")) as done:
@@ -300,5 +311,5 @@ def cached_features(
             table = cache.table(np.float32)
         return table[0].reshape(count, scales, -1)
     except OSError as error:
-        console.warn(f"features cannot be kept in {folder} ({error.strerror})")
+        console.warn(f"features cannot be stored in {folder} ({error.strerror})")
         return _concatenated(compute(0))

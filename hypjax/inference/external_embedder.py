@@ -38,7 +38,7 @@ class ExternalEncoder(Protocol):
 
 
 class ExternalEmbedder(ImageEmbedder):
-    """An encoder of another library that embeds images: rows are features, columns points, too."""
+    """Embeds images with an encoder of another library; galleries also hold its raw features."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ExternalEmbedder(ImageEmbedder):
         space: Space | None = None,
         batch_size: int | None = None,
     ) -> None:
-        """Checks on one image that the encoder returns one vector, always the same."""
+        """Checks on an image of noise that the encoder returns one vector, always the same."""
         self.space, self.batch_size = space or Sphere(), batch_size or BATCH_SIZE
         self.name, self._encoder = spec, encoder
         self.fingerprint = fingerprint(encoder.facts)
@@ -72,9 +72,10 @@ class ExternalEmbedder(ImageEmbedder):
         batches = [range(len(dataset))[i : i + size] for i in range(0, len(dataset), size)]
         with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
             try:
-                ahead = pool.map(prepare, batches[0])
-                for following in [*batches[1:], []]:
-                    batch, ahead = ahead, pool.map(prepare, following)
+                next_batch = pool.map(prepare, batches[0])
+                for indices in [*batches[1:], []]:
+                    # The next batch is prepared while this one is embedded.
+                    batch, next_batch = next_batch, pool.map(prepare, indices)
                     prepared = list(batch)
                     broken = {i: why for i, why in enumerate(prepared) if isinstance(why, str)}
                     readable = [i for i in range(len(prepared)) if i not in broken]
@@ -86,13 +87,14 @@ class ExternalEmbedder(ImageEmbedder):
                 pool.shutdown(cancel_futures=True)
 
     def _prepare(self, dataset: Dataset, i: int) -> Any | str:
+        """Prepares an image for the encoder, or returns why the image cannot be read."""
         try:
             return self._encoder.prepare(dataset.image(i, channels=3))
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return reason(error.__cause__ or error)
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
-        """The features, and their points."""
+        """The points of features in the space, and the features."""
         if not len(rows):
             return {"vectors": rows}
         points = Embeddings.from_arrays(rows, space=self.space).vectors
@@ -104,9 +106,13 @@ def open_encoder(
 ) -> ExternalEmbedder:
     """Opens an encoder of another library, whose features are mapped into a space.
 
-    `spec` is 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
-    of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' for one of several
-    outputs. `mean`, `std` and `resize` prepare the pixels of an ONNX model.
+    Args:
+        spec: 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
+            of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' if the
+            file has several outputs.
+        space: The space of the points; by default the sphere.
+        batch_size: Number of images that are embedded at once; by default 64.
+        **pixels: `mean`, `std` and `resize`, by which pixels are prepared for an ONNX model.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:

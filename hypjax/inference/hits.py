@@ -1,4 +1,4 @@
-"""Hits of searches, and the distance beyond which a nearest hit is probably no match."""
+"""Hits of searches, and the distance beyond which the nearest hit is probably no match."""
 
 import functools
 import os
@@ -24,18 +24,18 @@ from hypjax.system import console
 from hypjax.system.files import write_json
 
 _SHARE = 0.95  # Share of the queries whose match is within the distance.
-_MAX_IMAGES = 2_000  # To compare with each other: all of some classes.
-_MIN_QUERIES = 10  # With a match.
+_MAX_IMAGES = 2_000  # Largest number of images to measure match distances on.
+_MIN_QUERIES = 10  # Fewest queries with a match for a meaningful quantile.
 
 
 class Match(NamedTuple):
-    """How far a query is from its nearest match."""
+    """The distance within which queries find their nearest match, an image of their class."""
 
-    distance: float  # Within it, 95% of the queries with a match find the nearest one.
-    images: str  # The split on which it was measured: validation or test.
+    distance: float  # 95% of the queries with a match find one within this distance.
+    images: str  # Split on which the distance was measured: validation or test.
 
     def remark(self, nearest: float) -> str:
-        """Warns that the nearest hit, at this distance, is probably no match; '' if it may be."""
+        """Warns that a nearest hit at this distance is probably no match; '' within `distance`."""
         if nearest <= self.distance:
             return ""
         return (
@@ -50,20 +50,21 @@ def match_split(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
     None for a test with ground truth, where matches are not the images of a query's class.
     """
     if splits.validation is not None:
-        return "validation", _of_some_classes(splits.validation), None
+        return "validation", _images_of_random_classes(splits.validation), None
     if splits.ground_truth is not None:
         return None
     if splits.gallery is None:
-        return "test", _of_some_classes(splits.test), None
-    items = _of_some_classes(splits.gallery)
-    alike = np.flatnonzero(np.isin(splits.test.labels, items.labels))
-    return "test", splits.test.take(alike[:_MAX_IMAGES]), items
+        return "test", _images_of_random_classes(splits.test), None
+    gallery = _images_of_random_classes(splits.gallery)
+    with_match = np.flatnonzero(np.isin(splits.test.labels, gallery.labels))
+    return "test", splits.test.take(with_match[:_MAX_IMAGES]), gallery
 
 
-def _of_some_classes(images: Dataset) -> Dataset:
+def _images_of_random_classes(images: Dataset) -> Dataset:
+    """Images of random classes, at most `_MAX_IMAGES`; the last class may be incomplete."""
     classes, indices = np.unique(images.labels, return_inverse=True)
-    order = np.random.default_rng(0).permutation(len(classes))[indices]
-    return images.take(np.sort(np.argsort(order, kind="stable")[:_MAX_IMAGES]))
+    class_rank = np.random.default_rng(0).permutation(len(classes))[indices]
+    return images.take(np.sort(np.argsort(class_rank, kind="stable")[:_MAX_IMAGES]))
 
 
 def match_distance(
@@ -74,9 +75,10 @@ def match_distance(
     space: Space,
     own_rows: OwnRows = (),
 ) -> float | None:
-    """The distance of a `Match`; None if fewer than 10 queries have one.
+    """Measures the distance of a `Match`; None if fewer than 10 queries have a match.
 
-    No query matches its own file. If the queries are the gallery, they search among each other.
+    `own_rows` are the gallery rows of each query's own file, which is no match. If `queries` and
+    `gallery` are the same array, a query's own row is excluded, too.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf
@@ -98,44 +100,49 @@ def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
 
 
 def read_matches(folder: pathlib.Path) -> dict[str, Match]:
-    """Reads a run's match distances by fingerprint, if they were measured."""
+    """Reads a run's match distances by fingerprint of the embeddings; {} if none were measured."""
     matches = (read_object(folder / MATCHES) or {}).items()
     return {fingerprint: Match(**fields) for fingerprint, fields in matches}
 
 
 class Hits(NamedTuple):
-    """A query's hits, nearest first, and a remark on the nearest; '' is an unknown class."""
+    """A query and its hits, nearest first; a label is the class, '' if unknown."""
 
     query: str
     label: str
     paths: list[str]
     labels: list[str]
     distances: list[float]
-    remark: str = ""
+    remark: str = ""  # On the nearest hit, see `Match`.
 
     def mark(self, i: int) -> str:
-        """Returns 'right' or 'wrong' for a hit, or '' if a class is unknown."""
-        known = self.label and self.labels[i]
-        return ("right" if self.label == self.labels[i] else "wrong") if known else ""
+        """Returns 'right' or 'wrong' for hit `i`, or '' if its or the query's class is unknown."""
+        if not (self.label and self.labels[i]):
+            return ""
+        return "right" if self.label == self.labels[i] else "wrong"
 
     def __str__(self) -> str:
-        """A table with one line per hit: rank, distance, whether it is right, and path."""
-        known, width = f" ({on_one_line(self.label)})" if self.label else "", 7 * bool(self.label)
-        lines = [f"{_shown(self.query)}{known}", f"rank   distance  {'':{width}}path"]
+        """A table with a line per hit: rank, distance, right or wrong, and path."""
+        label, mark_width = "", 0
+        if self.label:
+            label, mark_width = f" ({on_one_line(self.label)})", 7
+        lines = [f"{_short_path(self.query)}{label}", f"rank   distance  {'':{mark_width}}path"]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
-            lines.append(f"{i + 1:>4} {distance:>10.4f}  {self.mark(i):{width}}{_shown(path)}")
+            mark = f"{self.mark(i):{mark_width}}"
+            lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_short_path(path)}")
         if self.remark:
-            lines.append(f"{_shown(self.query)}: {self.remark}")
+            lines.append(f"{_short_path(self.query)}: {self.remark}")
         return "\n".join(lines)
 
 
-def _shown(path: str) -> str:
-    shorter = os.path.relpath(path)
-    return on_one_line(path if "://" in path or shorter.startswith(os.pardir) else shorter)
+def _short_path(path: str) -> str:
+    """A path relative to the current folder if it lies below the folder."""
+    relative = os.path.relpath(path)
+    return on_one_line(path if "://" in path or relative.startswith(os.pardir) else relative)
 
 
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
-    """Raises a `UserError` if a gallery cannot be searched so; call it before embedding queries."""
+    """Raises a `UserError`, before queries are embedded, if a gallery does not allow a search."""
     if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
         raise UserError("expansion, re-ranking and prefixes need the .npz gallery")
     if postprocessing.prefix:
@@ -155,10 +162,11 @@ def find_hits(
     *,
     keep_self: bool = False,
 ) -> list[Hits]:
-    """Finds the nearest images of a gallery to each query, in the order of their distances.
+    """Finds the k nearest images of a gallery to each query, nearest first.
 
-    An image does not find itself, unless `keep_self`. A query without a class has its class in the
-    gallery, or else its folder's name if that is a class of the gallery.
+    `queries` are the embeddings of `images`. An image does not find itself, unless `keep_self`. A
+    query without a class gets its class in the gallery, or else the name of its folder if the
+    gallery has a class of that name. `match` adds remarks on hits that are probably no match.
     """
     postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)
@@ -166,21 +174,23 @@ def find_hits(
     require_model(gallery, queries.fingerprint, queries.model)
     for path, reason in queries.unreadable.items():
         raise UserError(f"cannot read {path} ({reason})")
-    paths = images.names.tolist()  # Ids of features may be paths, too.
+    paths = images.names.tolist()  # Names of features may be paths, too.
     if images.vectors is None:
         paths = [images.path(i) for i in range(len(images))]
     ids = [""] * len(paths) if keep_self else paths
     if postprocessing == Postprocessing():
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
-        points, items, own_ids, listed = queries.vectors, gallery.vectors, None, k
+        points, own_ids, num_listed = queries.vectors, None, k
         own_rows = gallery.own_rows(ids, points)
-        if most := max(map(len, own_rows), default=0):
+        if most_own := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
-            listed = min(k - 1 + most, len(gallery) - 1)
-        ranked = postprocessing.search(points, own_ids, items, k=listed, space=gallery.space)
+            num_listed = min(k - 1 + most_own, len(gallery) - 1)
+        ranked = postprocessing.search(
+            points, own_ids, gallery.vectors, k=num_listed, space=gallery.space
+        )
         neighbours = gallery.neighbours(*ranked, own_rows, k)
-    fewest = min((len(hits.ids) for hits in neighbours), default=k)
+    fewest = min((len(nearest.ids) for nearest in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
@@ -190,7 +200,7 @@ def find_hits(
     results = []
     for i, nearest in enumerate(neighbours):
         folder = os.path.basename(os.path.dirname(paths[i]))
-        label = images.class_name(i) or nearest.own_label or folder * has_class(folder)
+        label = images.class_name(i) or nearest.own_label or (folder if has_class(folder) else "")
         hits = Hits(images.name(i), label, nearest.ids, nearest.labels, nearest.distances)
         if match and hits.distances and hits.mark(0) != "right":
             hits = hits._replace(remark=match.remark(hits.distances[0]))

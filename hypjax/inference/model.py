@@ -1,4 +1,4 @@
-"""A trained model in one line of Python: `hypjax.load`."""
+"""Trained models in Python: `hypjax.load`."""
 
 import contextlib
 import os
@@ -39,14 +39,16 @@ AnyImages = ImageLike | Sequence[ImageLike]
 class Model(ImageEmbedder):
     """A trained model, which embeds images and searches among them.
 
-    It is the best on the validation images of its run, if there are any, or else the last.
+    The parameters are the best on the run's validation images if there are any, else the last.
 
     Attributes:
-        source: Where it was loaded from.
-        part: The embedding: "head", "encoder", or another of the `scored_spaces`, like "head@16".
-        run: Its run, whose images are opened on first use.
-        config: The configuration of its run.
-        module: The encoder and the head, a Flax module, with the parameters `params`.
+        source: Folder, URL or repository from which the model was loaded.
+        part: The embedding: "head", "encoder", or a prefix like "head@16" (see `scored_spaces`).
+        run: The run; its images are opened on first use.
+        config: The run's configuration.
+        module: The encoder and the head, a Flax module.
+        params: The parameters of `module`.
+        space: The space of the embeddings.
         projection: The projection of `eval.pca`, if any.
     """
 
@@ -58,6 +60,7 @@ class Model(ImageEmbedder):
         *,
         encoder: nn.Module | None = None,
     ) -> None:
+        """Loads a model; `load` describes the arguments."""
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
@@ -67,8 +70,8 @@ class Model(ImageEmbedder):
             self.run = Run.saved(folder)
             trained = self.run.restore_best(folder)
             if part not in trained.spaces:
-                known = " or ".join(trained.spaces)
-                raise UserError(f"{part!r} is no embedding of this run; it must be {known}")
+                names = " or ".join(trained.spaces)
+                raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
             self.projection, self.fingerprint = trained.projection(folder, part)
             self.match = read_matches(folder).get(self.fingerprint)
             if not (is_published(folder) or (folder / RESULTS).exists()):
@@ -80,9 +83,13 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
-        """Embeds images as points of the model's space, float32; raises UserError if one is broken.
+        """Embeds images as points of the model's space, float32.
 
-        `images`: a path, folder, pattern, Pillow image or array of pixels, or several of these.
+        Args:
+            images: A path, folder, pattern, Pillow image or array of pixels, or several of these.
+
+        Raises:
+            UserError: An image cannot be read.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -91,9 +98,10 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def gallery(self, images: AnyImages) -> Embeddings:
-        """Embeds images, passed as to `embed`, to search among, with their paths and classes.
+        """Embeds images to search among, with their paths and classes.
 
-        Sub-folders are classes. Unreadable images are listed. `hypjax.search` reads saved ones.
+        `images` is as for `embed`; sub-folders are classes. Unreadable images are left out, and
+        listed in the result. `hypjax.search` can read the result once it is saved.
         """
         return self.embed_images(given_images(images), few=True)
 
@@ -105,15 +113,20 @@ class Model(ImageEmbedder):
         k: int = 10,
         postprocessing: Postprocessing | None = None,
     ) -> list[Hits]:
-        """Finds the k nearest images of a gallery, nearest first, to each query.
+        """Finds the k nearest images of a gallery to each query, nearest first.
 
-        `print(hits[0])` shows the first query's hits. The gallery is a result of `gallery`, a path
-        or URL as for `hypjax.search`, or images; queries are images. A file does not find itself.
+        `print(hits[0])` shows the first query's hits. A file does not find itself.
+
+        Args:
+            gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.
+            query: One or several images, as for `embed`.
+            k: Number of hits of each query.
+            postprocessing: Query expansion, re-ranking, or prefixes.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
             if not (self.takes_pixels or gallery.fingerprint == self.fingerprint):
-                gallery = self.gallery(path)  # A file of features, which stand for images.
+                gallery = self.gallery(path)  # A file of features, this model's input.
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         images = given_images(query)
@@ -122,18 +135,25 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
-        """Writes the model, from pixels to points, into an ONNX file 'NAME.onnx'.
+        """Writes the model, from pixels to points, to an ONNX file.
 
-        The precision is 'float32', or 'float16' or 'int8' for smaller files. Returns how far points
-        and neighbours agree with hypjax's; raises UserError if they do not.
+        Args:
+            path: File to write, 'NAME.onnx'.
+            precision: 'float32', or 'float16' or 'int8' for smaller files.
+
+        Returns:
+            A sentence on how closely the file's points and neighbours agree with the model's.
+
+        Raises:
+            UserError: Points or neighbours disagree.
         """
-        for package in ("timm", "onnxscript"):  # Encoders in ONNX files need none of them.
+        for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
         write = integrations.find("convert", "onnx")
         return write(self, pathlib.Path(path).expanduser(), precision)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields points of images in order; a batch is padded, or if `few` to a power of two."""
+        """Yields points of images in order; pads to full batches, or if `few` to a power of two."""
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, not features; pixels are uint8")
@@ -149,20 +169,20 @@ class Model(ImageEmbedder):
             for first, (pixels, broken) in zip(range(0, total, rows), batches, strict=True):
                 points = np.asarray(embed(pixels)[self.part])[: total - first]
                 for start in range(0, len(points), size):
-                    part = points[start : start + size]
+                    batch = points[start : start + size]
                     if self.projection is not None:
-                        part = self.projection.apply(part)
-                    yield part, {i: broken[start + i] for i in range(size) if start + i in broken}
+                        batch = self.projection.apply(batch)
+                    yield batch, {i: broken[start + i] for i in range(size) if start + i in broken}
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether it embeds images, not features of another model."""
+        """Whether the model embeds images, not features of another model."""
         return self.module.encoder.takes_pixels
 
     def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
-        """The embedding of one batch on each of `count` devices."""
+        """The function that embeds one batch on each of `count` devices."""
         # Each device has a full batch: a program of fewer rows would round differently, and a
-        # gallery must not depend on the number of devices, or on where it was resumed.
+        # gallery must not depend on the number of devices, or on where embedding was resumed.
         if count not in self._programs:
             mesh, config = parallel.create_mesh(devices=jax.local_devices()[:count]), self.config
             params = parallel.place(self.params, parallel.replicated(mesh))
@@ -177,15 +197,15 @@ class Model(ImageEmbedder):
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
 
 
-def _located(source: str | os.PathLike[str]) -> str | pathlib.Path:
-    """The URL or path of a source; a repository on the hub may be named without hf://."""
+def _path_or_url(source: str | os.PathLike[str]) -> str | pathlib.Path:
+    """The path or URL of a source; adds hf:// to OWNER/NAME if there is no such folder."""
     if isinstance(source, os.PathLike):
         return pathlib.Path(source)
     if not isinstance(source, str):
-        raise UserError(f"a run is named by its folder or address, not by {source!r:.40}")
+        raise UserError(f"a run is named by its folder or URL, not by {source!r:.40}")
     path = pathlib.Path(source).expanduser()
-    named = "://" not in source and hub.is_name(hub.split(source)[0])
-    if not named or path.exists() or path.parent.exists():
+    may_be_repository = "://" not in source and hub.is_name(hub.split(source)[0])
+    if not may_be_repository or path.exists() or path.parent.exists():
         return source
     console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
     return f"{hub.SCHEME}{source}"
@@ -203,22 +223,22 @@ def load(
 
     Args:
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
-            Face hub, 'hf://OWNER/NAME', or at a tag, a branch or a commit, 'hf://OWNER/NAME@v1'.
-            Without hf://, there must be no folder OWNER here.
+            Face hub: 'hf://OWNER/NAME', or with a tag, branch or commit, 'hf://OWNER/NAME@v1'.
+            'hf://' may be left out if there is no folder OWNER here.
         part: The embedding: "head", which the loss trained, "encoder", or a prefix like "head@16".
-        batch_size: Largest number of images that are embedded at once, on which roundings may
-            depend. Default: the batch size of the run's evaluation.
-        encoder: The module that was trained, if it is not one of hypjax's.
+        batch_size: Largest number of images that are embedded at once; roundings may depend on this
+            number. Default: the batch size of the run's evaluation.
+        encoder: The module of a custom encoder.
     """
-    return Model(_located(source), part, batch_size, encoder=encoder)
+    return Model(_path_or_url(source), part, batch_size, encoder=encoder)
 
 
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
-    """Makes a module the encoder that the run in a folder names."""
+    """Registers a module as the custom encoder of the run in a folder."""
     name = saved_fields(folder).get("model.architecture")
-    other = str(name).startswith(CUSTOM) and custom_name(encoder) != name
-    if other or name in ("vit", *ARCHITECTURES):
+    is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
+    if is_other_module or name in ("vit", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
         raise UserError(f"{actual}; pass its module as encoder=, and none if it is hypjax's")
-    if name is not None:  # Reading the model reports what else is wrong.
+    if name is not None:  # Otherwise, reading the model reports the error.
         register_encoder(name, encoder)

@@ -1,4 +1,4 @@
-"""The parameters with which a model starts: pretrained, or of another run."""
+"""Reads initial parameters: pretrained weights, or another run's."""
 
 import pathlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from hypjax.system.cloud import is_url
 
 
 def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
-    """Reads the encoder's parameters that `model.weights` names: a hub id, a file, or a run."""
+    """Reads the encoder's parameters from `model.weights`: a name of the hub, a file, or a run."""
     weights = config.model.weights
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
@@ -36,36 +36,45 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         if published and scaling != (published.mean, published.std):
             mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
             flags = f"--config.data.mean={mean} --config.data.std={std}"
-            console.warn(f"in pretraining of {weights}, pixels were scaled otherwise; set {flags}")
+            console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
         return pretrained.load_timm(weights, encoder, config.data.channels)
-    return _restored(config, encoder).params["encoder"]
+    return _restore(config, encoder).params["encoder"]
 
 
 def only_encoder(run: Run) -> PyTree:
-    """Reads the parameters of a pretrained encoder, in all processes; opens no images."""
+    """Reads a pretrained encoder's parameters, in all processes, without opening images."""
     return _from_first(run, lambda: {"encoder": pretrained_encoder(run.config, run.model.encoder)})
 
 
 def released_model(run: Run) -> PyTree:
-    """Reads `released_parameters`, without proxies, in all processes; scores only these parts."""
+    """Reads `released_parameters` without proxies, in all processes, and sets `run.parts`."""
     return _from_first(run, lambda: released_parameters(run.config, run.model))
 
 
 def _from_first(run: Run, read: Callable[[], dict[str, PyTree]]) -> PyTree:
+    """Reads parameters in the first process and broadcasts them; only their parts are scored."""
     params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
-    if run.model.encoder.takes_pixels:
-        tree: dict[str, PyTree] = {}  # Of the first process.
-        tree_parts = processes.from_first(lambda: tree.update(read()) or [*tree])
-        run.parts = [part for part in PARTS if part in tree_parts]
-        shapes = {part: run.shapes[part] for part in run.parts}
-        params |= processes.arrays_from_first(lambda: {x: tree[x] for x in shapes}, shapes)
-    return params
+    if not run.model.encoder.takes_pixels:
+        return params
+    read_params: dict[str, PyTree] = {}  # In the first process.
+
+    def read_parts() -> list[str]:
+        read_params.update(read())
+        return list(read_params)
+
+    available = processes.from_first(read_parts)
+    run.parts = [part for part in PARTS if part in available]
+    shapes = {part: run.shapes[part] for part in run.parts}
+    return params | processes.arrays_from_first(
+        lambda: {part: read_params[part] for part in shapes}, shapes
+    )
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" with which training starts.
+    """Reads the parameters with which training starts, by part of the model.
 
-    `load_head` adds a run's "head" and "scalars", or else the other `released_parameters`.
+    They are the "encoder"; with `model.load_head`, also a run's "head" and "scalars", or all
+    `released_parameters`.
     """
     weights = config.model.weights
     if not config.model.load_head:
@@ -76,19 +85,21 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             problem = f"config.model.load_head is set, but {weights} holds no head"
             raise UserError(f"{problem}; name a run, or a file of the papers' code")
         return params
-    run = _restored(config, model.encoder)
+    trained = _restore(config, model.encoder)
     for field in ("head", "head_dim"):
-        if run.config.model[field] != config.model[field]:
-            values = f"{config.model[field]}, but {run.config.model[field]} in the run {weights}"
-            raise UserError(f"config.model.{field} is {values}, whose head you load")
-    parts = {part: run.params[part] for part in ("encoder", "head") if part in run.params}
-    return parts | _learned_by_run(config, run.params.get("scalars", {}))
+        value, saved_value = config.model[field], trained.config.model[field]
+        if value != saved_value:
+            problem = f"config.model.{field} is {value}, but {saved_value} in the run {weights}"
+            raise UserError(f"{problem}, whose head is loaded; set both alike")
+    params = {part: trained.params[part] for part in ("encoder", "head") if part in trained.params}
+    return params | _learned_by_run(config, trained.params.get("scalars", {}))
 
 
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the "encoder" that `model.weights` names.
+    """Reads all parameters in `model.weights`, by part of the model.
 
-    A file by the code of Hyp-ViT, HypMix or HIER also has the "head", and HIER's "hierarchy".
+    They are the "encoder"; from a file by the code of Hyp-ViT, HypMix or HIER, also the "head", and
+    HIER's proxies, the "hierarchy".
     """
     weights, params = config.model.weights, {"encoder": pretrained_encoder(config, model.encoder)}
     if _is_run(weights) or repository(weights):
@@ -113,50 +124,58 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
 
 
 def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """The "scalars" that the run in `model.weights` learned; others start as configured."""
+    """The "scalars" with which training starts: a run's where shapes agree, else as configured."""
     fields, weights = config.objective, config.model.weights
     c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
     if not fields.learn_c and curved and c not in (None, fields.c):
         console.warn(f"the run in {weights} learned c = {c:g}; config.objective.c is {fields.c:g}")
-    first = learned.scalar_parameters(learned.initial_scalars(fields))
-    known = {k: v for k, v in params.items() if k in first and np.shape(v) == np.shape(first[k])}
-    bounded = learned.within_bounds(first | known, learned.bounds(fields))
-    return {"scalars": bounded} if first else {}
+    initial = learned.scalar_parameters(learned.initial_scalars(fields))
+    if not initial:
+        return {}
+    for name in initial.keys() & params.keys():
+        if np.shape(params[name]) == np.shape(initial[name]):
+            initial[name] = params[name]
+    return {"scalars": learned.within_bounds(initial, learned.bounds(fields))}
 
 
 def warn_of_known_classes(config: ConfigDict, images: str) -> None:
-    """Warns if the run in `model.weights` had other images of this dataset, or another split."""
+    """Warns if the run in `model.weights` may have been trained on this run's test images.
+
+    `images` is the fingerprint of this run's images.
+    """
     weights = config.model.weights
     if not weights or not _is_run(weights):
         return
     with reading(weights) as folder:
         fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
-    names = ("name", "split", "split_seed", "test_classes")
-    same_name, *same_split = (fields[f"data.{name}"] == config.data[name] for name in names)
-    if same_name and not (all(same_split) and fingerprint == images):
+    split = ("split", "split_seed", "test_classes")
+    same_split = all(fields[f"data.{name}"] == config.data[name] for name in split)
+    same_dataset = fields["data.name"] == config.data.name
+    if same_dataset and not (same_split and fingerprint == images):
         problem = f"the run in {redacted(weights)} had other images or another split"
-        console.warn(f"{problem}; if it saw some of this test, the recall here is too high")
+        console.warn(f"{problem}; if its training images are test images here, recall is too high")
 
 
 def _is_run(weights: str) -> bool:
     return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
 
 
-def _restored(config: ConfigDict, encoder: Encoder) -> TrainedModel:
+def _restore(config: ConfigDict, encoder: Encoder) -> TrainedModel:
+    """Restores the run in `model.weights`, with parameters converted to fit the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
-        run = Run.saved(folder).restore_best(folder)
-    if not same_architecture(run.model.encoder, encoder):
+        trained = Run.saved(folder).restore_best(folder)
+    if not same_architecture(trained.model.encoder, encoder):
         problem = f"the run in {weights} has a different architecture or size"
         raise UserError(f"{problem}; copy its config.model")
-    data = run.config.data
+    data = trained.config.data
     if (data.mean, data.std) != (config.data.mean, config.data.std):
         console.warn(f"the run in {weights} uses a different data.mean and data.std")
     if not encoder.takes_pixels:
-        return run
+        return trained
     try:
-        state = pretrained.timm_state_dict(run.params["encoder"], run.model.encoder)
+        state = pretrained.timm_state_dict(trained.params["encoder"], trained.model.encoder)
         converted = pretrained.convert_timm(state, encoder, config.data.channels)
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
-    return run._replace(params={**run.params, "encoder": converted})
+    return trained._replace(params={**trained.params, "encoder": converted})

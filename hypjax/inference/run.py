@@ -1,4 +1,4 @@
-"""A run: its configuration, model, objective, images and devices, and the scores of its models."""
+"""A run: configuration, model, objective, images and devices, and scores of its parameters."""
 
 import functools
 import pathlib
@@ -42,15 +42,15 @@ _QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
 
 class Run:
-    """A run, as training, evaluation, embedding, analyses and exports share it.
+    """A run, assembled once for training, evaluation, embedding, analyses and exports.
 
-    Each part is made once: on first use, unless it is passed.
+    The model, objective, splits and mesh are created on first use, unless they are passed.
 
     Attributes:
         config: The validated configuration, with the model's sizes fitted to features.
         name: Name in reports.
         workdir: Folder or URL of a trained run.
-        parts: Scored parts of the model.
+        parts: Parts of the model to score, "head" and "encoder".
     """
 
     def __init__(
@@ -66,36 +66,40 @@ class Run:
         workdir: str = "",
         parts: Sequence[str] = PARTS,
     ) -> None:
-        """Takes a validated configuration; the `saved_space` replaces a custom loss."""
+        """Takes a validated configuration.
+
+        `saved_space` is the objective's score space for runs whose custom loss is not installed.
+        """
         self.config = fit_to_features(config)
         self.name, self.workdir, self.parts = name, workdir, parts
         self._saved_space = saved_space
         self._device = None if mesh is None else mesh.devices.flat[0]
         passed = {"model": model, "objective": objective, "splits": splits, "mesh": mesh}
-        # Values of the properties below.
-        vars(self).update({name: part for name, part in passed.items() if part is not None})
-        self._projected_model: tuple[PyTree, Projections] = None, {}  # The last one's.
+        # Sets the cached properties of the same names.
+        vars(self).update({name: value for name, value in passed.items() if value is not None})
+        # The last parameters for which projections were fitted, and these projections.
+        self._projected_model: tuple[PyTree, Projections] = None, {}
 
     @classmethod
     def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
-        """Opens the run in a local folder, see `hypjax.runs.cloud_copy.reading`."""
+        """Opens the run in a local folder, which `hypjax.runs.cloud_copy.reading` yields."""
         return cls(saved_config(folder), saved_space=saved_space(folder), **fields)
 
     @functools.cached_property
     def model(self) -> Embedder:
-        """The encoder and the head, as evaluation uses them."""
+        """The encoder and the head, in evaluation mode."""
         return create_embedder(self.config, evaluating=True, device=self._device)
 
     @functools.cached_property
     def objective(self) -> Objective:
-        """The objective; learned scalars have their values before training."""
+        """The objective, with the initial values of learned scalars."""
         if self._saved_space is None or self.config.objective.name in BUILT_IN:
             return create_objective(self.config)
         return SavedObjective(self._saved_space)
 
     @functools.cached_property
     def splits(self) -> Splits:
-        """The images."""
+        """The run's images: training, validation and test images."""
         splits = open_splits(self.config)
         _check_depth(self.config, splits)
         return splits
@@ -107,53 +111,55 @@ class Run:
 
     @property
     def shapes(self) -> PyTree:
-        """Shapes of the model's parameters, learned scalars among them."""
+        """Shapes of the model's parameters, including learned scalars."""
         scalars = initial_scalars(self.config.objective)
         return model_shapes(self.model, View.of(self.config.data), scalars)
 
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
-        """Embeds datasets with the evaluated model; a frozen encoder embeds each image once."""
-        config, splits, cached, folder = self.config, self.splits, [], None
+        """Embeds datasets with the model; caches the embeddings of a frozen encoder."""
+        config, splits = self.config, self.splits
+        cached, folder = [], None
         if freezes_encoder(config.optim.frozen) and self.model.encoder.takes_pixels:
             cached = [splits.test, splits.gallery, splits.validation]
             needs_train = config.train.cached_features or config.train.sampling == "tuples"
             if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
                 cached.append(splits.train)
-        kind = type(self.model.encoder)
-        # The code of a user's encoder may change under the same name.
-        if kind is not CustomEncoder and kind.__module__.startswith("hypjax."):
+        encoder_class = type(self.model.encoder)
+        # The code of a custom encoder may change without a change of its name.
+        if encoder_class is not CustomEncoder and encoder_class.__module__.startswith("hypjax."):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
         return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
 
     def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
-        """Restores the last model in a folder and the best one, if any, named as by `evaluate`."""
+        """Restores the last model, "final" or "step N", and the best model, "best", if any."""
         models = read_models(folder, self.config, self.model)
         return {name: self.trained(params) for name, params in models.items()}
 
     def restore_best(self, folder: pathlib.Path) -> TrainedModel:
-        """Restores the best model in a folder, or else the last."""
-        return [*self.restore(folder).values()][-1]
+        """Restores a folder's best model, or else its last."""
+        *_, best = self.restore(folder).values()
+        return best
 
     def trained(self, params: PyTree) -> TrainedModel:
-        """The trained model with these parameters; its fingerprint needs them in one piece."""
+        """The trained model with these parameters; its `fingerprint` needs unsharded parameters."""
         return TrainedModel(self.config, self.model, params, self.trained_objective(params))
 
     def replicated(self, params: PyTree) -> PyTree:
-        """Parameters, perhaps sharded, in full on each device."""
+        """Copies parameters, which may be sharded, in full to each device."""
         return parallel.place(params, parallel.replicated(self.mesh))
 
     def spaces(self, params: PyTree) -> dict[str, Space]:
-        """The spaces in which a model is scored, by name."""
+        """The spaces in which the model with these parameters is scored, by name."""
         spaces = self.trained(params).spaces
         return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
 
     def trained_objective(self, params: PyTree) -> Objective:
-        """The objective with the scalars that a model has learned."""
+        """The objective with the learned scalars in these parameters."""
         return self.objective.with_scalars(learned_scalars(self.config.objective, params))
 
     def projections(self, params: PyTree) -> Projections:
-        """The projections of `eval.pca` for a model, fitted on the training images."""
+        """Fits the projections of `eval.pca` on the training images, by name of the space."""
         fields, spaces = self.config.eval, self.spaces(params)
         dims = {name: dim for name in spaces if (dim := fields.pca[part_of(name)]) is not None}
         if not dims:
@@ -178,30 +184,29 @@ class Run:
             part: {name: mean_score(values) for name, values in scores.items()}
             for part, scores in self.query_scores(params, task).items()
         }
-        # Processes decide by them, so they must not differ in a last bit.
+        # All processes choose a model by the scores, so no last bit may differ between processes.
         return processes.from_first(lambda: means)
 
     def query_scores(self, params: PyTree, task: Task) -> dict[str, _QueryScores]:
-        """Scores of each query by part and metric; `scores` returns their means."""
-        points = self._points(params, task.queries)
-        items = self._points(params, task.gallery) if task.gallery else {}
+        """Scores of each query, by part and metric."""
+        queries = self._points(params, task.queries)
+        gallery = self._points(params, task.gallery) if task.gallery else {}
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
         if task.ground_truth is not None:  # Recall and graded metrics do not apply.
             applicable = [n for n in metrics if not n.startswith("recall@") and n not in GRADED]
             metrics = applicable or ["map"]
         else:
-            beyond = metric_names(
-                ["recall", "precision"], [k for k in fields.ks if k > task.num_items]
-            )
+            too_large = [k for k in fields.ks if k > task.num_items]
+            inapplicable = metric_names(["recall", "precision"], too_large)
             if task.queries is not self.splits.validation:  # Too slow for each validation.
                 metrics += graded_metrics(task)
-            metrics = [name for name in dict.fromkeys(metrics) if name not in beyond]
+            metrics = [name for name in dict.fromkeys(metrics) if name not in inapplicable]
         reranking = Reranking() if fields.rerank else None
         postprocessing = Postprocessing(fields.expansion, fields.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
         return {
-            part: score(points[part], items.get(part), space=space)
+            part: score(queries[part], gallery.get(part), space=space)
             for part, space in self.spaces(params).items()
         }
 
@@ -215,7 +220,10 @@ class Run:
         return Task(images, own_rows=own_rows(images, None))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """Scores by part and metric on the test images, and on benchmarks, "roxford5k/easy/map"."""
+        """Mean scores by part and metric on the test images and all benchmarks.
+
+        Metrics of benchmarks are named as in "roxford5k/easy/map".
+        """
         test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
             prefix = f"{dataset}/" if task.ground_truth is not None else ""
@@ -225,23 +233,27 @@ class Run:
         return test_scores
 
     def matches(self, params: PyTree) -> dict[str, Match]:
-        """Match distances by the fingerprint of the embeddings; measured if enough images match."""
-        if (chosen := match_split(self.splits)) is None:
+        """Measures match distances, by fingerprint of the embeddings, if enough images match."""
+        match_images = match_split(self.splits)
+        if match_images is None:
             return {}
-        split, queries, gallery = chosen
-        points, trained = self._points(params, queries), self.trained(self.replicated(params))
-        items = points if gallery is None else self._points(params, gallery)
-        labels, rows = (queries if gallery is None else gallery).labels, own_rows(queries, gallery)
+        split, queries, gallery = match_images
+        trained = self.trained(self.replicated(params))
+        query_points = gallery_points = self._points(params, queries)
+        gallery_labels, own = queries.labels, own_rows(queries, gallery)
+        if gallery is not None:
+            gallery_points, gallery_labels = self._points(params, gallery), gallery.labels
         matches = {}
         for part in PARTS:
-            compared = points[part], queries.labels, items[part], labels
-            distance = match_distance(*compared, self.spaces(params)[part], rows)
+            compared = query_points[part], queries.labels, gallery_points[part], gallery_labels
+            distance = match_distance(*compared, self.spaces(params)[part], own)
             if distance is not None:
                 projection = self.projections(params).get(part)
                 matches[trained.fingerprint(part, projection)] = Match(distance, split)
         return matches
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
+        """Points in each scored space, after the projections of `eval.pca`."""
         points = self.embedder.points(params, dataset, self.spaces(params))
         for name, projection in self.projections(params).items():
             points[name] = projection.apply(points[name])
@@ -249,13 +261,14 @@ class Run:
 
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
-    """Refuses more neighbours than there are images to find; says which K are left out."""
-    items = [task.num_items for task in splits.tasks.values()]
-    items += [len(splits.validation) - 1] if splits.validation else []
+    """Raises a `UserError` if searches need more neighbours than there are images to find."""
+    num_items = min(task.num_items for task in splits.tasks.values())
+    if splits.validation:
+        num_items = min(num_items, len(splits.validation) - 1)
     depths = {"config.eval.expansion is": config.eval.expansion}
     if "precision" in config.eval.metrics:
         depths["for precision, config.eval.ks holds"] = max(config.eval.ks)
     for setting, depth in depths.items():
-        if depth > min(items):
-            raise UserError(f"{setting} {depth}, but there are only {min(items)} images to find")
-    findable(config.eval.ks, min(items), "config.eval.ks")
+        if depth > num_items:
+            raise UserError(f"{setting} {depth}, but there are only {num_items} images to find")
+    findable(config.eval.ks, num_items, "config.eval.ks")  # Prints which K are left out.

@@ -1,4 +1,4 @@
-"""Folders of published models, which `hypjax.load` and all commands read."""
+"""Writes folders of published models, which `hypjax.load` and all commands read."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import replacing, sha256, write_json
 
-_ELSEWHERE = custom_name("a loop of its own")  # The objective of such a model.
+_ELSEWHERE = custom_name("a loop of its own")  # Objective of models not trained by hypjax.
 
 
 @at_the_call
@@ -47,17 +47,18 @@ def save(
     resize: int | None = None,
     test_view: str = "centre_crop",
 ) -> None:
-    """Saves a trained model, which `hypjax.load`, `hypjax.embed` and `hypjax.search` then read.
+    """Saves a trained model for `hypjax.load`, `hypjax.embed` and `hypjax.search`.
 
     A custom encoder's code is not saved: pass it to `hypjax.load` as `encoder=`.
 
     Args:
         params: The model's parameters, shaped as `encoder.init(...)["params"]`.
         space: The space whose `embed` maps the model's output to points.
-        workdir: Folder to write, which may hold an earlier model to replace, but nothing else.
+        workdir: Folder to write. An earlier model in the folder is replaced; the folder may hold
+            nothing else.
         encoder: The model: a Flax module that maps normalised pixels [images, height, width,
             channels] to [images, dim], or an `Embedder`, which is an encoder with a head.
-        image_size: Side of its images in pixels.
+        image_size: Side of the model's input images in pixels.
         channels: 3 for RGB, 1 for greyscale.
         mean: Mean of each channel of pixels from 0 to 1, to normalise images; by default 0.5.
         std: Deviation of each channel; by default 0.5.
@@ -87,14 +88,15 @@ def save(
         write_model(staged, run.trained(params), provenance={})
 
 
-def _require_shapes(params: PyTree, shapes: PyTree) -> None:
-    named = (flatten_dict(tree, sep="/").items() for tree in (params, shapes))
-    actual, expected = ({name: leaf.shape for name, leaf in leaves} for leaves in named)
-    for name in sorted(actual.keys() | expected.keys()):
-        wrong, right = actual.get(name), expected.get(name)
-        if wrong != right:
-            shapes = f"has the shape {wrong}, but encoder.init gives {right}"
-            raise UserError(f"the parameter {name} {shapes}")
+def _require_shapes(params: PyTree, expected: PyTree) -> None:
+    params, expected = flatten_dict(params, sep="/"), flatten_dict(expected, sep="/")
+    for name in sorted(params.keys() | expected.keys()):
+        shape, expected_shape = (
+            tree[name].shape if name in tree else None for tree in (params, expected)
+        )
+        if shape != expected_shape:
+            problem = f"has the shape {shape}, but encoder.init gives {expected_shape}"
+            raise UserError(f"the parameter {name} {problem}")
 
 
 def describe(config: ConfigDict) -> str:
@@ -118,10 +120,12 @@ _FILES = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), "README.
 
 @contextlib.contextmanager
 def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder, which replaces the model in a folder if the body succeeds."""
+    """Yields an empty folder, which replaces a folder's model when the context ends normally."""
     with writing(folder):
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        if others := names - _FILES if files.PUBLISHED in names else names:
+        others = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if files.PUBLISHED in others:
+            others -= _FILES
+        if others:
             raise UserError(f"{folder} holds {min(others)}, no model; name another folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder.resolve()) as staged:
@@ -130,9 +134,9 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
-    """Writes the weights, timm's config.json if it has such a model, and hypjax.json.
+    """Writes the weights, config.json if timm has the architecture, and hypjax.json.
 
-    The last file holds the configuration, the head's space, and hashes of the other files.
+    hypjax.json holds the configuration, the head's space, and hashes of the other files.
     """
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)
@@ -140,11 +144,10 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
         save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
     if not isinstance(model.encoder, CustomEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
-    fields = identity(config)  # How the run was executed is left out.
-    parts = {"provenance": provenance, "all": fields}
-    parts[SPACE] = describe_space(trained.objective.score_space)
+    content = {"provenance": provenance, "all": identity(config)}  # Without `config.run`.
+    content[SPACE] = describe_space(trained.objective.score_space)
     if "scalars" in params:
         logs = params["scalars"].items()
-        parts[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
-    hashes = {file: sha256(folder / file) for file in files.hashed_files(folder)}
-    write_json(folder / files.PUBLISHED, {**parts, "files": hashes})
+        content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
+    content["files"] = {name: sha256(folder / name) for name in files.hashed_files(folder)}
+    write_json(folder / files.PUBLISHED, content)

@@ -1,4 +1,4 @@
-"""Scores of embeddings in files, computed by any model."""
+"""Scores searches among embeddings of any model, such as embeddings in files."""
 
 import itertools
 import pathlib
@@ -32,7 +32,7 @@ from hypjax.types import GroundTruth, coarse_levels
 _Points = Float[np.ndarray, "n d"]
 _Scores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
-_SCORED_BY = "vectors", "labels", "coarse_labels"  # Columns.
+_SCORED_COLUMNS = "vectors", "labels", "coarse_labels"
 
 
 def task_of(
@@ -43,12 +43,12 @@ def task_of(
     *,
     keep_self: bool = False,
 ) -> Task[Embeddings]:
-    """The search by which embeddings are scored.
+    """Chooses the queries and the gallery by which embeddings are scored.
 
-    Without queries, the split `query` searches `gallery`, or else the split `test`, or else all
-    embeddings search each other. `ground_truth` describes the images of `query` and `gallery`, in
-    order. A query in the gallery does not find itself, unless `keep_self`; the rule is that of
-    `hypjax.retrieval.own_images`.
+    Without `queries`, rows of the split "query" search the split "gallery"; without these splits,
+    rows of the split "test", or else all rows, search each other. `ground_truth` describes the
+    splits "query" and "gallery", in order. A query in the gallery does not find itself, unless
+    `keep_self`; `hypjax.retrieval.own_images` says when an image is the query itself.
     """
     if queries is not None and str(queries.space) != str(embeddings.space):
         problem = f"the queries are in {queries.space}, but the gallery in {embeddings.space}"
@@ -59,20 +59,20 @@ def task_of(
         if queries is None:
             raise UserError("a ground truth needs --queries")
         queries = queries.take(_rows_of(queries, benchmark.queries, "queries"))
-        items = embeddings.take(_rows_of(embeddings, benchmark.gallery, "images to search"))
-        if left := len(embeddings) - len(items):
-            console.say(f"{left} images that the ground truth does not name are left out")
-        return Task(queries, items, benchmark.ground_truth)
+        gallery = embeddings.take(_rows_of(embeddings, benchmark.gallery, "images to search"))
+        if unnamed := len(embeddings) - len(gallery):
+            console.say(f"{unnamed} images that the ground truth does not name are left out")
+        return Task(queries, gallery, benchmark.ground_truth)
     task = Task(queries, embeddings) if queries else _by_splits(embeddings)
     if ground_truth is not None:
         if embeddings.unreadable:
             missing = f"{len(embeddings.unreadable)} of the images with ground truth"
             raise UserError(f"{missing} could not be read; prepare the dataset again")
         return task._replace(ground_truth=ground_truth)
-    for part in filter(None, task[:2]):
-        if len(unknown := np.flatnonzero(part.labels == "")):
+    for rows in filter(None, (task.queries, task.gallery)):
+        if len(unknown := np.flatnonzero(rows.labels == "")):
             raise UserError(
-                f"the classes of {len(unknown)} of {len(part)} rows are unknown, such as row "
+                f"the classes of {len(unknown)} of {len(rows)} rows are unknown, such as row "
                 f"{unknown[0]}; leave them out, or give classes as the array labels, by --labels, "
                 "--query_labels or sub-folders of --images, or name a --dataset with ground truth"
             )
@@ -80,8 +80,8 @@ def task_of(
 
 
 def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embeddings]:
-    """The search in which no query finds its own image; says how many queries have one."""
-    queries, gallery = task[:2]
+    """Excludes each query's own image from its hits; prints how many queries have an own image."""
+    queries, gallery = task.queries, task.gallery
     if gallery is None:
         excluded_rows = copies(queries.ids.tolist())
         note = sharing_files(excluded_rows)
@@ -92,16 +92,16 @@ def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embe
     if note:
         console.say(f"{note} (with --keep_self they do)")
     if gallery is not None and excluded_rows == [[i] for i in range(len(gallery))]:
-        columns = [(getattr(x, name) for x in task[:2]) for name in _SCORED_BY]
+        columns = [(getattr(queries, name), getattr(gallery, name)) for name in _SCORED_COLUMNS]
         if all(np.array_equal(*column) for column in columns):
-            return Task(gallery)  # Which takes half the time.
+            return Task(gallery)  # Takes half the time of a search with separate queries.
     return task._replace(own_rows=excluded_rows)
 
 
 def require_images(embeddings: Embeddings, splits: Splits) -> None:
-    """Raises a `UserError` if a prepared dataset's images did not give these embeddings."""
-    known = {splits.images(scored=scored).fingerprint for scored in (False, True)}
-    if embeddings.images_fingerprint not in known:
+    """Raises a `UserError` if embeddings are not of a prepared dataset's images."""
+    fingerprints = {splits.images(scored=scored).fingerprint for scored in (False, True)}
+    if embeddings.images_fingerprint not in fingerprints:
         raise UserError(
             f"the embeddings are not known to be of this copy of {splits.name}; embed it with "
             "python -m hypjax.embed --dataset, or give a --ground_truth"
@@ -111,21 +111,21 @@ def require_images(embeddings: Embeddings, splits: Splits) -> None:
 def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     if embeddings.splits is None:
         return Task(embeddings)
-    parts = {
+    by_split = {
         name: embeddings.take(np.flatnonzero(embeddings.splits == name))
         for name in ("query", "gallery", "test")
         if name in embeddings.splits
     }
-    if "test" in parts:
-        return Task(parts["test"])
-    if parts.keys() == {"query", "gallery"}:
-        return Task(parts["query"], parts["gallery"])
+    if "test" in by_split:
+        return Task(by_split["test"])
+    if by_split.keys() == {"query", "gallery"}:
+        return Task(by_split["query"], by_split["gallery"])
     splits = ", ".join(np.unique(embeddings.splits))
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 
 def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
-    """Rows of the images that a ground truth names, or all in order if ids are row numbers."""
+    """Rows of the images that a ground truth names; all rows, in order, if ids are row numbers."""
     rows = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
     missing = [name for name in names if name not in rows]
     if missing and list(rows) == list(map(str, range(len(names)))):
@@ -139,47 +139,51 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.
 
 
 def graded_metrics(task: Task) -> list[str]:
-    """The metrics by which a task is scored because all its images have coarse labels."""
-    columns = [part.coarse_labels for part in filter(None, task[:2])]
-    return list(GRADED) if all(x is not None and "" not in x for x in columns) else []
+    """The graded metrics if all images of a task have coarse labels, else none."""
+    for images in filter(None, (task.queries, task.gallery)):
+        if images.coarse_labels is None or "" in images.coarse_labels:
+            return []
+    return list(GRADED)
 
 
 def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:
-    """Scores by the classes and, if there are any, all levels of the coarse labels."""
-    parts = [*filter(None, task[:2])]
-    columns = [part.coarse_labels for part in parts if part.coarse_labels is not None]
+    """Graded scores, by classes and all levels of any coarse labels."""
+    images = [*filter(None, (task.queries, task.gallery))]
+    columns = [x.coarse_labels for x in images if x.coarse_labels is not None]
     if columns and not graded_metrics(task):
-        raise UserError("some rows have coarse labels, and others have none; give all theirs")
-    classes = np.concatenate([part.labels for part in parts])
+        raise UserError("some rows have coarse labels and others have none; give them to all rows")
+    classes = np.concatenate([x.labels for x in images])
     levels = classes, *coarse_levels(itertools.chain(*columns))
-    halves = zip(*(np.split(level, [len(queries)]) for level in levels), strict=True)
-    return graded_scores(queries, next(halves), gallery, next(halves), **options)
+    query_levels = [level[: len(queries)] for level in levels]
+    gallery_levels = [level[len(queries) :] for level in levels]
+    return graded_scores(queries, query_levels, gallery, gallery_levels, **options)
 
 
 def task_scores(
     task: Task, queries: _Points, gallery: _Points | None, *, metrics: Sequence[str], **options: Any
 ) -> _Scores:
-    """Scores of a task's queries, with the options of `query_scores`.
+    """Scores of each of a task's queries, by metric; `options` are those of `query_scores`.
 
-    With ground truth, there are scores at each level of difficulty, such as "medium/map".
+    With ground truth, metrics are named by their level of difficulty, as in "medium/map".
     """
     graded = [name for name in metrics if name in GRADED]
     if task.ground_truth is None:
-        metrics, scores = [name for name in metrics if name not in GRADED], {}
+        ungraded = [name for name in metrics if name not in GRADED]
+        scores: _Scores = {}
         options["own_rows"] = task.own_rows
-        if metrics:
+        if ungraded:
             labels = task.gallery.labels if task.gallery else None
             points = queries, task.queries.labels, gallery, labels
-            scores = query_scores(*points, metrics=metrics, **options)
+            scores = query_scores(*points, metrics=ungraded, **options)
         if graded:
             scores |= _graded(task, queries, gallery, metrics=graded, **options)
         return scores
     if graded:
-        raise UserError(f"{graded[0]} needs labels of the images, but they have a ground truth")
+        raise UserError(f"{graded[0]} needs labels, but these images have a ground truth instead")
     by_level = {}
     for level in LEVELS:
         relevance = relevance_at(level, task.ground_truth)
-        if not any(map(len, relevance.positives)):  # Possible in a partial copy.
+        if not any(map(len, relevance.positives)):  # Possible in a partial copy of a dataset.
             continue
         with warnings.catch_warnings():
             # The protocol leaves out queries without a positive at a level.
@@ -189,20 +193,21 @@ def task_scores(
     return by_level
 
 
-def findable(ks: Sequence[int], items: int, name: str) -> list[int]:
-    """The K that do not exceed the number of images to find; reports the others."""
-    check_count(min(ks), items, f"the smallest of {name}")
-    if beyond := ", ".join(str(k) for k in ks if k > items):
-        console.say(f"no scores at K of {beyond} where a search finds only {items} images")
-    return [k for k in ks if k <= items]
+def findable(ks: Sequence[int], num_items: int, name: str) -> list[int]:
+    """The values of K that do not exceed the number of images to find; prints the other values."""
+    check_count(min(ks), num_items, f"the smallest of {name}")
+    if beyond := ", ".join(str(k) for k in ks if k > num_items):
+        console.say(f"no scores at K of {beyond} where a search finds only {num_items} images")
+    return [k for k in ks if k <= num_items]
 
 
 def score(
     task: Task[Embeddings], metrics: Sequence[str]
 ) -> dict[str, dict[str, float | tuple[float, float]]]:
-    """The mean of each score, and its 95% bootstrap interval over queries."""
-    items, queries = task.gallery.vectors if task.gallery else None, task.queries
-    scores = task_scores(task, queries.vectors, items, metrics=metrics, space=queries.space)
+    """Mean of each metric over queries, with its 95% bootstrap interval."""
+    queries = task.queries
+    gallery = task.gallery.vectors if task.gallery else None
+    scores = task_scores(task, queries.vectors, gallery, metrics=metrics, space=queries.space)
     return {
         name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
         for name, values in scores.items()

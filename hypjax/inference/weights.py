@@ -1,4 +1,4 @@
-"""A trained model, and how its parameters are read from a run's folder."""
+"""Trained models, and readers of their parameters from a run's folder."""
 
 import contextlib
 import pathlib
@@ -37,17 +37,21 @@ class TrainedModel(NamedTuple):
 
     @property
     def spaces(self) -> dict[str, Space]:
-        """The spaces of the model's embeddings, by the names of `scored_spaces`."""
+        """The spaces in which evaluation compares the model's embeddings, see `scored_spaces`."""
         return scored_spaces(self.config, self.objective, self.params)
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of all that the embeddings of a name depend on, except the images."""
+        """Hash of everything but images that determines the embeddings named `name`.
+
+        Embeddings with equal fingerprints are comparable. `name` is a name of `scored_spaces`.
+        """
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
         scales, space = [*map(float, self.config.eval.scales)], describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
-        facts += [model.gem_exponent] if model.eval_pooling == "gem" else []
-        # Parameters do not show a custom module's activation or stride.
+        if model.eval_pooling == "gem":
+            facts.append(model.gem_exponent)
+        # The parameters of a custom module do not show its activation or stride.
         if (module := CUSTOM_ENCODERS.get(model.architecture)) is not None:
             facts.append(custom_name(module))
         digest = fingerprint(facts, self.params)
@@ -60,51 +64,51 @@ class TrainedModel(NamedTuple):
             projection.save(folder / _projection_file(name, self.fingerprint(name)))
 
     def projection(self, folder: pathlib.Path, name: str) -> tuple[Projection | None, str]:
-        """Reads the projection of `eval.pca`, if any, and the fingerprint of the embeddings."""
+        """Reads the projection of `eval.pca`, if any; also returns the embeddings' fingerprint."""
         fingerprint = self.fingerprint(name)
         if self.config.eval.pca[part_of(name)] is None:
             return None, fingerprint
         path = folder / _projection_file(name, fingerprint)
         if not path.is_file():
-            problem = f"{folder} holds no projection of its {name}'s embeddings"
-            raise UserError(f"{problem}; finish the run, or copy its projections, too")
+            problem = f"{folder} holds no projection of the embeddings {name!r}"
+            raise UserError(f"{problem}; finish the run, or copy its folder {files.PROJECTIONS}")
         projection = Projection.load(path, self.spaces[name])
         return projection, projection.fingerprint(fingerprint)
 
     def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
-        """Copies the model's projections; an unfinished run has none."""
-        pca = self.config.eval.pca
-        for name in (name for name in self.spaces if pca[part_of(name)] is not None):
+        """Copies the model's projections, if any; an unfinished run has none."""
+        for name in self.spaces:
+            if self.config.eval.pca[part_of(name)] is None:
+                continue
             file = _projection_file(name, self.fingerprint(name))
             if (source / file).exists():
                 (target / files.PROJECTIONS).mkdir(exist_ok=True)
                 shutil.copyfile(source / file, target / file)
 
 
-def _projection_file(name: str, embeddings: str) -> str:
-    return f"{files.PROJECTIONS}{part_of(name)}-{embeddings}.npz"
+def _projection_file(name: str, fingerprint: str) -> str:
+    return f"{files.PROJECTIONS}{part_of(name)}-{fingerprint}.npz"
 
 
 def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads the parameters of a run's last model and of its best one, named as by `evaluate`."""
-    read = _read_published if files.is_published(folder) else _read_checkpoints
-    return read(folder, config, model)
+    """Reads the parameters of a run's last model, "final" or "step N", and its best, "best"."""
+    if files.is_published(folder):
+        return _read_published(folder, config, model)
+    return _read_checkpoints(folder, config, model)
 
 
 def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    scalars, latest = learned.initial_scalars(config.objective), None
-    shapes = model_shapes(model, View.of(config.data), scalars)
-    if has_checkpoint(run):
-        checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
-        with contextlib.closing(checkpoints):
-            latest = checkpoints.restore_latest(model=shapes)
-            best = checkpoints.restore_best(model=shapes)
-    if latest is None:
+    if not has_checkpoint(run):
         raise UserError(f"{run} holds no checkpoint; train first, or name another --workdir")
+    shapes = model_shapes(model, View.of(config.data), learned.initial_scalars(config.objective))
+    checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
+    with contextlib.closing(checkpoints):
+        latest = checkpoints.restore_latest(model=shapes)
+        best = checkpoints.restore_best(model=shapes)
     finished = (run / files.RESULTS).exists()
     finished &= latest.step == saved_fields(run).get("train.total_steps")
-    states = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return states if best is None else states | {"best": best.trees[0]}
+    models = {"final" if finished else f"step {latest.step}": latest.trees[0]}
+    return models if best is None else models | {"best": best.trees[0]}
 
 
 def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -114,8 +118,8 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
         params = pretrained.load_model(weights, model, config.data.channels)
         if model.head_kind == "norm_dense":
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
-        if first := learned.scalar_parameters(learned.initial_scalars(config.objective)):
-            params["scalars"] = files.published_scalars(folder, first)
+        if expected := learned.scalar_parameters(learned.initial_scalars(config.objective)):
+            params["scalars"] = files.published_scalars(folder, expected)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
     return {"final": params}

@@ -1,8 +1,8 @@
-"""A run in cloud storage: it works in a local folder, which a thread copies to the cloud.
+"""Runs in cloud storage: a run writes to a local folder, which a thread uploads.
 
-Object stores can neither append nor rename nor lock, so the run itself only uses a local folder. If
-this folder wrote the cloud's copy last, the run continues from the folder; otherwise the cloud's
-copy replaces it at the start.
+Object stores can neither append nor rename nor lock, so a run uses only its local folder. If this
+folder wrote the cloud copy last, the run continues from the folder; otherwise, the cloud copy
+replaces the folder's files at the start.
 """
 
 import contextlib
@@ -26,73 +26,80 @@ from hypjax.system.files import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
-_WRITER = ".writer"  # In both copies: which local folder was copied to the cloud last.
+_WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
 _PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)  # Files of a published model.
 # A run's files, except checkpoints, that its readers may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
+Sizes = Mapping[str, int]  # Bytes of files, by their path relative to the run's folder.
 
-def _sizes(folder: pathlib.Path) -> dict[str, int]:
-    """Sizes in bytes of a local copy's files, without hidden and unfinished ones."""
-    bytes_of = {}
+
+def _local_sizes(folder: pathlib.Path) -> Sizes:
+    """Sizes of a folder's files, without hidden and unfinished files."""
+    sizes = {}
     for root, _, names in os.walk(folder):
         for path in (pathlib.Path(root, name) for name in names):
-            if _COPIED.match(name := path.relative_to(folder).as_posix()):
+            name = path.relative_to(folder).as_posix()
+            if _COPIED.match(name):
                 with contextlib.suppress(FileNotFoundError):  # A checkpoint was just removed.
-                    bytes_of[name] = path.stat().st_size
-    return bytes_of
+                    sizes[name] = path.stat().st_size
+    return sizes
 
 
 def _steps(names: Iterable[str]) -> set[int]:
+    """Steps of the checkpoints to which files belong."""
     return {int(match[1]) for match in map(_STEP.match, names) if match}
 
 
-def _changed(names: Mapping[str, int], others: Mapping[str, int]) -> set[int]:
-    """Steps of the checkpoints with a file that is missing elsewhere, or of another size."""
-    return _steps(name for name, size in names.items() if others.get(name) != size)
+def _changed_steps(source: Sizes, target: Sizes) -> set[int]:
+    """Steps of the checkpoints in `source` that are missing or have changed in `target`."""
+    return _steps(name for name, size in source.items() if target.get(name) != size)
 
 
-def _replace(folder: pathlib.Path, cloud: CloudFolder, stored: Mapping[str, int]) -> None:
-    """Replaces the files in a folder by the cloud's; keeps equal files of checkpoints."""
-    here = _sizes(folder)
-    for step in _steps(here) - _steps(stored):
+def _download(cloud: CloudFolder, stored: Sizes, folder: pathlib.Path) -> None:
+    """Replaces a folder's files by the stored files; keeps checkpoints that have not changed."""
+    local = _local_sizes(folder)
+    for step in _steps(local) - _steps(stored):
         shutil.rmtree(folder / files.CHECKPOINTS / str(step))
-    for name in here.keys() - stored.keys():
+    for name in local.keys() - stored.keys():
         (folder / name).unlink(missing_ok=True)
-    changed = _changed(stored, here)  # All their files: a step saved twice has equal sizes.
+    # Changed checkpoints are downloaded whole: files of a step that was saved twice may differ and
+    # still have equal sizes.
+    changed = _changed_steps(stored, local)
     cloud.get({name for name in stored if _steps([name]) <= changed}, folder)
 
 
 class CloudCopy:
-    """The local folder of a run in the cloud; as a context manager it uploads new files."""
+    """The local folder of a run in the cloud; uploads new files while it is a context manager."""
 
     def __init__(self, url: str) -> None:
-        """Downloads the run, or uploads what this machine wrote last and the cloud lacks."""
+        """Downloads the run, or uploads the rest if this machine wrote the cloud copy last."""
         self.location = redacted(url.rstrip("/"))
         self.folder = cache_folder() / "workdirs" / url_hash(url)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
         with locked(self.folder), self._errors_explained():
-            self._cloud, mark = CloudFolder(url), self.folder / _WRITER
-            self._id = mark.read_text() if mark.exists() else ""
+            self._cloud, writer_file = CloudFolder(url), self.folder / _WRITER
+            self._id = writer_file.read_text() if writer_file.exists() else ""
             stored = self._cloud.sizes()
             # The folder may have been emptied, or restored from an older copy.
-            newest, here = (max(_steps(x), default=0) for x in (stored, _sizes(self.folder)))
-            if self._id and self._cloud.read(_WRITER) == self._id and here >= newest:
+            last_stored = max(_steps(stored), default=0)
+            is_newest = max(_steps(_local_sizes(self.folder)), default=0) >= last_stored
+            if self._id and self._cloud.read(_WRITER) == self._id and is_newest:
                 self._upload(everything=True)
                 return
-            mark.unlink(missing_ok=True)
+            writer_file.unlink(missing_ok=True)
             self._id = uuid.uuid4().hex
             names = [name for name in stored if files.CONFIG in stored and _COPIED.match(name)]
-            if files.RESULTS in stored:  # A finished run is only printed.
+            if files.RESULTS in stored:  # Only the results of a finished run are printed.
                 names = [name for name in names if not _steps([name])]
-            _replace(self.folder, self._cloud, {name: stored[name] for name in names})
+            _download(self._cloud, {name: stored[name] for name in names}, self.folder)
 
     def __enter__(self) -> Self:
-        """Becomes the writer of the cloud's copy and starts to upload into it."""
+        """Becomes the writer of the cloud copy and starts to upload."""
         with self._errors_explained():
             (self.folder / _WRITER).write_text(self._id)
             self._cloud.put([_WRITER], self.folder)
@@ -101,7 +108,7 @@ class CloudCopy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
-        """Uploads the rest; a failure is an error unless another one is being handled."""
+        """Uploads the rest; a failure is an error, or a warning if an exception ended the run."""
         self._ending.set()
         self._thread.join()
         try:
@@ -125,24 +132,26 @@ class CloudCopy:
                 warn(f"cannot write to {self.location} now ({reason(error)})")
 
     def _upload(self, everything: bool = False) -> None:
-        """Uploads files of new sizes, or all but known checkpoints; removes old checkpoints.
+        """Uploads new checkpoints and changed files, and removes old checkpoints from the cloud.
 
-        The order is metrics, new checkpoints, removals, and results, which mark a run as finished.
+        A file has changed if its size has; with `everything`, all files except checkpoints are
+        uploaded again. The order is metrics and other files, new checkpoints, removals, and last
+        the results, which mark a run as finished.
         """
         if self._cloud.read(_WRITER) != self._id:
             problem = f"{self.location} was removed or taken over"
             raise UserError(f"{problem}; this run is in {self.folder}")
-        here, stored = _sizes(self.folder), self._cloud.sizes()
-        changed = {name for name in here if everything or here[name] != stored.get(name)}
-        others = {name for name in changed if not _steps([name])}
-        self._cloud.put(others - {files.RESULTS}, self.folder)
-        for step in sorted(_changed(here, stored)):
-            self._put_checkpoint(step, [name for name in here if _steps([name]) == {step}])
-        self._cloud.remove(name for name in stored if _steps([name]) and name not in here)
-        self._cloud.put(others & {files.RESULTS}, self.folder)
+        local, stored = _local_sizes(self.folder), self._cloud.sizes()
+        changed = {name for name in local if everything or local[name] != stored.get(name)}
+        changed = {name for name in changed if not _steps([name])}
+        self._cloud.put(changed - {files.RESULTS}, self.folder)
+        for step in sorted(_changed_steps(local, stored)):
+            self._put_checkpoint(step, [name for name in local if _steps([name]) == {step}])
+        self._cloud.remove(name for name in stored if _steps([name]) and name not in local)
+        self._cloud.put(changed & {files.RESULTS}, self.folder)
 
     def _put_checkpoint(self, step: int, names: Iterable[str]) -> None:
-        """Uploads a checkpoint through hard links: it may be removed during a slow upload."""
+        """Uploads hard links to a checkpoint, which may be removed during a slow upload."""
         source = self.folder / files.CHECKPOINTS / str(step)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
             target = pathlib.Path(links, files.CHECKPOINTS, str(step))
@@ -157,10 +166,13 @@ class CloudCopy:
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Opens a run for reading: a folder, a URL, or a published model, hf://OWNER/NAME.
+    """Yields a local folder with a run's files, to read from.
 
-    Remote files are downloaded, without those that only `training` needs, such as the objective's
-    parameters. The copy of a URL is locked during the body.
+    Args:
+        workdir: A folder, a URL, or a published model, hf://OWNER/NAME. Remote files are
+            downloaded; the download of a URL stays locked until the context ends.
+        training: Whether to download also what only training needs: the state of the optimiser and
+            of the objective.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, _PUBLISHED)
@@ -171,16 +183,18 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         folder = cache_folder() / "workdirs" / f"{url_hash(workdir)}-read"
         with locked(folder, f"reading {workdir}"):
             with explained(f"cannot copy {workdir} to {folder}"):
-                _download(workdir, folder, training)
+                _download_to_read(workdir, folder, training)
             yield folder
     else:
         yield pathlib.Path(workdir).expanduser()
 
 
-def _download(url: str, folder: pathlib.Path, training: bool) -> None:
+def _download_to_read(url: str, folder: pathlib.Path, training: bool) -> None:
+    """Downloads a run's files; retries if training removes a checkpoint meanwhile."""
+
     def is_needed(name: str) -> bool:
-        if step := _STEP.match(name):
-            return training or not name.startswith("training/", step.end())
+        if checkpoint := _STEP.match(name):
+            return training or not name.startswith("training/", checkpoint.end())
         return name in _NEEDED or name.startswith(files.PROJECTIONS)
 
     cloud = CloudFolder(url)
@@ -189,7 +203,7 @@ def _download(url: str, folder: pathlib.Path, training: bool) -> None:
         if files.CONFIG not in stored:
             raise UserError(f"{url} holds no run; name the folder of one with --workdir")
         try:
-            return _replace(folder, cloud, stored)
+            return _download(cloud, stored, folder)
         except FileNotFoundError:
             if not attempts_left:
                 raise

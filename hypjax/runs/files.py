@@ -1,4 +1,4 @@
-"""The files of a run: their names, and those in JSON, read with care."""
+"""The names of a run's files, and readers of its JSON files."""
 
 import contextlib
 import fnmatch
@@ -18,9 +18,9 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
-_LARGEST_LOG = 30.0  # Of a learned scalar.
+_LARGEST_LOG = 30.0  # Largest absolute logarithm of a learned scalar.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
-PROJECTIONS = "projections/"  # Principal components of the models' embeddings.
+PROJECTIONS = "projections/"  # Folder of principal components of the models' embeddings.
 # Patterns of a published model's files whose hashes are in hypjax.json.
 HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
@@ -37,12 +37,13 @@ def hashed_files(folder: pathlib.Path) -> list[str]:
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads an object from a JSON file of a run; None if there is no file."""
+    """Reads a JSON object from a file of a run; None if there is no file."""
     try:
         with damage_explained(path):
-            if isinstance(value := json.loads(path.read_text(encoding="utf-8")), dict):
-                return value
-            raise ValueError("it holds no object")
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(value, dict):
+                raise ValueError("it holds no object")
+            return value
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -53,7 +54,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def damage_explained(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors on the content of a run's file, which may hold anything, into a `UserError`."""
+    """Turns any error on the content of a run's file into a `UserError`: the file is damaged."""
     try:
         yield
     except (OSError, UserError):
@@ -69,9 +70,11 @@ def is_published(folder: pathlib.Path) -> bool:
 
 
 def require_published(folder: pathlib.Path) -> None:
-    """Checks a published model's files against their hashes, if it has any."""
+    """Checks a published model's files against their hashes, if hypjax.json holds hashes."""
     hashes = (read_object(folder / PUBLISHED) or {}).get("files", {})
-    for name in hashes and sorted({*hashes, *hashed_files(folder)}):
+    if not hashes:
+        return
+    for name in sorted({*hashes, *hashed_files(folder)}):
         path = folder / name
         if not (is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)):
             raise UserError(
@@ -82,8 +85,9 @@ def require_published(folder: pathlib.Path) -> None:
 def published_scalars(
     folder: pathlib.Path, expected: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Parameters of a published model's learned scalars, with the expected names and shapes."""
-    with damage_explained(path := folder / PUBLISHED):
+    """Reads logarithms of a published model's learned scalars, with expected names and shapes."""
+    path = folder / PUBLISHED
+    with damage_explained(path):
         saved = (read_object(path) or {}).get(LEARNED, {})
         logs = {name: np.array(saved.get(name), np.float32) for name in expected}  # None is NaN.
         for name, log in logs.items():

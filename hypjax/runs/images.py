@@ -1,4 +1,4 @@
-"""Opens the images that a run's configuration names."""
+"""Opens the images named in a run's configuration."""
 
 import os
 import pathlib
@@ -18,10 +18,10 @@ _in_memory: list[Dataset] = []  # The dataset of `register_dataset`, if any.
 
 
 def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, str | None]:
-    """Returns the fields of `config.data` for a dataset from Python.
+    """Makes a dataset from Python available to a run; returns the fields of `config.data` to set.
 
-    Paths are listed in a table that any process can read. Images in memory stay in this process,
-    one dataset at a time.
+    A dataset of paths becomes a table in a file, which any process can read. Images in memory stay
+    in this process, one dataset at a time.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
@@ -33,16 +33,16 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
 
 
 def images_in_memory() -> Dataset:
-    """The images of `register_dataset`; raises UserError in a process without them."""
+    """The images registered by `register_dataset`; raises `UserError` in another process."""
     if not _in_memory:
         raise UserError("this run's images were in memory; pass them again as dataset=")
     return _in_memory[0]
 
 
 def open_splits(config: ConfigDict) -> Splits:
-    """Opens a run's dataset, and the datasets of `eval.benchmarks`.
+    """Opens a run's dataset and the datasets of `eval.benchmarks`.
 
-    Raises UserError if one is unknown, is not prepared, cannot be read, or has too few classes.
+    Raises `UserError` if a dataset is unknown, not prepared, not readable, or has too few classes.
     """
     data, run = config.data, config.run
     cache_dir = None
@@ -71,7 +71,7 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration with unset sizes of the model fitted to the features."""
+    """Returns the configuration with unset sizes of the model set to the features' dimension."""
     model = config.model
     if config.data.name != "features" or None not in (model.width, model.head_dim):
         return config

@@ -1,10 +1,10 @@
-"""Published results, to compare a run with.
+"""Published results to compare runs with.
 
-`published.csv` holds the papers' scores, each with the run of `configs/` that repeats it and the
-fields to change. docs/papers.md describes the tables. Heads are compared in their space, and
-encoders by cosine; HypMix's heads by cosine, HIER's in the ball. IRT's rows are of categories
-("irt"), of studies of margin, λ and pooling ("irt-studies"), and of particular objects
-("irt-objects").
+`published.csv` holds the papers' scores. Each row names the configuration in `configs/` that
+repeats the experiment, and the fields to change; docs/papers.md describes the tables. Embeddings of
+heads are compared in the head's space, except HypMix's by cosine and HIER's in the ball; embeddings
+of encoders by cosine. IRT has three tables: of categories ("irt"), of studies of margin, λ and
+pooling ("irt-studies"), and of particular objects ("irt-objects").
 """
 
 import csv
@@ -21,15 +21,15 @@ from hypjax.config.reading import PACKAGED
 from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
-_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # The rest is IRT.
-# Fields that must equal the recipe's: for all rows, and for trained ones. Batch size, steps and
-# optimiser may differ: the comparison shows their effect.
+_TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Any other paper is IRT.
+# Fields in which a run must equal a row's configuration: always, and if the row is of a trained
+# model. Batch size, steps and optimiser may differ: the comparison shows their effect.
 _EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
     model.weights model.pooling model.eval_pooling model.gem_exponent model.learn_gem eval.expansion
     eval.rerank eval.scales eval.pca eval.whiten"""
 _TRAINING = """data.train_view data.resize data.flip model.head model.head_dim model.drop_path
     optim.frozen train.sampling train.samples_per_class train.tuples train.unlabelled objective"""
-_RATES = {"proxy_rate", "hier_rate"}  # They may differ, too.
+_RATES = {"proxy_rate", "hier_rate"}  # Fields of the objective that may differ.
 
 
 class Row(NamedTuple):
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     paper: str
     table: str
     method: str
-    state: str  # Trained, or pretrained.
+    state: str  # "trained" or "pretrained".
     part: str
     dim: str
     dataset: str
@@ -47,81 +47,90 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the row in its table, as in 'pretrained DINO, 384-d'."""
+        """The row's name in its table, such as 'pretrained DINO, 384-d'."""
         return f"{self.method}, {self.dim}-d"
 
     def __str__(self) -> str:
-        """Names the row with its table, as in 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
+        """The row's name with its table, such as 'Hyp-ViT, Table 3, pretrained DINO, 384-d'."""
         table = f"Table {self.table}" if self.table.isdigit() else f"{self.table} table"
         return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.name}"
 
 
 def published_delta(config: ConfigDict) -> float | None:
-    """The relative δ that Hyp-ViT's Table 1 reports for the encoder on its training images."""
-    rows = _find(config, "encoder", "pretrained", ["relative_delta"])
+    """The encoder's relative δ on the training images in Hyp-ViT, Table 1; None if not listed."""
+    rows = _comparable_rows(config, "encoder", "pretrained", ["relative_delta"])
     return next((published_rows()[row]["relative_delta"] for row in rows), None)
 
 
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
-    """Lists the published results that a run's can be compared with, and the differences.
+    """Lists the published results of a run's experiment, and how the run differs from them.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
     percent and percentage points; '' if nothing comparable was published.
     """
-    if results.get("notes"):  # As from a partial copy of a dataset: a different experiment.
+    if results.get("notes"):  # A different experiment, such as one on part of a dataset.
         return ""
     trained = "best" if "best" in results else "final"
     lines = []
     for state in ("pretrained", "untrained", trained):
-        whose = "best" if state == "best" else "ours"
-        for part, ours in results.get(state, {}).items():
-            for row in _find(config, part, "trained" if state == trained else "pretrained", ours):
+        label = "best" if state == "best" else "ours"
+        row_state = "trained" if state == trained else "pretrained"
+        for part, scores in results.get(state, {}).items():
+            for row in _comparable_rows(config, part, row_state, scores):
                 differences = [
                     f"{name.replace('recall', 'R')} {100 * value:.1f} "
-                    f"({whose} {round(100 * (ours[name] - value), 1) + 0.0:+.1f})"  # No -0.0.
+                    f"({label} {round(100 * (scores[name] - value), 1) + 0.0:+.1f})"  # No -0.0.
                     for name, value in published_rows()[row].items()
-                    if name in ours
+                    if name in scores
                 ]
                 lines.append(f"published ({row}): {', '.join(differences)}")
     return "\n".join(lines)
 
 
-def _find(config: ConfigDict, part: str, state: str, names: Collection[str]) -> list[Row]:
-    """The rows with any of these scores and the run's recipe, and best its batch size."""
-    ours = flatten(config)
+def _comparable_rows(
+    config: ConfigDict, part: str, state: str, metrics: Collection[str]
+) -> list[Row]:
+    """Rows of a run's experiment that have any of these metrics."""
+    run_fields = flatten(config)
     rows = [
         row
         for row, scores in published_rows().items()
         if (row.part, row.state) == (part, state)
         and row.dataset in (config.data.name, *config.eval.benchmarks)
-        and not scores.keys().isdisjoint(names)
-        and all(_equal(row, field, ours, value) for field, value in _expected(row).items())
+        and not scores.keys().isdisjoint(metrics)
+        and all(_equal(row, name, run_fields, value) for name, value in _expected(row).items())
     ]
-    methods = {row.method.partition(" batch_size=")[::2] for row in rows}
-    with_batch_size = {method for method, batch_size in methods if batch_size}
+    # Where "Hyp-ViT batch_size=200" matches, "Hyp-ViT", of another batch size, is left out.
+    separator = " batch_size="
+    with_batch_size = {r.method.split(separator)[0] for r in rows if separator in r.method}
     return [r for r in rows if r.paper != "hyp-vit" or r.method not in with_batch_size]
 
 
-def _equal(row: Row, field: str, ours: Mapping[str, Any], value: Any) -> bool:
-    our_value = ours.get(field)
+def _equal(row: Row, field: str, run_fields: Mapping[str, Any], expected: Any) -> bool:
+    """Whether a run's field has the value of a row's experiment, or an equivalent value."""
+    value = run_fields.get(field)
     if field == "model.weights":
-        return _names_weights(value, our_value or "")
+        return _names_weights(expected, value or "")
     if field.startswith("eval.spaces"):
-        by_cosine = row.paper.startswith("irt") and our_value[0] == "objective"
-        return value[0] == (ours["objective.space"] if by_cosine else our_value[0])
-    return our_value == value
+        by_cosine = row.paper.startswith("irt") and value[0] == "objective"
+        return expected[0] == (run_fields["objective.space"] if by_cosine else value[0])
+    return value == expected
 
 
-def _names_weights(weights: str, location: str) -> bool:
-    """Whether a hub name or a file path, `model.weights`, names these weights of timm."""
+def _names_weights(timm_name: str, location: str) -> bool:
+    """Whether `location`, a hub name or a path, refers to the weights of this name in timm."""
     path = pathlib.PurePath(location)
-    files = {weights + suffix for suffix in (".safetensors", ".npz", ".pth")}
-    named = location.removeprefix("hf-hub:") in (weights, f"timm/{weights}") or path.name in files
-    return named or f"models--timm--{weights}" in path.parts  # The hub's cache.
+    files = {timm_name + suffix for suffix in (".safetensors", ".npz", ".pth")}
+    return (
+        location.removeprefix("hf-hub:") in (timm_name, f"timm/{timm_name}")
+        or path.name in files
+        or f"models--timm--{timm_name}" in path.parts  # The hub's cache.
+    )
 
 
 @functools.cache
 def _expected(row: Row) -> dict[str, Any]:
+    """The fields that a run must have to be compared with a row."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
     paths = f"{_EMBEDDING} eval.spaces.{row.part}".split()
@@ -132,7 +141,7 @@ def _expected(row: Row) -> dict[str, Any]:
     ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:
         ignored.add("train.samples_per_class")
-    if "relative_delta" in published_rows()[row]:  # However embeddings are compared.
+    if "relative_delta" in published_rows()[row]:  # δ does not depend on how points are compared.
         paths = [path for path in paths if not path.startswith("eval.") or path == "eval.scales"]
     paths += [change.partition("=")[0] for change in changes]
     return {
@@ -144,7 +153,7 @@ def _expected(row: Row) -> dict[str, Any]:
 
 @functools.cache
 def published_rows() -> dict[Row, dict[str, float]]:
-    """The scores of all rows, as fractions, in the tables' order."""
+    """All rows with their scores, fractions by metric, in the tables' order."""
     by_row: dict[Row, dict[str, float]] = {}
     with (importlib.resources.files("hypjax.runs") / "published.csv").open() as file:
         for line in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Tables of recalls, and the notes that go with them."""
+"""Results as text: tables of scores, notes, learned scalars and the best step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,16 +7,17 @@ from hypjax.types import Recalls
 
 
 def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The fields "notes" and "repeats" of results, without empty ones.
+    """Returns the fields "notes" and "repeats" of results, without empty lists.
 
-    Repeated images are apart, since they do not prevent a comparison with published results.
+    Remarks on repeated images have their own field, since runs with such remarks are still
+    compared with published results.
     """
     fields = {"notes": list(notes), "repeats": list(repeats)}
     return {name: texts for name, texts in fields.items() if texts}
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints the notes of results, one per line, and the learned scalars."""
+    """Prints the notes in results, one per line, and the learned scalars."""
     for note in (*results.get("notes", ()), *results.get("repeats", ())):
         print(f"note: {note}")
     if learned := results.get("learned"):
@@ -24,14 +25,16 @@ def print_notes(results: Mapping[str, Any]) -> None:
 
 
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns the learned scalars by state of a model: 'c = 0.1 untrained, 0.3125 final'."""
-    names = dict.fromkeys(name for scalars in learned.values() for name in scalars)
-    lists = {n: ", ".join(f"{x[n]:.4g} {state}" for state, x in learned.items()) for n in names}
-    return "; ".join(f"{name} = {values}" for name, values in lists.items())
+    """Formats learned scalars, by state of the model: 'c = 0.1 untrained, 0.3125 final'."""
+    texts = []
+    for name in dict.fromkeys(name for scalars in learned.values() for name in scalars):
+        values = [f"{scalars[name]:.4g} {state}" for state, scalars in learned.items()]
+        texts.append(f"{name} = {', '.join(values)}")
+    return "; ".join(texts)
 
 
 def format_best_step(results: Mapping[str, Any]) -> str:
-    """Returns the step of the best model, and whether it was chosen or tied."""
+    """Formats the step of the best model, and how many steps tied."""
     step, tied = results["best_step"], results.get("tied_steps", ())
     if tied:
         count = f"{len(tied)} steps from {tied[0]} to {step}"
@@ -41,39 +44,50 @@ def format_best_step(results: Mapping[str, Any]) -> str:
 
 
 def format_recalls(recalls: Recalls) -> str:
-    """Returns one line: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
-    first = [(part, *next(iter(values.items()))) for part, values in recalls.items()]
-    return ", ".join(f"{part} {name} {value:.4f}" for part, name, value in first)
+    """Formats the first score of each part: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
+    texts = []
+    for part, scores in recalls.items():
+        name, value = next(iter(scores.items()))
+        texts.append(f"{part} {name} {value:.4f}")
+    return ", ".join(texts)
 
 
-def selecting(scores: Mapping[str, float]) -> str:
-    """The score that selects among models: recall at the smallest K, or the first "medium/..."."""
+def selection_metric(scores: Mapping[str, float]) -> str:
+    """The metric that chooses among models: recall at the smallest K, or the first "medium/…"."""
     if recalls := [name for name in scores if name.startswith("recall@")]:
         return min(recalls, key=lambda name: int(name[7:]))
     return next((name for name in scores if "medium/" in name), next(iter(scores)))
 
 
 def format_results(results: Mapping[str, Recalls]) -> str:
-    """Returns a table with a row for each state and part; datasets with ground truth come below."""
-    rows: dict[bool, dict[tuple[str, ...], dict[str, float]]] = {False: {}, True: {}}
+    """Formats a table with a row for each state and part; scores with ground truth come below."""
+    by_class: dict[tuple[str, ...], dict[str, float]] = {}
+    by_ground_truth: dict[tuple[str, ...], dict[str, float]] = {}
     for state, parts in results.items():
         for part, scores in parts.items():
             for name, value in scores.items():
                 level, _, metric = name.rpartition("/")
-                label = state, part, *(level.split("/") if level else ())
-                rows[bool(level)].setdefault(label, {})[metric] = value
-    return "\n".join(map(_table, filter(None, rows.values())))
+                if level:  # Such as "roxford5k/easy".
+                    label = state, part, *level.split("/")
+                    by_ground_truth.setdefault(label, {})[metric] = value
+                else:
+                    by_class.setdefault((state, part), {})[metric] = value
+    return "\n".join(_table(rows) for rows in (by_class, by_ground_truth) if rows)
 
 
 def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    labels, names = len(next(iter(rows))), next(iter(rows.values()))
-    head = ["", " " * 9, "", ""][:labels] + [f"{name:>11}" for name in names]
+    num_labels, metrics = len(next(iter(rows))), next(iter(rows.values()))
+    head = ["", " " * 9, "", ""][:num_labels] + [f"{name:>11}" for name in metrics]
     cells = [[*label, *map("{:>11.4f}".format, row.values())] for label, row in rows.items()]
-    return aligned([head, *cells], left=labels)
+    return aligned([head, *cells], left=num_labels)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:
-    """Aligns the first columns to the left, and the others to the right."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    forms = [f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths)]
-    return "\n".join("  ".join(forms).format(*row).rstrip() for row in rows)
+    """Joins cells into lines of text; the first `left` columns are aligned left, others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -21,49 +21,50 @@ from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import absolute, locked, write_json
 
-# Space in which evaluation compares head outputs: in hypjax.json with learned scalars; in
-# config.json, which is written before training, with their first values.
+# Space in which evaluation compares head outputs: in hypjax.json, with the learned scalars; in
+# config.json, which is written before training, with the scalars' initial values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
-_STARTS = "run.json"
+_STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
 
 
 def saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads and validates the configuration of the run in a folder."""
+    """Reads and validates a run's configuration."""
     config = read_saved_config(workdir)
     validate(config)
     return config
 
 
 def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads a run's configuration without validation; a published model has the default `run`."""
-    fields = _required(workdir)["all"]
+    """Reads a run's configuration, unvalidated; published models get the default `config.run`."""
+    fields = _read_run(workdir)["all"]
     published = files.is_published(workdir)
     if published:
-        fields = {name: x for name, x in fields.items() if not name.startswith("run.")}
+        fields = {name: value for name, value in fields.items() if not name.startswith("run.")}
     with files.damage_explained(_config_path(workdir)):
         config = default_config(fields["objective.name"])
         default_side = config.data.image_size
-        if fields["objective.name"] not in OBJECTIVES:  # Only the file knows its fields.
-            prefix = "objective."
-            saved = {n.removeprefix(prefix): x for n, x in fields.items() if n.startswith(prefix)}
+        if fields["objective.name"] not in OBJECTIVES:  # The fields of a custom loss are unknown.
             with config.ignore_type(), config.unlocked():
-                config.objective.update(saved)
+                for name, value in fields.items():
+                    if name.startswith("objective."):
+                        config.objective[name.removeprefix("objective.")] = value
         set_fields(config, fields)
-        if published:  # Batches of as many pixels as by default.
+        if published:  # A batch has as many pixels as by default.
             scale = min(1, default_side / config.data.image_size)
             config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
         return config
 
 
 def saved_space(workdir: pathlib.Path) -> Space:
-    """Reads the space in which evaluation compares head outputs of the run in a folder.
+    """Reads the space in which evaluation compares a run's head outputs.
 
-    Unless the model is published, learned scalars have their values before training.
+    Learned scalars have their initial values, or their final values if the model is published.
     """
-    saved = _required(workdir)
+    saved = _read_run(workdir)
     with files.damage_explained(_config_path(workdir)):
-        if (space := saved.get(SPACE) or saved.get(FIRST_SPACE)) is None:
-            raise ValueError(f"it names no {FIRST_SPACE}")
+        space = saved.get(SPACE) or saved.get(FIRST_SPACE)
+        if space is None:
+            raise ValueError(f"it has no {FIRST_SPACE}")
         try:
             return space_of(space)
         except KeyError as error:
@@ -72,32 +73,34 @@ def saved_space(workdir: pathlib.Path) -> Space:
 
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
-    """The fields of a run's configuration, by dotted name, as JSON; {} if the folder has no run."""
-    return (_saved(workdir) or {"all": {}})["all"]
+    """Fields of a saved configuration, as JSON values by dotted name; {} without a run."""
+    return (_read_run_if_any(workdir) or {"all": {}})["all"]
 
 
 def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
-    """Copies fields of a saved configuration."""
+    """Sets fields of a configuration to saved JSON values, by dotted name."""
     with config.ignore_type():
-        config.update_from_flattened_dict({name: _tuples(x) for name, x in fields.items()})
+        tuples = {name: _with_tuples(value) for name, value in fields.items()}
+        config.update_from_flattened_dict(tuples)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _with_tuples(value: Any) -> Any:
+    """Converts lists, which JSON has instead of tuples, to tuples."""
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
-    """Fingerprint of the images of the run in a folder; None if unknown."""
-    return (_saved(workdir) or {"provenance": {}})["provenance"].get("images")
+    """Fingerprint of a run's images; None if it was not saved."""
+    return (_read_run_if_any(workdir) or {"provenance": {}})["provenance"].get("images")
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the distinct warnings of all starts of a run."""
-    starts = _starts(workdir)
+    starts = _read_starts(workdir)
     return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
 
 
-def _starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
+def _read_starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
     last = files.read_object(workdir / _STARTS)
     return [*last.pop("earlier_starts", []), last] if last else []
 
@@ -108,18 +111,22 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 
 
 def require_identity(
-    workdir: pathlib.Path, config: ConfigDict, compared: tuple[str, ...] = ("",)
+    workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Refuses a folder whose run differs in fields with these prefixes; accepts a new folder."""
-    if not (saved := saved_fields(workdir)):
+    """Raises a `UserError` if a folder holds a run with another configuration.
+
+    Fields whose names start with one of `prefixes` are compared.
+    """
+    saved = saved_fields(workdir)
+    if not saved:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             problem = f"{workdir} holds a run without its {files.CONFIG}"
             raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
-    now = identity(config)
-    now |= {field: saved.get(field) for field in FITTED if now[field] is None}
-    began = {field: value for field, value in saved.items() if not field.startswith("run.")}
-    if changes := [change for change in differences(began, now) if change.startswith(compared)]:
+    current = identity(config)
+    current |= {field: saved.get(field) for field in FITTED if current[field] is None}
+    saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
+    if changes := [text for text in differences(saved, current) if text.startswith(prefixes)]:
         advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
         if any(change.startswith("data.path: ") for change in changes):
             advice = f"spell paths as before; {advice}"
@@ -131,10 +138,14 @@ def require_identity(
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
-    """Refuses other images or precision than a run began with; warns of other code."""
-    saved = (_saved(workdir) or {}).get("provenance")
-    changed = {name: now for name, now in provenance.items() if saved and saved.get(name) != now}
-    for name, now in changed.items():
+    """Raises a `UserError` if images or precision have changed since a run began.
+
+    Warns if the code of a custom loss or encoder has changed.
+    """
+    saved = (_read_run_if_any(workdir) or {}).get("provenance")
+    for name, current in provenance.items():
+        if not saved or saved.get(name) == current:
+            continue
         remedy = "name another folder with --workdir"
         if name in ("loss", "encoder"):
             problem = f"the code of the {name} has changed since the run in {workdir} began"
@@ -142,7 +153,7 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
             continue
         problem = f"the {name} have changed since the run in {workdir} began"
         if name == "precision":
-            problem = f"the run in {workdir} uses {saved.get(name)}, but this device {now}"
+            problem = f"the run in {workdir} uses {saved.get(name)}, but this device {current}"
         raise UserError(f"{problem}; continue as it began, or {remedy}")
 
 
@@ -150,16 +161,19 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
-def _saved(workdir: pathlib.Path) -> dict[str, Any] | None:
-    saved = files.read_object(path := _config_path(workdir))
+def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """Reads a run's config.json or a model's hypjax.json; None if there is no file."""
+    path = _config_path(workdir)
+    saved = files.read_object(path)
     with files.damage_explained(path):
         if saved is not None and not isinstance(saved.get("all"), dict):
             raise ValueError("it was not written by hypjax")
     return saved
 
 
-def _required(workdir: pathlib.Path) -> dict[str, Any]:
-    if (saved := _saved(workdir)) is None:
+def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
+    saved = _read_run_if_any(workdir)
+    if saved is None:
         problem = f"holds no run (there is no {files.CONFIG})"
         problem = problem if workdir.exists() else "does not exist"
         raise UserError(f"{workdir} {problem}; train first, or name a run's folder")
@@ -167,10 +181,17 @@ def _required(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Workdir:
-    """Folder of a run that is trained; all processes call each method, the first has the files."""
+    """Folder of a run in training.
+
+    All processes call the methods together; only the first process reads and writes files.
+
+    Attributes:
+        path: Local folder.
+        location: The folder as users know it: the path, or the URL that the folder is copied to.
+    """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens the folder, which may not exist yet; refuses another run's folder."""
+        """Opens a folder, which may not exist yet; raises a `UserError` if it has another run."""
         self._config = config
         self._cloud: CloudCopy | None = None
         path, self.location = processes.from_first(lambda: self._open(workdir))
@@ -187,48 +208,50 @@ class Workdir:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """Results of the finished run; None while it is not finished."""
+        """The run's results; None until the run is finished."""
         return processes.from_first(lambda: files.read_results(self.path / files.RESULTS))
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a state to restore."""
+        """Whether there is a checkpoint to restore."""
         return processes.from_first(lambda: has_checkpoint(self.path))
 
-    def filled(self) -> ConfigDict:
-        """The configuration with the fields that the run has fitted to its images."""
+    def fitted_config(self) -> ConfigDict:
+        """The configuration; unset fields have the values that the run fitted to its images."""
         config = self._config.copy_and_resolve_references()
-        began = processes.from_first(lambda: saved_fields(self.path))
+        saved = processes.from_first(lambda: saved_fields(self.path))
         unset = [field for field in FITTED if flatten(config)[field] is None]
-        config.update_from_flattened_dict({f: began[f] for f in unset if f in began})
+        config.update_from_flattened_dict({name: saved[name] for name in unset if name in saved})
         return config
 
     @contextlib.contextmanager
     def locked(
         self,
         provenance: Mapping[str, str],
-        filled: ConfigDict | None = None,
+        fitted: ConfigDict | None = None,
         space: Space | None = None,
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
-        `filled` is the configuration with the fields that were fitted to the images; `space` is the
-        objective's `score_space`, which evaluation needs where the code of a loss is missing.
+        Args:
+            provenance: What the run depends on besides its configuration, see `require_provenance`.
+            fitted: The configuration with fields fitted to the images.
+            space: The objective's `score_space`, which evaluation needs if a custom loss is absent.
         """
-        fields = {"provenance": dict(provenance), "all": for_files(filled or self._config)}
+        fields = {"provenance": dict(provenance), "all": for_files(fitted or self._config)}
         fields[FIRST_SPACE] = space and describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
-                # Another process may have begun meanwhile.
+                # Another process may have started the run before the lock.
                 require_identity(self.path, self._config)
                 require_provenance(self.path, provenance)
-                now = machine.describe(self._config.seed)
+                this_start = machine.describe(self._config.seed)
                 with writing(self.path):
                     write_json(self.path / files.CONFIG, fields)
-                    earlier = {"earlier_starts": _starts(self.path)}
-                    write_json(self.path / _STARTS, now | earlier)
+                    earlier = {"earlier_starts": _read_starts(self.path)}
+                    write_json(self.path / _STARTS, this_start | earlier)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
@@ -236,15 +259,15 @@ class Workdir:
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
 
-    def require_last_state(self, checkpoints: Checkpoints, total: int) -> None:
-        """Waits until the state after the last step is saved, or refuses to go on."""
+    def require_last_state(self, checkpoints: Checkpoints, last_step: int) -> None:
+        """Waits for the checkpoint of the last step; raises a `UserError` if it is not saved."""
         checkpoints.wait()
-        if not processes.from_first((self.path / files.CHECKPOINTS / str(total)).is_dir):
+        if not processes.from_first((self.path / files.CHECKPOINTS / str(last_step)).is_dir):
             problem = f"the last state could not be saved in {self.path}"
-            raise UserError(f"{problem}; make room, and run this again")
+            raise UserError(f"{problem}; free disk space, and run the same command again")
 
     def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:
-        """Writes results.json, which marks the run as finished, and the warnings of this start."""
+        """Writes the warnings of this start, and results.json, which marks the run as finished."""
 
         def write() -> None:
             with console.tolerating(_STARTS):

@@ -9,7 +9,7 @@ from hypjax.errors import Interrupted
 from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.tables import format_recalls, selecting
+from hypjax.runs.tables import format_recalls, selection_metric
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
 from hypjax.training.setup import TrainingRun
@@ -122,7 +122,7 @@ def _score(measured: Measured) -> float | None:
     if measured.validation is None:
         return None
     head = measured.validation["head"]
-    return head[selecting(head)]
+    return head[selection_metric(head)]
 
 
 def _due(step: int, every: int) -> bool:

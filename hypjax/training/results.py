@@ -86,7 +86,7 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     kind = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
     before = scores["untrained"]["head"]
-    name = tables.selecting(before)
+    name = tables.selection_metric(before)
     if config.model.weights is not None or config.model.head_init == "pca":
         raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
         if (trained := scores.get("best", scores["final"])["head"][name]) < raw:

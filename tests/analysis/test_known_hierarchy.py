@@ -11,7 +11,7 @@ from hypjax.analysis import known_hierarchy
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 
-ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half of those between two siblings, by level.
+ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half the angle between two siblings, by level.
 # Two images of each product, two products of each coarse class, two of these in two departments.
 CLASSES = np.arange(16) // 2
 LEVELS = {CLASS: CLASSES, "coarse class": CLASSES // 2, "department": CLASSES // 4}
@@ -49,7 +49,7 @@ def test_levels_are_nested_and_make_a_tree():
     assert tree.parents.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, -1]
 
 
-def test_rank_correlations_are_those_of_all_pairs():
+def test_rank_correlations_agree_with_a_loop_over_all_pairs():
     rng = np.random.default_rng(0)
     order = rng.permutation(16)
     levels = [labels[order] for labels in LEVELS.values()]
@@ -68,13 +68,13 @@ def test_rank_correlations_are_those_of_all_pairs():
     assert np.isnan([*equal.values()]).all()
 
 
-def test_wrong_first_hits_are_those_of_loops():
+def test_wrong_first_hits_agree_with_a_loop():
     rng = np.random.default_rng(1)
     points = np.asarray(Sphere().embed(rng.normal(size=(17, 3))))
     of_class = np.append(CLASSES, 8)  # A class of one image is not queried.
     coarse = np.append(LEVELS["coarse class"], 0)
     groupings = {CLASS: grouping(of_class), "coarse class": grouping(coarse)}
-    found = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
+    actual = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
     shares, chances = [], []
     for i in range(16):
         others = [j for j in range(17) if j != i]
@@ -84,4 +84,4 @@ def test_wrong_first_hits_are_those_of_loops():
             shares.append(coarse[hit] == coarse[i])
             chances.append(np.mean([coarse[j] == coarse[i] for j in wrong]))
     means = {"share": np.mean(shares), "chance": np.mean(chances)}
-    assert found == {"queries": 16, "wrong": len(shares), "coarse class": pytest.approx(means)}
+    assert actual == {"queries": 16, "wrong": len(shares), "coarse class": pytest.approx(means)}

@@ -22,7 +22,7 @@ def splits(test, gallery=None):
 TEST = splits([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
 
 
-def test_weights_are_those_of_a_loop(monkeypatch):
+def test_weights_agree_with_a_loop(monkeypatch):
     monkeypatch.setattr(negatives, "_BLOCK", 4)
     rng = np.random.default_rng(0)
     points = np.asarray(jax.jit(BALL.embed)(2 * rng.normal(size=(10, 3)).astype(np.float32)))
@@ -40,7 +40,7 @@ def test_weights_are_those_of_a_loop(monkeypatch):
         curve[: len(weights)] += weights / 7
         light = np.sum(np.cumsum(weights) < 0.9 * weights.sum())
         assert weighed["carriers_of_anchors"][row] == 1 + light
-        if row < choice.shown:
+        if row < choice.num_listed:
             hardest = weighed["hardest"][row]
             assert (hardest["index"], hardest["label"]) == (anchor, f"class {label}")
             assert hardest["items"] == nearest[:4]
@@ -49,24 +49,24 @@ def test_weights_are_those_of_a_loop(monkeypatch):
             np.testing.assert_allclose(hardest["distances"], shown, rtol=1e-5)
             np.testing.assert_allclose(hardest["weights"], weights[:4], rtol=1e-4)
     np.testing.assert_allclose(weighed["curve"]["weight"], curve, rtol=1e-4)
-    assert len(weighed["hardest"]) == choice.shown == 5
+    assert len(weighed["hardest"]) == choice.num_listed == 5
 
 
-def test_anchors_are_chosen_evenly_and_the_shown_ones_come_first():
-    for named, number, shown, anchors, shown_anchors in (
+def test_anchors_are_evenly_spaced_and_the_listed_anchors_come_first():
+    for indices, num_anchors, limit, anchors, num_listed in (
         ([], 5, 2, [0, 9, 2, 4, 7], 2),
         ([], 1000, 99, [*range(10)], 10),
         ([8, 1], 1000, 0, [8, 1], 2),
     ):
-        choice = choose(TEST, named, number, shown, 1)
-        assert (choice.anchors.tolist(), choice.shown) == (anchors, shown_anchors)
+        choice = choose(TEST, indices, num_anchors, limit, 1)
+        assert (choice.anchors.tolist(), choice.num_listed) == (anchors, num_listed)
 
 
 def test_anchors_of_a_batch_have_each_of_their_positives():
     """Three images of each of two classes; the negatives are those of the two subsets."""
     images = dataset_without_images([4, 4, 4, 1, 1, 1])
     choice = choose_in_batch(images, 3, [4], 9, 9, 2)
-    assert choice.anchors.tolist() == [4, 4] and choice.shown == 2
+    assert choice.anchors.tolist() == [4, 4] and choice.num_listed == 2
     positives, negatives = choice.pairs(slice(None))
     np.testing.assert_array_equal(positives, np.eye(6)[[5, 3]])
     np.testing.assert_array_equal(negatives, [[0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
@@ -77,7 +77,7 @@ def test_anchors_of_a_batch_have_each_of_their_positives():
 def test_images_without_a_positive_are_no_anchors():
     test = splits([0, 1, 1, 2])
     assert sorted(choose(test, [], 3, 1, 1).anchors) == [1, 2]
-    with pytest.raises(UserError, match="without another one of its class"):
+    with pytest.raises(UserError, match="without another image of its class"):
         choose(test, [3], 3, 1, 1)
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypjax.analysis.spectrum import find_spread
+from hypjax.analysis.spectrum import measure_spread
 from hypjax.geometry import PoincareBall, Sphere
 
 LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3])
@@ -16,7 +16,7 @@ LABELS = np.array([0, 1, 0, 2, 1, 0, 2, 2, 3])
 def test_numbers_are_those_of_loops(space):
     features = np.random.default_rng(0).normal(size=(9, 4)).astype("f") + 0.5
     points = np.asarray(space.embed(features))
-    spread = find_spread(points, LABELS, space)
+    spread = measure_spread(points, LABELS, space)
     kept = np.asarray(space.features(points.astype(float)))
     variances = np.linalg.svd(kept - kept.mean(axis=0), compute_uv=False) ** 2
     shares = np.cumsum(variances) / variances.sum()

@@ -30,23 +30,23 @@ def trees(draw, most=9):
     order = sorted(draw(st.permutations(range(count))), key=lambda node: node in parents)
     leaves = count - len(set(parents))
     assume(2 <= leaves <= most)
-    found = np.full(count, -1)
-    found[np.argsort(order)[:-1]] = np.argsort(order)[parents]
-    return Tree(found, leaves)
+    sorted_parents = np.full(count, -1)
+    sorted_parents[np.argsort(order)[:-1]] = np.argsort(order)[parents]
+    return Tree(sorted_parents, leaves)
 
 
 LABELS = hnp.arrays(int, 9, elements=st.integers(0, 3))
 
 
-def leaves_above(tree):
-    """The leaves of each node, from the paths of the leaves to the root."""
-    found = [set() for _ in tree.parents]
+def leaves_beneath(tree):
+    """The leaves beneath each node, from the paths of the leaves to the root."""
+    leaves = [set() for _ in tree.parents]
     for leaf in range(tree.leaves):
         node = leaf
         while node >= 0:
-            found[node].add(leaf)
+            leaves[node].add(leaf)
             node = tree.parents[node]
-    return found
+    return leaves
 
 
 def common(below, i, j):
@@ -56,7 +56,7 @@ def common(below, i, j):
 
 @given(trees(), LABELS)
 def test_purity_is_the_mean_over_all_pairs(tree, labels):
-    below = leaves_above(tree)
+    below = leaves_beneath(tree)
     shares = [
         np.mean([labels[k] == labels[i] for k in common(below, i, j)])
         for i, j in itertools.combinations(range(tree.leaves), 2)
@@ -75,8 +75,8 @@ def test_chance_is_the_mean_over_all_permutations(tree, labels):
 
 
 @given(trees(), LABELS, LABELS)
-def test_separation_is_that_of_all_pairs(tree, labels, groups):
-    below = leaves_above(tree)
+def test_separation_agrees_with_a_loop_over_all_pairs(tree, labels, groups):
+    below = leaves_beneath(tree)
     pairs = [
         (len(common(below, i, j)), groups[i] != groups[j])
         for i, j in itertools.combinations(range(tree.leaves), 2)
@@ -88,12 +88,12 @@ def test_separation_is_that_of_all_pairs(tree, labels, groups):
         expected[0] = np.mean([(a < b) + (a == b) / 2 for a in near for b in far])
         if len({size for size, _ in pairs}) > 1:
             expected[1] = spearmanr(*zip(*pairs, strict=True)).statistic
-    found = separation(tree, labels[: tree.leaves], groups[: tree.leaves])
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    actual = separation(tree, labels[: tree.leaves], groups[: tree.leaves])
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @given(hnp.arrays(int, (12, 2), elements=st.integers(-3, 3)))
-def test_ancestors_are_those_of_a_loop(points):
+def test_ancestors_agree_with_a_loop(points):
     """Small integer coordinates give many equal radii, equal distances and duplicates."""
     proxies = points[5:]
 
@@ -104,16 +104,16 @@ def test_ancestors_are_those_of_a_loop(points):
 
     distances = np.linalg.norm(points[:, None] - proxies, axis=-1)
     radii = np.linalg.norm(points, axis=1)
-    found = ancestors(distances, radii, radii[5:])
-    assert found.tolist() == [above(point)[0] if above(point) else -1 for point in points]
-    tree, used = ancestor_tree(found[:5], found[5:])
+    parents = ancestors(distances, radii, radii[5:])
+    assert parents.tolist() == [above(point)[0] if above(point) else -1 for point in points]
+    tree, used = ancestor_tree(parents[:5], parents[5:])
     covering = set()
     for leaf in range(5):
-        node, proxy = tree.parents[leaf], found[leaf]
+        node, proxy = tree.parents[leaf], parents[leaf]
         while proxy >= 0:  # The same path, by proxies and by nodes.
             assert used[node - 5] == proxy
             covering.add(proxy)
-            node, proxy = tree.parents[node], found[5 + proxy]
+            node, proxy = tree.parents[node], parents[5 + proxy]
         assert tree.parents[node] == -1 and node == len(tree.parents) - 1
     assert used.tolist() == sorted(covering) and tree.leaves == 5
 
@@ -128,7 +128,7 @@ def test_average_linkage_merges_clusters_at_their_mean_distance():
     points = np.random.default_rng(0).normal(size=(8, 2))
     distances = np.linalg.norm(points[:, None] - points, axis=-1)
     tree, heights = average_linkage(distances)
-    below = [sorted(leaves) for leaves in leaves_above(tree)]
+    below = [sorted(leaves) for leaves in leaves_beneath(tree)]
     for node in range(8, 15):
         left, right = (below[child] for child in np.flatnonzero(tree.parents == node))
         assert heights[node] == pytest.approx(distances[np.ix_(left, right)].mean())

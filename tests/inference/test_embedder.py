@@ -1,4 +1,4 @@
-"""Embedding and searching own images, also in parts."""
+"""Embedding and searching a user's images, also in shards."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ def test_embeds_then_finds_then_draws(run, photos_folder, tmp_path, monkeypatch,
         commands.call("search", where, "--gallery=g.npz", "--query=photos/class1/broken.jpg")
 
 
-def test_galleries_of_other_views_or_scales_are_told_apart(run, tmp_path):
+def test_galleries_of_other_views_or_scales_have_other_fingerprints(run, tmp_path):
     changes = [{}, {"data.test_view": "squash"}, {"eval.scales": [1.0, 0.5]}]
     runs = [copy_with(run, tmp_path / str(i), fields) for i, fields in enumerate(changes)]
     assert len({load(run).fingerprint for run in runs}) == 3
@@ -80,7 +80,7 @@ def embed_two_batches(embedder, path, images):
         embedder.embed_to(path, images)
 
 
-def test_goes_on_where_it_was_interrupted(embedder, photos_folder, tmp_path, monkeypatch):
+def test_embedding_resumes_after_an_interrupt(embedder, photos_folder, tmp_path, monkeypatch):
     paths = find_images(str(photos_folder)).names.tolist()
     broken = tmp_path / "broken.png"
     broken.write_text("no image")
@@ -118,7 +118,7 @@ def test_a_projection_of_another_model_is_not_used(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     for path in (tmp_path / "run/projections").iterdir():
         path.rename(path.with_name(f"encoder-0{path.name[9:]}"))
-    with pytest.raises(UserError, match="holds no projection of its encoder's embeddings"):
+    with pytest.raises(UserError, match="holds no projection of the embeddings 'encoder'"):
         load(tmp_path / "run", "encoder")
 
 
@@ -174,7 +174,9 @@ def test_postprocessed_searches_agree_with_the_gallery(embedder, gallery, photos
     np.testing.assert_allclose(hits.distances, distances[0, :4], atol=1e-6)
 
 
-def test_what_is_not_finite_is_not_saved(embedder, photos_folder, tmp_path, monkeypatch):
+def test_embeddings_that_are_not_finite_are_not_saved(
+    embedder, photos_folder, tmp_path, monkeypatch
+):
     monkeypatch.setattr(embedder, "_programs", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
@@ -193,13 +195,13 @@ def execute(run, photos_folder, tmp_path, monkeypatch):
     return functools.partial(commands.call, "embed", *where)
 
 
-def test_merged_parts_are_the_gallery_bit_for_bit(execute, tmp_path):
+def test_merged_shards_are_the_gallery_bit_for_bit(execute, tmp_path):
     execute("--output=whole.npz")
     execute("--shard=2/2")
     with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
         execute("--merge")
     execute("--shard=1/2")
-    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 parts"):
+    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 shards"):
         execute("--shard=1/9", "--batch_size=16")
     renamed = (tmp_path / "photos/class3").rename("photos/class_3")
     with pytest.raises(UserError, match="holds other images than --images lists now"):

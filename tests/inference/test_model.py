@@ -1,4 +1,4 @@
-"""One line of Python: `hypjax.load`, `hypjax.push`, and what they give."""
+"""Trained models in Python: `hypjax.load` and `hypjax.push`."""
 
 import json
 import pathlib
@@ -64,7 +64,7 @@ def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):
     assert hits.query == hits.paths[0] == "image 0" and hits.distances[0] < 1e-5
 
 
-def test_what_is_no_image_is_refused(model):
+def test_other_objects_than_images_are_refused(model):
     for images, message in [
         (3, "int is no image"),
         (np.zeros((4, 4)), "features"),
@@ -130,7 +130,7 @@ def test_a_strangers_model_cannot_harm(published, tmp_path, name, value, message
     assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()
 
 
-def test_what_holds_no_model_is_an_error(tmp_path, monkeypatch):
+def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))

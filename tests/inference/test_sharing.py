@@ -17,7 +17,7 @@ def fake_hub(tmp_path):
         yield hub
 
 
-def test_what_was_pushed_is_loaded_also_at_an_earlier_commit(
+def test_pushed_models_are_loaded_also_at_an_earlier_commit(
     fake_hub, run, photos_folder, tmp_path, capsys
 ):
     folder = hypjax.push(run, NAME, folder=tmp_path / "photos")

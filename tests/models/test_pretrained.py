@@ -201,7 +201,7 @@ def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
         warn_of_known_classes(config, saved_fingerprint(run))
-        assert capsys.readouterr().err.count("the recall here is too high") == warned
+        assert capsys.readouterr().err.count("recall is too high") == warned
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
         pretrained_encoder(config, create_embedder(config).encoder)

@@ -59,7 +59,7 @@ def flip_a_bit(folder):
 
 
 @pytest.mark.parametrize("cut", ["", '{"item_handlers": {"mo', "\x00" * 20])
-def test_orbax_says_nothing_of_metadata_that_are_cut(tmp_path, capfd, cut):
+def test_orbax_logs_nothing_about_truncated_metadata(tmp_path, capfd, cut):
     path = save_all(tmp_path, {1: None, 2: None})
     (path / "2/_CHECKPOINT_METADATA").write_text(cut)
     with contextlib.closing(Checkpoints(path)) as checkpoints:

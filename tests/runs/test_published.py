@@ -41,7 +41,7 @@ NONE = {
 
 def test_a_recipe_has_its_row_and_other_settings_have_none():
     for spec, part, overrides, first in FIRST:
-        row = published._find(load(spec, *overrides), part, "trained", ["recall@1"])[0]
+        row = published._comparable_rows(load(spec, *overrides), part, "trained", ["recall@1"])[0]
         assert published.published_rows()[row]["recall@1"] == pytest.approx(first), (spec, row)
     for spec, alternatives in NONE.items():
         for fields in alternatives.split("|"):
@@ -60,7 +60,7 @@ def test_every_row_belongs_to_a_command():
     configs = {(row.run, row.fields): load(row.run, *row.fields.split()) for row in rows}
     for row, scores in rows.items():
         config = configs[row.run, row.fields]
-        assert row in published._find(config, row.part, row.state, scores), row
+        assert row in published._comparable_rows(config, row.part, row.state, scores), row
 
 
 def test_differences_are_in_percentage_points():
@@ -77,7 +77,7 @@ def test_differences_are_in_percentage_points():
     ]
 
 
-def test_scores_of_judged_datasets_and_of_ablations_have_their_rows():
+def test_scores_with_ground_truth_and_of_ablations_have_their_rows():
     scores = {"roxford5k/medium/map": 0.35, "roxford5k/hard/map": 0.1, "rparis6k/hard/map": 0.402}
     both = dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, **scores})
     lines = compare({"final": both}, load("sfm:irt-r-deit-s")).splitlines()
