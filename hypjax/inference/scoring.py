@@ -15,7 +15,7 @@ from hypjax.data.repeats import queries_in_gallery, sharing_files
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
-    bootstrap_interval,
+    bootstrap_intervals,
     graded_scores,
     mean_score,
     query_scores,
@@ -203,7 +203,8 @@ def score(
     """The mean of each score, and its 95% bootstrap interval over queries."""
     items, queries = task.gallery.vectors if task.gallery else None, task.queries
     scores = task_scores(task, queries.vectors, items, metrics=metrics, space=queries.space)
+    intervals = zip(scores, bootstrap_intervals([*scores.values()]), strict=True)
     return {
-        name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
-        for name, values in scores.items()
+        name: {"mean": mean_score(scores[name]), "interval": interval}
+        for name, interval in intervals
     }
