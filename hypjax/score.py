@@ -189,14 +189,17 @@ def _task(
 ) -> Any:
     """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
-    from hypjax.data.splits import open_prepared
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    splits = images.dataset and open_prepared(images.dataset, images.data_dir)
-    for note in splits.notes if splits else ():
-        console.say(note)
+    splits = None
+    if images.dataset:
+        from hypjax.data.splits import open_prepared
+
+        splits = open_prepared(images.dataset, images.data_dir)
+        for note in splits.notes:
+            console.say(note)
     benchmark = files.ground_truth and read_ground_truth(files.ground_truth)
     ground_truth = splits.ground_truth if splits else None
     queries, space = None, features.create()

@@ -15,7 +15,7 @@ from hypjax.data.repeats import queries_in_gallery, sharing_files
 from hypjax.errors import UserError
 from hypjax.retrieval import (
     LEVELS,
-    bootstrap_interval,
+    bootstrap_intervals,
     graded_scores,
     mean_score,
     query_scores,
@@ -208,7 +208,8 @@ def score(
     queries = task.queries
     gallery = task.gallery.vectors if task.gallery else None
     scores = task_scores(task, queries.vectors, gallery, metrics=metrics, space=queries.space)
+    intervals = zip(scores, bootstrap_intervals([*scores.values()]), strict=True)
     return {
-        name: {"mean": mean_score(values), "interval": bootstrap_interval(values)}
-        for name, values in scores.items()
+        name: {"mean": mean_score(scores[name]), "interval": interval}
+        for name, interval in intervals
     }

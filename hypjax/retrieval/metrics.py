@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
@@ -238,23 +238,42 @@ def _scores_by_labels(
         else:
             listed[name] = metric
     depth = max((metric.depth(matches) for metric in listed.values()), default=0)
-    if all(metric.k is not None and metric.k <= depth for metric in first.values()):
-        listed, first = listed | first, {}  # The lists of neighbours answer these, too.
-    scores = {}
+    scores, ranks = {}, np.full(len(matches), NO_MATCH)
+    if listed:
+        scores, ranks = _scores_of_lists(
+            query_set, gallery_set, matches, listed, depth, space, reranked
+        )
     if first:
         ks = [metric.k for metric in first.values()]
-        ranks = first_ranks(query_set, gallery_set, space, None if None in ks else ks)
+        if None in ks or max(ks) > depth:  # Else the lists of neighbours answer these, too.
+            ranks = _completed(ranks, query_set, gallery_set, space, None if None in ks else ks)
         if reranked is not None:
             hits = gallery_set.labels[reranked] == query_set.labels[:, None]
             ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
         scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
-    if listed:
-        scores |= _scores_of_lists(query_set, gallery_set, matches, listed, depth, space, reranked)
     if full:
         relevances = relevance_by_labels(query_set, gallery_set, own_rows)
         points = query_set.points, gallery_set.points
         scores |= _scores_of_all(*points, relevances, full, space, reranked)
     return scores
+
+
+def _completed(
+    ranks: Int[np.ndarray, " n"],
+    query_set: Labelled,
+    gallery_set: Labelled,
+    space: Space,
+    ks: Sequence[int] | None,
+) -> Int[np.ndarray, " n"]:
+    """Ranks of nearest matches, where those within a query's list of neighbours are known."""
+    rows = np.flatnonzero(ranks == NO_MATCH)
+    if len(rows) == len(ranks):
+        return first_ranks(query_set, gallery_set, space, ks)
+    if len(rows):
+        ids = None if query_set.ids is None else query_set.ids[rows]
+        others = Labelled(query_set.points[rows], query_set.labels[rows], ids)
+        ranks[rows] = first_ranks(others, gallery_set, space, ks)
+    return ranks
 
 
 def _scores_of_lists(
@@ -265,9 +284,13 @@ def _scores_of_lists(
     k: int,
     space: Space,
     reranked: Ids | None,
-) -> _Scores:
-    """Scores from the k nearest items, as many as the metrics need."""
+) -> tuple[_Scores, Int[np.ndarray, " n"]]:
+    """Scores from the k nearest items, as many as the metrics need, and ranks of nearest matches.
+
+    The rank is `NO_MATCH` for queries without a match among the k nearest items.
+    """
     scores = {name: np.empty(len(matches)) for name in metrics}
+    first = np.empty(len(matches), int)
     for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
         own_ids = None if query_set.ids is None else query_set.ids[part]
         ids = search(query_set.points[part], own_ids, gallery_set.points, k=k, space=space)[1]
@@ -280,7 +303,8 @@ def _scores_of_lists(
         ranks[np.arange(ranks.shape[1]) < counts[:, None]] = np.nonzero(hits)[1]
         for name, metric in metrics.items():
             scores[name][part] = metric.score(ranks, matches[part])
-    return scores
+        first[part] = ranks[:, 0]
+    return scores, first
 
 
 def _scores_of_all(
@@ -366,11 +390,25 @@ def bootstrap_interval(
     the mean depends on the choice of queries, not how much it varies between training runs. Scores
     [n] are NaN for queries without a match; raises UserError if all are.
     """
-    scores = scores[~np.isnan(scores)]
-    if not len(scores):
+    return bootstrap_intervals([scores], confidence, num_resamples, seed)[0]
+
+
+def bootstrap_intervals(
+    scores: Sequence[Float[np.ndarray, " n"]],
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> list[tuple[float, float]]:
+    """A `bootstrap_interval` for each metric, from the same resampled queries."""
+    scores = [of_metric[~np.isnan(of_metric)] for of_metric in scores]
+    if not all(map(len, scores)):
         raise UserError("there are no scores to resample: no query has a match")
-    rng = np.random.default_rng(seed)
-    means = [rng.choice(scores, len(scores)).mean() for _ in range(num_resamples)]
+    means = np.empty((len(scores), num_resamples))
+    sizes = np.array(list(map(len, scores)))
+    for size in np.unique(sizes):
+        rows = np.flatnonzero(sizes == size)
+        of_size, rng = np.stack([scores[row] for row in rows]), np.random.default_rng(seed)
+        for i in range(num_resamples):
+            means[rows, i] = of_size.take(rng.integers(size, size=size), axis=1).mean(axis=1)
     tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)
+    return list(zip(*np.quantile(means, [tail, 1 - tail], axis=1).tolist(), strict=True))

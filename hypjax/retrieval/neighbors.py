@@ -132,7 +132,9 @@ class _Search:
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Selects candidates by scores and sorts them by distance; returns uncertain queries."""
         spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
-        candidates = min(self.listed + spare, len(self.gallery))
+        # Separations are computed for a multiple of `LANES` items in any case.
+        candidates = inputs.round_up(self.listed + spare, inputs.LANES)
+        candidates = min(candidates, len(self.gallery))
         shape, blocks_at_once = self._sizes(len(rows), candidates, score)
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
             selector = selection.Selector(self.gallery, candidates, shape, score, pool)
@@ -155,7 +157,8 @@ class _Search:
         height = min(self.block_size, queries, most)
         height = 1 if queries == 1 else inputs.round_up(height, _MIN_BLOCK)
         limits = _SCORE_BYTES // (itemsize * height), _CHUNK_BYTES // (itemsize * dim)
-        width = inputs.round_up(max(min(self.gallery.rows, *limits), 1), inputs.MULTIPLE)
+        chunks = -(-self.gallery.rows // max(min(limits), 1))  # Equal ones, with little padding.
+        width = inputs.round_up(-(-self.gallery.rows // chunks), inputs.MULTIPLE)
         block_bytes = itemsize * max(dim, 2 * candidates) * height
         return (height, width), max(inputs.PART_BYTES // block_bytes, 1)
 

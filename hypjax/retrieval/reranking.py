@@ -7,11 +7,11 @@ the authors' code, it is: in addition to its k1 nearest others, and as the first
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -21,9 +21,11 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 _PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of pairs of points that are compared at once.
 _ENTRIES = 2**22  # Approximate number of entries of encodings that are compared at once.
-_Matrix = scipy.sparse.csr_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +100,12 @@ class _Neighbourhoods:
         self._k2 = min(parameters.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
-    def encodings(self, items: Rows) -> _Matrix:
+    def encodings(self, items: Rows) -> "csr_array":
         """Averages the encodings of each item's k2 nearest items (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
         return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
 
-    def _weights(self, sets: _Matrix) -> _Matrix:
+    def _weights(self, sets: "csr_array") -> "csr_array":
         """Encodings V of the sets R* in the rows of a matrix (Eq. 7)."""
         rows, columns = sets.nonzero()
         weights = np.empty(len(rows))
@@ -112,32 +114,39 @@ class _Neighbourhoods:
             x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
             with jax.enable_x64(True):
                 weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
-        return _Matrix((weights, (rows, columns)), shape=sets.shape)
+        return _sparse(weights, (rows, columns), len(self._points))
 
-    def _expanded(self, items: Rows) -> _Matrix:
+    def _expanded(self, items: Rows) -> "csr_array":
         """R*(p, k1) of each item p (Eq. 4)."""
         sets = self._reciprocal(items, self._k1)
         halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
         common = (sets @ halves.T).multiply(sets).tocoo()
         is_accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
         pairs = common.row[is_accepted], common.col[is_accepted]
-        accepted = _Matrix((np.ones(len(pairs[0]), np.int32), pairs), shape=sets.shape)
+        accepted = _sparse(np.ones(len(pairs[0]), np.int32), pairs, len(self._points))
         return sets + accepted @ halves
 
-    def _reciprocal(self, items: Rows, k: int) -> _Matrix:
+    def _reciprocal(self, items: Rows, k: int) -> "csr_array":
         """R(p, k) of each item p (Eq. 3)."""
         nearest = self._nearest(items, k + 1)
         return nearest.multiply(self._nearest(np.unique(nearest.indices), k + 1).T).tocsr()
 
-    def _nearest(self, items: Rows, k: int) -> _Matrix:
+    def _nearest(self, items: Rows, k: int) -> "csr_array":
         """The k nearest items of each item, which is its own first neighbour."""
         new = items[self._lists[items, 0] < 0]
         if len(new):
             _, ids = search(self._points[new], new, self._points, k=self._k1, space=self._space)
             self._lists[new] = np.concatenate([new[:, None], ids], axis=1)
         columns = self._lists[items, :k].reshape(-1)
-        entries = np.ones(len(columns), np.int32), (np.repeat(items, k), columns)
-        return _Matrix(entries, shape=(len(self._points), len(self._points)))
+        pairs = np.repeat(items, k), columns
+        return _sparse(np.ones(len(columns), np.int32), pairs, len(self._points))
+
+
+def _sparse(values: np.ndarray, pairs: tuple[Rows, Rows], items: int) -> "csr_array":
+    """A sparse matrix, [items, items], with values at pairs of rows and columns."""
+    from scipy.sparse import csr_array  # Its import takes longer than most searches.
+
+    return csr_array((values, pairs), shape=(items, items))
 
 
 @jax.jit

@@ -18,12 +18,13 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Ids
-from hypjax.retrieval.scores import SINGLE, Score, Vectors, highest
+from hypjax.retrieval.scores import PADDING, SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 _SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Blocks of a sample, and rows of a block.
 GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
+_LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8  # On CPUs, groups are smaller where they would be few for k.
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
@@ -144,7 +145,8 @@ class Selector:
         parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
         pairs = itertools.pairwise(np.linspace(0, shape[0], parts + 1, dtype=int))
         self._parts = [np.s_[start:end] for start, end in pairs if start < end]
-        self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score))
+        group = _group_size(shape[1], k) if self._on_host else GROUP
+        self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score), group)
         # All products reuse this buffer, because touching new memory is slow.
         size = (gallery.mesh.size * shape[0], shape[1])
         with score.enabled():
@@ -162,24 +164,30 @@ class Selector:
         scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
         def update_queries(part: slice) -> TopK:
-            selected = _select_on_host(scores[part], maxima[part], first, self._k)
-            if best is None:
-                return selected
-            pairs = zip((best.scores[part], best.ids[part]), selected, strict=True)
-            joined = [np.concatenate(arrays, axis=1) for arrays in pairs]
-            return _highest(*joined, min(self._k, joined[0].shape[1]))
+            best_of_part = None if best is None else TopK(best.scores[part], best.ids[part])
+            return _select_on_host(scores[part], maxima[part], first, self._k, best_of_part)
 
         parts = self._pool.map(update_queries, self._parts)
         return TopK(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+def _group_size(items: int, k: int) -> int:
+    """Items of a group, such that a chunk has several groups for each of the k items."""
+    size = GROUP
+    while size > _LEAST_GROUP and items < size * _GROUPS_PER_ITEM * k:
+        size //= 2
+    return size
+
+
 @functools.cache
-def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, Callable]:
+def jitted_steps(
+    mesh: Mesh, k: int, columns: bool = False, group: int = GROUP
+) -> tuple[Callable, Callable]:
     """Jits `_multiply` and `_select` for a gallery whose rows are distributed over the mesh."""
     rows = P(AXIS)
     chunk = Chunk(P(None, AXIS) if columns else rows, rows)
     sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)
-    multiply = functools.partial(_multiply, columns=columns)
+    multiply = functools.partial(_multiply, group=group, columns=columns)
     multiply = sharded(multiply, in_specs=(rows, P(), P(), chunk))
     select = functools.partial(_select, k=k)
     select = sharded(select, in_specs=(rows, rows, chunk), check_vma=False)
@@ -187,13 +195,19 @@ def jitted_steps(mesh: Mesh, k: int, columns: bool = False) -> tuple[Callable, C
 
 
 def _multiply(
-    buffer: Float[Array, "b r"], space: Space, queries: Vectors, chunk: Chunk, columns: bool = False
+    buffer: Float[Array, "b r"],
+    space: Space,
+    queries: Vectors,
+    chunk: Chunk,
+    *,
+    group: int = GROUP,
+    columns: bool = False,
 ) -> tuple[Float[Array, "b r"], Float[Array, "b groups"]]:
     """Scores of a block's queries and a chunk's items, and the highest of each group of items."""
     del buffer  # Donated: the scores take its memory.
     items = tuple(x.T for x in chunk.vectors) if columns else chunk.vectors
     scores = highest(space, queries, items)
-    return scores, jnp.max(scores.reshape(len(scores), -1, GROUP), axis=2)
+    return scores, jnp.max(scores.reshape(len(scores), -1, group), axis=2)
 
 
 def _select(
@@ -203,8 +217,9 @@ def _select(
     # The k best items lie in the k groups with the largest maxima: each of these groups has an item
     # that scores at least as high as any item of another group.
     num_groups = maxima.shape[1]
+    size = scores.shape[1] // num_groups
     count, k = min(k, num_groups), min(k, scores.shape[1])
-    grouped = scores.reshape(-1, GROUP)
+    grouped = scores.reshape(-1, size)
 
     def select_row(inputs: tuple[Array, Array]) -> TopK:
         row, maxima = inputs
@@ -214,7 +229,7 @@ def _select(
         if count == k:  # At least k items reach the smallest of these maxima.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
         selected, positions = lax.top_k(chosen.reshape(-1), k)
-        items = groups[positions // GROUP] * GROUP + positions % GROUP
+        items = groups[positions // size] * size + positions % size
         selected = selected if scores.dtype == selected.dtype else highest + selected
         return TopK(selected, chunk.first + items)
 
@@ -240,32 +255,47 @@ def _merge(best: TopK | None, selected: TopK, devices: int, k: int) -> TopK:
 
 
 def _select_on_host(
-    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], first: int, k: int
+    scores: Float[np.ndarray, "b r"],
+    maxima: Float[np.ndarray, "b groups"],
+    first: int,
+    k: int,
+    best: TopK | None,
 ) -> TopK:
-    k = min(k, scores.shape[1])
-    rows, items, chosen = _at_least_kth_maximum(scores, maxima, k)
-    # Each row has at least k chosen items; shorter rows are padded by scores of −∞.
-    numbers = np.bincount(rows)
+    """The k best items of a chunk and of the best ones so far."""
+    if best is None:
+        best = TopK(np.empty((len(scores), 0), scores.dtype), np.empty((len(scores), 0), np.int32))
+    full = best.scores.shape[1] == k
+    floor = best.scores[:, -1:] if full else np.full((len(scores), 1), -np.inf, scores.dtype)
+    rows, items, chosen = _at_least_kth_maximum(scores, maxima, k, floor)
+    # Rows with fewer chosen items than others are padded.
+    numbers = np.bincount(rows, minlength=len(scores))
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     shape = len(numbers), numbers.max()
-    padded = np.full(shape, -np.inf, scores.dtype), np.zeros(shape, np.int32)
+    padded = np.empty(shape, scores.dtype), np.zeros(shape, np.int32)
+    # NumPy partitions rows with many equal numbers slowly. These differ, and are below all scores.
+    padded[0][:] = PADDING * np.linspace(2, 3, shape[1])
     for array, values in zip(padded, (chosen, first + items), strict=True):
         array[rows, columns] = values
-    return _highest(*padded, k)
+    joined = [np.concatenate(arrays, axis=1) for arrays in zip(best, padded, strict=True)]
+    return _highest(*joined, min(k, joined[0].shape[1]))
 
 
 def _at_least_kth_maximum(
-    scores: Float[np.ndarray, "b r"], maxima: Float[np.ndarray, "b groups"], k: int
+    scores: Float[np.ndarray, "b r"],
+    maxima: Float[np.ndarray, "b groups"],
+    k: int,
+    floor: Float[np.ndarray, "b 1"],
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Row, item and score of all items that reach the row's k-th maximum: k or more a row."""
+    """Row, item and score of all items that reach the row's floor and its k-th maximum."""
     # A function of its own, so that its large arrays are freed before `_select_on_host` allocates
     # others. Else the C library returns memory to the system at each call, which takes longer than
     # the search.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
-    least = np.full((len(scores), 1), -np.inf, scores.dtype)
+    least = floor
     if k <= num_groups:  # At least k items reach the k-th largest maximum.
-        least = np.partition(maxima, num_groups - k, axis=1)[:, num_groups - k, None]
+        kth = np.partition(maxima, num_groups - k, axis=1)[:, num_groups - k, None]
+        least = np.maximum(floor, kth)
     # NaN scores stay: another chunk may hold the invalid point to report.
     groups = np.flatnonzero(~(maxima < least))
     rows, groups_of_rows = np.divmod(groups, num_groups)
