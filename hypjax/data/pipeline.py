@@ -10,8 +10,8 @@ import functools
 import itertools
 import signal
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 from absl import flags
 from jaxtyping import UInt8
@@ -22,6 +22,9 @@ from hypjax.errors import UserError, reason
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, View
+
+if TYPE_CHECKING:
+    import grain
 
 _PIECE = 32  # Images.
 _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
@@ -86,8 +89,10 @@ class _Pieces:
             pieces.close()
 
 
-def _prefetched(pieces: _Pieces, workers: int) -> grain.IterDataset:
+def _prefetched(pieces: _Pieces, workers: int) -> "grain.IterDataset":
     """Prefetches the pieces, in order, by worker processes, or by threads if 0."""
+    import grain  # A search of one image would wait longer for the import than for the search.
+
     dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
     if not workers:
         threads = min(_MAX_THREADS, usable_cores())

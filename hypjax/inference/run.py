@@ -23,7 +23,7 @@ from hypjax.inference.hits import Match, match_distance, match_split
 from hypjax.inference.scoring import findable, graded_metrics, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
-from hypjax.models.custom import CustomEncoder
+from hypjax.models.custom import is_custom
 from hypjax.objectives import Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN
 from hypjax.parallel import processes
@@ -125,9 +125,7 @@ class Run:
             needs_train = config.train.cached_features or config.train.sampling == "tuples"
             if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
                 cached.append(splits.train)
-        encoder_class = type(self.model.encoder)
-        # The code of a custom encoder may change without a change of its name.
-        if encoder_class is not CustomEncoder and encoder_class.__module__.startswith("hypjax."):
+        if not is_custom(self.model.encoder):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
         return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
 

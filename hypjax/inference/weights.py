@@ -9,13 +9,14 @@ from typing import NamedTuple
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax.config.choices import CUSTOM
 from hypjax.config.custom import custom_name
 from hypjax.errors import UserError
 from hypjax.geometry import Space, learned
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import fingerprint, part_of, scored_spaces
 from hypjax.models import Embedder, model_shapes, pretrained
-from hypjax.models.custom import CUSTOM_ENCODERS
+from hypjax.models.custom import CUSTOM_ENCODERS, is_custom
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
@@ -100,7 +101,10 @@ def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> di
 def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     if not has_checkpoint(run):
         raise UserError(f"{run} holds no checkpoint; train first, or name another --workdir")
-    shapes = model_shapes(model, View.of(config.data), learned.initial_scalars(config.objective))
+    shapes = None  # As saved: to trace an encoder takes longer than to search with it.
+    if is_custom(model.encoder) or config.objective.name.startswith(CUSTOM):  # May have changed.
+        scalars = learned.initial_scalars(config.objective)
+        shapes = model_shapes(model, View.of(config.data), scalars)
     checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
     with contextlib.closing(checkpoints):
         latest = checkpoints.restore_latest(model=shapes)

@@ -78,6 +78,11 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     return CustomEncoder(module, output.shape[1], view.side)
 
 
+def is_custom(encoder: Encoder) -> bool:
+    """Whether an encoder is a user's code, which may change without a change of its name."""
+    return isinstance(encoder, CustomEncoder) or not type(encoder).__module__.startswith("hypjax.")
+
+
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     """Fields of `config.model` that describe an encoder of hypjax; None for other modules."""
     if not isinstance(encoder, Encoder):

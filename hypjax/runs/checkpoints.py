@@ -1,7 +1,6 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
-import hashlib
 import logging
 import pathlib
 import shutil
@@ -9,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.traverse_util
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -177,16 +177,17 @@ class Checkpoints:
             self._open()
         return False
 
-    def restore_latest(self, **like: PyTree) -> Restored | None:
+    def restore_latest(self, **like: PyTree | None) -> Restored | None:
         """Reads the latest intact checkpoint; None if the folder has no checkpoints.
 
-        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings. Damaged
-        checkpoints are reported and, unless `read_only`, moved out of the folder. Raises
+        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings; if
+        `read_only`, None stands for a tree of dictionaries as it was saved. Damaged checkpoints are
+        reported and, unless `read_only`, moved out of the folder. Raises
         `UserError`, and moves nothing, if all are damaged.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
-    def restore_best(self, **like: PyTree) -> Restored | None:
+    def restore_best(self, **like: PyTree | None) -> Restored | None:
         """Reads the best intact checkpoint, like `restore_latest`; None if none has a score."""
         steps = [step for step, _ in self._best_first()]
         return self._broadcast(lambda: self._first_intact(steps, like), like)
@@ -243,7 +244,9 @@ class Checkpoints:
         """
         try:
             facts = self._read(step, {})[_RECORD]
-            same_shapes = all(facts["shapes"][name] == _shapes(like[name]) for name in like)
+            shapes = facts["shapes"]
+            like = {k: _tree_of(shapes[k]) if tree is None else tree for k, tree in like.items()}
+            same_shapes = all(shapes[name] == _shapes(like[name]) for name in like)
             saved = self._read(step, like) if same_shapes else {}
         except Exception as error:  # Exceptions depend on the kind of damage.
             raise DamagedError(reason(error)) from error
@@ -274,10 +277,20 @@ def _is_not_of_orbax(log: logging.LogRecord) -> bool:
     return "/orbax/checkpoint/" not in origin and ".orbax-checkpoint-tmp" not in origin
 
 
-def _shapes(tree: PyTree) -> str:
-    """Hash of the names and shapes of a tree's leaves."""
-    leaves = [(jax.tree_util.keystr(p), leaf.shape) for p, leaf in jax.tree.leaves_with_path(tree)]
-    return hashlib.sha256(repr(sorted(leaves)).encode()).hexdigest()[:16]
+def _shapes(tree: PyTree) -> dict[str, list[Any]]:
+    """Shape and dtype of each leaf of a tree, by its path, as JSON."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [[*leaf.shape], str(leaf.dtype)]
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def _tree_of(shapes: Mapping[str, Sequence[Any]]) -> PyTree:
+    """The tree of dictionaries whose `_shapes` are these."""
+    leaves = {
+        path: jax.ShapeDtypeStruct(*shape_and_dtype) for path, shape_and_dtype in shapes.items()
+    }
+    return flax.traverse_util.unflatten_dict(leaves, sep="/")
 
 
 def _place_like(array: Any, like: Any) -> Any:
