@@ -131,9 +131,11 @@ def _config(file, variant, datasets, photos):
         fields |= {f"train.tuples.{name}": value for name, value in tuples.items()}
         fields["train.batch_size"] = 8
     elif whole.train.batch_size is not None:
-        fields["train.batch_size"] = _CLASSES * whole.train.samples_per_class
-    if whole.objective.get("memory"):  # A share would not hold a batch.
-        fields["objective.memory"] = 1.0
+        samples_per_class = whole.train.samples_per_class
+        if whole.objective.get("memory"):  # It holds all images, which must be more than a batch.
+            fields["objective.memory"], samples_per_class = 1.0, 2
+            fields["train.samples_per_class"] = samples_per_class
+        fields["train.batch_size"] = _CLASSES * samples_per_class
     if variant.startswith("irt-o") and file == "sfm":
         fields["eval.benchmarks"] = ()
     known = flatten(whole)
