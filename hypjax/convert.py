@@ -15,7 +15,6 @@ def main(
     format: Literal["timm", "onnx", "sentence-transformers"] = "timm",
     embedding: str | None = None,
     images: str | None = None,
-    features: bool = False,
 ) -> None:
     """Converts the run's best checkpoint or, without validation, its last.
 
@@ -26,8 +25,6 @@ def main(
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
         images: With --format=sentence-transformers: images for checking that cosine ranks as the
             run's distance does. Default: the run's test images.
-        features: With --format=sentence-transformers: output features instead of unit vectors, and
-            write the distance function for them.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -48,7 +45,7 @@ def main(
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
         write = integrations.find("convert", format)
-        print(write(workdir, path, images=images, features=features))
+        print(write(workdir, path, images=images))
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
