@@ -21,7 +21,6 @@ def main(
     field: str | None = None,
     value: list[str] | None = None,
     output: command.Figure | None = None,
-    check: bool = False,
     x: str | None = None,
 ) -> None:
     """Prints tables of the named runs, or of runs with different values of a field.
@@ -34,7 +33,6 @@ def main(
         value: With --config: value of the field in one run; repeat the flag.
         output: Figure to draw, such as sweep.png: the recall against the field, with a line for
             each combination of other fields in which the runs differ.
-        check: With --config: only check --config, --field, --value and --output.
         x: With --output: field on the horizontal axis of the figure. Default: --field.
 
     Example:
@@ -54,8 +52,6 @@ def main(
         sweep.require_finished(folders)
     else:
         folders = sweep.default_folders(config, overrides, field, value)
-    if check:
-        return
     runs = sweep.read_runs(folders)
     if output:
         sweep.draw(runs, x or field, output)

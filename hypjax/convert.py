@@ -14,9 +14,7 @@ def main(
     output: str,
     format: Literal["timm", "onnx", "sentence-transformers"] = "timm",
     embedding: str | None = None,
-    precision: Literal["float32", "float16", "int8"] | None = None,
     images: str | None = None,
-    features: bool = False,
 ) -> None:
     """Converts the run's best checkpoint or, without validation, its last.
 
@@ -25,11 +23,8 @@ def main(
         output: File or folder to write, such as model.safetensors.
         format: Weights under timm's names, an ONNX model, or a sentence-transformers folder.
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
-        precision: With --format=onnx: dtype of the encoder. Default: float32.
         images: With --format=sentence-transformers: images for checking that cosine ranks as the
             run's distance does. Default: the run's test images.
-        features: With --format=sentence-transformers: output features instead of unit vectors, and
-            write the distance function for them.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -46,11 +41,11 @@ def main(
         command.require_output_file("output", path, ".onnx")
         from hypjax.inference.model import load
 
-        agreement = load(workdir, embedding or "head").to_onnx(path, precision or "float32")
+        agreement = load(workdir, embedding or "head").to_onnx(path)
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
         write = integrations.find("convert", format)
-        print(write(workdir, path, images=images, features=features))
+        print(write(workdir, path, images=images))
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:

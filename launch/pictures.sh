@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Draws every picture of README.md and docs/ again. Trains the runs that are missing: 24 of letters,
 # about two and a half hours on two CPU cores, and 26 heads on photographs of groceries, which must
-# have been prepared. Needs pip install -e ".[lite,viz,ann,qdrant,serve]", faiss-cpu and chromium.
+# have been prepared. Needs pip install -e ".[lite,viz,ann,serve]", faiss-cpu and chromium.
 # Further fields apply to all runs:
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
 set -euo pipefail

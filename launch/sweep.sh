@@ -27,7 +27,7 @@ print_table() {
   python -m hypjax.compare "${flags[@]}" --field="$field" "${values[@]/#/--value=}" "$@"
 }
 
-print_table ${output:+"$output"} --check # Errors are reported now, not after hours of training.
+print_table >/dev/null # Errors are reported now, not after hours of training.
 failed=0
 for value in "${values[@]}"; do
   echo "== $field=$value"

@@ -134,23 +134,22 @@ class Model(ImageEmbedder):
         return find_hits(queries, images, gallery, k, postprocessing, self.match)
 
     @at_the_call
-    def to_onnx(self, path: str | os.PathLike[str], precision: str = "float32") -> str:
+    def to_onnx(self, path: str | os.PathLike[str]) -> str:
         """Writes the model, from pixels to points, to an ONNX file.
 
         Args:
             path: File to write, 'NAME.onnx'.
-            precision: 'float32', or 'float16' or 'int8' for smaller files.
 
         Returns:
-            A sentence on how closely the file's points and neighbours agree with the model's.
+            A sentence on how closely the file's points agree with the model's.
 
         Raises:
-            UserError: Points or neighbours disagree.
+            UserError: Points disagree.
         """
         for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
         write = integrations.find("convert", "onnx")
-        return write(self, pathlib.Path(path).expanduser(), precision)
+        return write(self, pathlib.Path(path).expanduser())
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; pads to full batches, or if `few` to a power of two."""

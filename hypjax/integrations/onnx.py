@@ -1,6 +1,5 @@
 """Exports a trained model to one ONNX file, from pixels to points, and checks its points."""
 
-import contextlib
 import json
 import logging
 import pathlib
@@ -13,12 +12,9 @@ import onnxruntime
 import torch
 from jaxtyping import Float, Shaped
 from onnx import compose, parser
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.transformers.float16 import convert_float_to_float16
 from PIL import Image
 
 from hypjax import __version__, parallel
-from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import array, from_array
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
@@ -26,20 +22,17 @@ from hypjax.geometry.registry import describe_space
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.model import Model
 from hypjax.inference.run import Run
-from hypjax.integrations.torch_model import TorchModel, flatten
+from hypjax.integrations.torch_model import TorchModel
 from hypjax.system.files import replacing
 from hypjax.types import View
 
 _OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
 _MAX_FILE_BYTES = 2**31 - 1  # Of a protocol buffer.
-# Largest errors in float32: of coordinates, relative to the longest point or to 1, and of
-# distances, relative to their median.
+# Largest errors of coordinates, relative to the longest point or to 1, and of distances, relative
+# to their median.
 _MAX_COORDINATE_ERROR, _MAX_DISTANCE_ERROR = 1e-4, 1e-3
-_MIN_AGREEMENT = 0.9  # Share of the nearest neighbours that lower precision must keep.
-_NUM_IMAGES = 256  # Test images for comparing lower precision with float32,
-_NUM_PATTERNS = 64  # or random patterns, if there are fewer test images than these.
+_NUM_INPUTS = 64  # Random images or features for comparing the file with hypjax.
 _BATCH = 8
-_NEIGHBOURS = 10
 Batch = Shaped[np.ndarray, "batch ..."]
 
 # The test view of `hypjax.data.views`, for images of any size. Each channel is resized as an image:
@@ -85,53 +78,37 @@ _CENTRE = {
 
 
 def _require_agreement(
-    space: Space, images: str, expected: np.ndarray, exported: np.ndarray, precision: str
+    space: Space, inputs: str, expected: np.ndarray, exported: np.ndarray
 ) -> str:
-    """Reports how far points of the same images agree; raises a `UserError` if too little."""
-    matrices, neighbours = [], []
-    for points in (np.float64(expected), np.float64(exported)):
-        with jax.enable_x64(True):
-            matrices.append(np.array(space.distance_matrix(points, points)))
-        others = np.where(np.eye(len(points)), np.inf, matrices[-1])
-        neighbours.append(np.argsort(others, axis=1)[:, :_NEIGHBOURS])
+    """Reports how far points of the same inputs agree; raises a `UserError` if too little."""
+    with jax.enable_x64(True):
+        points = np.float64(expected), np.float64(exported)
+        matrices = [np.array(space.distance_matrix(each, each)) for each in points]
     change = np.abs(matrices[0] - matrices[1]).max() / max(np.median(matrices[0]), 1e-30)
-    shared = [len(np.intersect1d(*rows)) for rows in zip(*neighbours, strict=True)]
-    agreement = sum(shared) / neighbours[0].size
     error = np.abs(expected - exported).max()
     summary = (
-        f"for {images}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
-        f"at most {change:.2%} of the median; {agreement:.1%} of the {_NEIGHBOURS} nearest "
-        "neighbours are the same"
+        f"for {inputs}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
+        f"at most {change:.2%} of the median"
     )
-    if precision == "float32":
-        # Near a ball's boundary, small errors of coordinates change distances, so both count.
-        max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
-        agrees = error <= max_error and change <= _MAX_DISTANCE_ERROR
-        advice = "please report it"
-    else:
-        agrees = agreement >= _MIN_AGREEMENT and np.isfinite(error)
-        advice = f"at least {_MIN_AGREEMENT:.0%} should be; use --precision=float32"
-    if not agrees:
-        raise UserError(f"nothing was written: {summary} in {precision}; {advice}")
+    # Near a ball's boundary, small errors of coordinates change distances, so both count.
+    max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
+    if not (error <= max_error and change <= _MAX_DISTANCE_ERROR):
+        raise UserError(f"nothing was written: {summary}; please report it")
     return summary
 
 
-def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
+def write_onnx(embedder: Model, path: pathlib.Path) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
-    The precision is 'float32' or, for the encoder's weights and products, 'float16' or 'int8';
-    'int8' leaves out convolutions wider than a pixel. Raises a `UserError` if timm has no such
-    encoder, the weights exceed 2 GB, or the file's points disagree with hypjax's.
+    Raises a `UserError` if timm has no such encoder, the weights exceed 2 GB, or the file's points
+    disagree with hypjax's.
     """
-    if precision != "float32" and not embedder.takes_pixels:
-        raise UserError(f"{precision} is for encoders; a run on features needs --precision=float32")
-    model = exported(embedder, flatten_convolutions=precision == "int8")
+    model = exported(embedder)
     view = View.of(embedder.config.data)
     facts = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
         "embedding": embedder.part,
-        "precision": precision,
         "version": __version__,
     }
     if embedder.takes_pixels:
@@ -139,29 +116,18 @@ def write_onnx(embedder: Model, path: pathlib.Path, precision: str) -> str:
         facts["view"] = {field: data[field] for field in fields}
         facts |= {"mean": list(data.mean), "std": list(data.std)}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
-    description, images = _sample_images(embedder, view, of_run=precision != "float32")
+    description, images = _random_inputs(embedder, view)
     expected = _expected_points(embedder, images)
     with writing(path), replacing(path) as temporary:
-        if precision == "int8":
-            _quantize(model, temporary)
-        else:
-            if precision == "float16":  # The head's products are Gemm, and stay in float32.
-                others = {node.op_type for node in model.graph.node} - {"MatMul", "Conv"}
-                model = convert_float_to_float16(model, keep_io_types=True, op_block_list=others)
-            onnx.save(model, temporary)
+        onnx.save(model, temporary)
         inputs = _add_margin(images, view) if embedder.takes_pixels else images
         points = _run(temporary, inputs)
-        return _require_agreement(embedder.space, description, expected, points, precision)
+        return _require_agreement(embedder.space, description, expected, points)
 
 
-def exported(embedder: Model, *, flatten_convolutions: bool = False) -> onnx.ModelProto:
-    """Converts a model, from `images` of any size, or `features`, to `points`, for any batch size.
-
-    `flatten_convolutions` turns 1 × 1 convolutions into matrix products.
-    """
+def exported(embedder: Model) -> onnx.ModelProto:
+    """Converts a model, from `images` of any size, or `features`, to `points`, for any batch."""
     torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
-    if flatten_convolutions:
-        flatten(torch_model)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size > _MAX_FILE_BYTES:
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
@@ -199,37 +165,17 @@ def view_model(view: View) -> onnx.ModelProto:
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
-def _quantize(model: onnx.ModelProto, path: pathlib.Path) -> None:
-    """Writes a model with the encoder's products in int8, with a scale per column of weights."""
-    # The head's products, by the names that ONNX Runtime gives them when it splits off the bias.
-    head = [f"{node.name}_MatMul" for node in model.graph.node if node.op_type == "Gemm"]
-    options = {"weight_type": QuantType.QInt8, "per_channel": True, "nodes_to_exclude": head}
-    logging.disable()  # It recommends preprocessing, which changes nothing here.
-    quantize_dynamic(model, path, op_types_to_quantize=["MatMul"], **options)
-    logging.disable(logging.NOTSET)
-
-
-def _sample_images(embedder: Model, view: View, *, of_run: bool) -> tuple[str, Batch]:
-    """A description, and test images of the run, or else random images or features."""
-    if of_run:
-        with contextlib.suppress(OSError, UserError):
-            test = embedder.run.splits.test
-            count = min(_NUM_IMAGES, len(test))
-            rows = np.unique(np.linspace(0, len(test) - 1, count).astype(int))
-            ((images, unreadable),) = readable_batches(test.take(rows), view, len(rows))
-            images = np.delete(images, list(unreadable), axis=0)
-            images = images[: len(images) // _BATCH * _BATCH]
-            if len(images) >= _NUM_PATTERNS:
-                return f"{len(images)} test images of the run", images
+def _random_inputs(embedder: Model, view: View) -> tuple[str, Batch]:
+    """A description, and random images or features."""
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
-        shape = (_NUM_PATTERNS, embedder.module.encoder.dim)
-        return f"{_NUM_PATTERNS} random features", rng.normal(size=shape).astype(np.float32)
+        shape = (_NUM_INPUTS, embedder.module.encoder.dim)
+        return f"{_NUM_INPUTS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth patterns: to a model, all images of independent pixels look alike.
-    shape, size = (_NUM_PATTERNS, 4, 4, view.channels), (view.side, view.side)
+    shape, size = (_NUM_INPUTS, 4, 4, view.channels), (view.side, view.side)
     coarse = [from_array(pixels) for pixels in rng.integers(0, 256, shape, np.uint8)]
     smooth = [array(image.resize(size, Image.Resampling.BICUBIC)) for image in coarse]
-    return f"{_NUM_PATTERNS} random patterns", np.stack(smooth)
+    return f"{_NUM_INPUTS} random patterns", np.stack(smooth)
 
 
 def _add_margin(images: Batch, view: View) -> Batch:

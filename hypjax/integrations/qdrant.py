@@ -1,19 +1,14 @@
 """Galleries in Qdrant, which can shard and replicate them.
 
-A gallery is a collection on a server, or a folder for the local mode of Qdrant's client, which
-scans all points in Python. Qdrant finds candidates by Euclidean distances in a ball, as
+A gallery is a collection on a server. Qdrant finds candidates by Euclidean distances in a ball, as
 `hypjax.retrieval.euclidean` describes; this module ranks the candidates by their exact distances.
 """
 
-import contextlib
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import uuid
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -24,13 +19,12 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tqdm import tqdm
 
-from hypjax.errors import UserError, explained, writing
+from hypjax.errors import UserError, explained
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import ArrayGallery, GalleryItem, Neighbours
-from hypjax.system.files import replacing
 
 _UPLOAD_BATCH = 500  # Images to add in one request.
 _SEARCH_BATCH = 50  # Searches in one request.
@@ -52,20 +46,14 @@ class QdrantGallery:
     model: str
     candidates: int = _MIN_CANDIDATES  # In a search: more find more neighbours, and take longer.
 
-    def __init__(self, location: str | os.PathLike[str]) -> None:
-        self.name = os.fspath(location)
-        self._folder = None if "://" in self.name else pathlib.Path(self.name)
-        if self._folder:
-            self._client, self._collection = _load(self._folder), "gallery"
-            # The client's own destructor fails while Python ends.
-            weakref.finalize(self, lambda attributes: attributes["_client"].close(), vars(self))
-        else:
-            self._client, self._collection = _connect(self.name)
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._client, self._collection = _connect(url)
 
     @classmethod
-    def open(cls, location: str | os.PathLike[str]) -> Self:
-        """Opens a gallery at qdrant://host:6333/name, qdrant+https:// with TLS, or in a folder."""
-        gallery = cls(location)
+    def open(cls, url: str) -> Self:
+        """Opens a gallery at qdrant://host:6333/name, or qdrant+https:// with TLS."""
+        gallery = cls(url)
         if not gallery._ask("collection_exists"):
             raise UserError(f"there is no gallery at {gallery.name}")
         gallery._read_facts()
@@ -129,23 +117,7 @@ class QdrantGallery:
 
     def remove(self, ids: Sequence[str]) -> None:
         """Removes the images with these paths; ignores paths that the gallery does not hold."""
-        with self._changing():
-            self._ask("delete", points_selector=[point_id(path) for path in ids], wait=True)
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Replaces a folder once all changes succeed; a server applies each change at once."""
-        if self._folder is None:
-            yield
-            return
-        try:
-            with writing(self._folder), replacing(self._folder) as draft:
-                if self._folder.exists():
-                    shutil.copytree(self._folder, draft)
-                with contextlib.closing(QdrantClient(path=str(draft))) as self._client:
-                    yield
-        finally:
-            self._client = _load(self._folder)
+        self._ask("delete", points_selector=[point_id(path) for path in ids], wait=True)
 
     def _prepare(self, embeddings: Embeddings) -> None:
         """Creates the collection if it does not exist, and writes or reads its facts."""
@@ -162,9 +134,8 @@ class QdrantGallery:
         if len(self):
             self._read_facts()
             return
-        if not self._folder:  # The local mode has no indexes.
-            kind = models.PayloadSchemaType.KEYWORD
-            self._ask("create_payload_index", field_name="label", field_schema=kind)
+        kind = models.PayloadSchemaType.KEYWORD
+        self._ask("create_payload_index", field_name="label", field_schema=kind)
         self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
         self.model = embeddings.model
         self._write_facts()
@@ -191,10 +162,10 @@ class QdrantGallery:
 
         Each search leaves out only its query's image. If all the sample were left out, images that
         only the sample leads to, such as leaves of a tree, would be lost at any number of
-        candidates. Returns the share found; the local mode scans, and finds all.
+        candidates. Returns the share found.
         """
         sample_rows, _ = euclidean.held_out(len(embeddings), len(self))
-        if self._folder or not len(sample_rows):
+        if not len(sample_rows):
             return 1.0
         sample, paths = embeddings.vectors[sample_rows], embeddings.ids[sample_rows].tolist()
         k = min(euclidean.NEAREST, len(self) - 1)
@@ -242,8 +213,7 @@ class QdrantGallery:
 
         `exact` scans all points instead of searching the graph.
         """
-        # The local mode warns about parameters that it does not need.
-        params = None if self._folder else models.SearchParams(hnsw_ef=count, exact=exact)
+        params = models.SearchParams(hnsw_ef=count, exact=exact)
         options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
             models.QueryRequest(query=centre, filter=_filter(label, excluded), **options)
@@ -279,16 +249,16 @@ class QdrantGallery:
             raise UserError(f"{self.name} does not answer ({error})") from error
 
 
-def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str | None = None) -> str:
-    """Adds images to a gallery in a folder or at a URL, and creates the gallery if needed.
+def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str) -> str:
+    """Adds images to a gallery at a URL, and creates the gallery if needed.
 
     Replaces images with equal paths. Returns a sentence with the gallery's name and its recall.
     """
-    gallery = QdrantGallery(url or path)
-    with gallery._changing():
-        gallery._prepare(embeddings)
-        gallery._upsert(embeddings)
-        recall = gallery._tune(embeddings)
+    del path  # The server holds the gallery.
+    gallery = QdrantGallery(url)
+    gallery._prepare(embeddings)
+    gallery._upsert(embeddings)
+    recall = gallery._tune(embeddings)
     recalled = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
     return f"{gallery.name}, which now holds {len(gallery)} images; it {recalled}"
 
@@ -312,17 +282,6 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
             check_compatibility=False,  # The check would warn if the server is away.
         )
     return client, collection
-
-
-def _load(folder: pathlib.Path) -> QdrantClient:
-    """A client of the local mode that holds a folder's points in memory."""
-    if not folder.exists():
-        return QdrantClient(":memory:")
-    problem, advice = f"{folder} is damaged", "; remove it, and export again"
-    # A copy, since a client locks its folder against all others, also for reading.
-    with tempfile.TemporaryDirectory() as copy, explained(problem, advice):
-        shutil.copytree(folder, copy, dirs_exist_ok=True)
-        return QdrantClient(path=copy)
 
 
 def _filter(label: str | None = None, excluded_path: str | None = None) -> models.Filter:

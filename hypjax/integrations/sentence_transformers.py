@@ -18,7 +18,7 @@ from hypjax import __version__
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall, Space
-from hypjax.geometry.registry import describe_space, space_name
+from hypjax.geometry.registry import space_name
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.inference.save import describe
@@ -31,10 +31,6 @@ _MAX_IMAGES = 2000  # Images for checking that all features are clipped.
 _ONNX_HINT = "--format=onnx writes the whole model, with its space"
 # Pillow's weights of red, green and blue in grey; they add up to 1.
 _GREY = np.array([19595, 38470, 7471]) / 65536
-_FEATURES_NOTE = (
-    "Vectors are features, whose lengths matter. `distance.py` computes their distance in {space}. "
-    "Cosine may rank differently."
-)
 _MODULES = {
     "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
     "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
@@ -68,86 +64,36 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("{name}")
 images = [Image.open(path).convert("RGB") for path in ("one.jpg", "two.jpg")]
 vectors = model.encode(images)
-{compare}
+similarities = model.similarity(vectors, vectors)  # Cosines.
 ```
 
 {exact}
 """
-_DISTANCE = '''\
-"""The distance in {space} between features: what this model is trained to rank by."""
-
-import numpy as np
-
-SPACE = {described}
-MAX_NORM = 1 - 1e-5  # Largest √c·‖x‖ of a point x of the ball, as in training.
+_SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance cosine may rank by.
 
 
-def points(features, space):
-    """Maps features [n, dim] to points of the sphere or of the Poincaré ball."""
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
-    directions = features / np.maximum(norms, 1e-30)
-    if space["name"] == "sphere":
-        return directions
-    root, norms = np.sqrt(max(space["c"], 1e-12)), norms * space.get("feature_scale", 1)
-    if space["max_distance"] is not None:  # Features are rescaled instead of being clipped.
-        longest = space["max_distance"] / 2
-        norms = longest * np.tanh(np.arctanh(0.99) / 3 / longest * norms)
-    elif space["clip_radius"] is not None:
-        norms = np.minimum(norms, space["clip_radius"])
-    return directions * np.minimum(np.tanh(root * norms), MAX_NORM) / root
-
-
-def distance(x, y, space=SPACE):
-    """Distances [n, m] between features [n, dim] and features [m, dim]; nearest is smallest."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    if space["name"] == "fused":  # A weighted sum of distances in several spaces.
-        if space["normalized"]:
-            x, y = (points(features, {{"name": "sphere"}}) for features in (x, y))
-        return sum(weight * distance(x, y, part) for part, weight in space["parts"])
-    x, y = points(x, space), points(y, space)
-    squares = np.stack([np.sum((point - y) ** 2, axis=1) for point in x])
-    if space["name"] == "sphere":
-        return squares
-    c = max(space["c"], 1e-12)
-    gaps = np.outer(*(1 - c * np.sum(p * p, axis=1) for p in (x, y)))
-    return 2 / np.sqrt(c) * np.arcsinh(np.sqrt(c * squares / gaps))
-'''
-_SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance `distance.py` computes.
-
-
-def write_folder(
-    workdir: str, folder: pathlib.Path, *, images: str | None = None, features: bool = False
-) -> str:
+def write_folder(workdir: str, folder: pathlib.Path, *, images: str | None = None) -> str:
     """Writes a run's best model or, without validation, its last, for sentence-transformers.
 
     `images`, by default the run's test images, show whether cosine ranks as the space's distance
-    does. With `features`, the model returns features instead of unit vectors, to be compared by
-    `distance.py` in the folder. Returns a sentence on the folder and its comparison. Raises a
-    `UserError` if sentence-transformers has no such model, or cosine ranks differently.
+    does. Returns a sentence on the folder and its comparison. Raises a `UserError` if
+    sentence-transformers has no such model, or cosine ranks differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
     _require_supported(config, model, space)
-    exact = _FEATURES_NOTE.format(space=space) if features else _require_cosine(embedder, images)
-    compare = "similarities = model.similarity(vectors, vectors)  # Cosines."
-    if features:
-        compare = "distances = distance(vectors, vectors)  # From distance.py in the folder."
+    exact = _require_cosine(embedder, images)
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
-        write_modules(staged, config, model, embedder.params, normalize=not features)
-        if features:
-            source = _DISTANCE.format(space=space, described=describe_space(space))
-            write_text(staged / "distance.py", source)
-        values = {"space": space, "name": folder.name, "compare": compare, "exact": exact}
+        _write_modules(staged, config, model, embedder.params)
+        values = {"space": space, "name": folder.name, "exact": exact}
         values |= {"description": describe(config), "version": __version__}
         write_text(staged / "README.md", _CARD.format(**values))
     return f"wrote {folder}; its README.md says how to load it. {exact}"
 
 
-def write_modules(
-    folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any, *, normalize: bool
-) -> None:
-    """Writes the model's modules into an empty folder; `normalize` adds one for unit vectors."""
+def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
+    """Writes the model's modules into an empty folder; the last one makes unit vectors."""
     _write_encoder(folder, config, model, params["encoder"])
     modules, dim = [("Transformer", {}, None)], model.encoder.dim  # Type, settings and weights.
     if model.head_kind == "norm_dense":
@@ -159,8 +105,7 @@ def write_modules(
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
         weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
         modules.append(("Dense", settings, weights))
-    if normalize:
-        modules.append(("Normalize", {}, None))
+    modules.append(("Normalize", {}, None))
     rows = []
     for i, (name, settings, weights) in enumerate(modules):
         path = f"{i}_{name}" if i else ""  # The encoder's files lie in the folder itself.
@@ -201,7 +146,7 @@ def _require_cosine(embedder: Model, images: str | None) -> str:
     features, source = _sample_features(embedder, images)
     if count := int(np.sum(~_clipped(space, features))):
         why = f"features of {count} of {source} are not clipped, so lengths matter"
-        raise UserError(f"cosine does not rank as the distance in {space}: {why}; add --features")
+        raise UserError(f"cosine does not rank as the distance in {space}: {why}; {_ONNX_HINT}")
     return f"Cosine ranks as the distance in {space} does: all features of {source} are clipped."
 
 

@@ -113,32 +113,6 @@ class TimmEncoder(nn.Module):
         return _POOLINGS[self.pooling](patches)
 
 
-class Pointwise(nn.Module):
-    """A 1 × 1 convolution as a matrix product, for which ONNX Runtime in int8 has column scales.
-
-    Convolutions have a single scale: EfficientNet-Lite0 then keeps 88% of the neighbours, not 94%.
-    """
-
-    def __init__(self, convolution: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(convolution.weight.detach().flatten(1))
-        self.bias = convolution.bias
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Maps [batch, channels, height, width]."""
-        rows = functional.linear(maps.permute(0, 2, 3, 1), self.weight, self.bias)
-        return rows.permute(0, 3, 1, 2)
-
-
-def flatten(module: nn.Module) -> None:
-    """Replaces the 1 × 1 convolutions in a module by `Pointwise`."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Conv2d) and (*child.kernel_size, *child.stride) == (1, 1, 1, 1):
-            setattr(module, name, Pointwise(child))
-        else:
-            flatten(child)
-
-
 def _rmac(patches: Tensor) -> Tensor:
     side = math.isqrt(patches.shape[1])
     grid = patches.unflatten(1, (side, side))

@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -40,13 +39,11 @@ from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _SAVED = ("fingerprint", "model", "rounded", "candidates", "recall")  # Fields in gallery.json.
-_COLUMNS = ("keys", "ids", "labels", "vectors", "stray")  # Fields with a row for each image.
 _SAMPLE = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _BLOCK = 4096  # Images to search for at once.
-_MAX_ADDED = 0.1  # Share of added images above which the graph is built again.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
 _SPARSE, _DENSE = (32, 256), (64, 512)
 _LONG = 32  # Dimension from which vectors fill several cache lines, so that rounding saves time.
@@ -56,7 +53,7 @@ _EXCEPTIONS = 0.01  # and the share of the points whose error may be larger.
 
 _Points = Float32[np.ndarray, "n d"]  # In the sphere, or in a space isometric to a ball.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
-_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Queries, and their keys or rows.
+_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Queries, and their rows.
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -64,20 +61,16 @@ class GraphGallery(ArrayGallery):
     """A gallery in an HNSW graph; see `ArrayGallery`.
 
     Attributes:
-        index: usearch's graph.
-        keys: Each image's key in the graph, ascending.
-        stray: Marks images that searches of the graph miss, which are compared with every query:
-            those without links to them, and those added since the graph was built.
+        index: usearch's graph; its keys are the rows of the images.
+        stray: Marks images without links to them, which are compared with every query.
         rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates in a search for 10 neighbours; it grows in proportion for
             more neighbours. More candidates find more neighbours, and take longer.
         recall: Lower bound on the share of the 10 nearest neighbours, and of the nearest one, that
             searches for new queries find, measured with queries held out of the graph.
-        writable: Whether the graph is in memory, and can change.
     """
 
     index: Any
-    keys: Int[np.ndarray, " n"]
     ids: np.ndarray
     labels: np.ndarray
     vectors: _Points  # May be memory-mapped.
@@ -88,7 +81,6 @@ class GraphGallery(ArrayGallery):
     candidates: int = _STRAY_CANDIDATES
     recall: float = 1.0
     model: str = ""
-    writable: bool = True
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -109,11 +101,11 @@ class GraphGallery(ArrayGallery):
         rounded = _can_round(
             euclidean.in_ball(points[sample], space), euclidean.in_ball(farthest, space)
         )
-        index, keys = _create_index(space, dim, rounded=rounded), np.arange(len(points))
-        columns = keys, embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool)
+        index = _create_index(space, dim, rounded=rounded)
+        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool)
         gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
         gallery.model = embeddings.model
-        gallery._insert(others, points[others])
+        gallery._insert(others)
         gallery._mark_strays(others)
 
         def search_sample(candidates: int) -> _Ranked:
@@ -121,8 +113,8 @@ class GraphGallery(ArrayGallery):
             return gallery._search(points[sample], k)
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
-        gallery._insert(sample, points[sample])
-        gallery._mark_strays(gallery.keys)
+        gallery._insert(sample)
+        gallery._mark_strays(np.arange(len(points)))
         return gallery
 
     def _mark_strays(self, rows: Int[np.ndarray, " r"]) -> None:
@@ -132,11 +124,8 @@ class GraphGallery(ArrayGallery):
             self.stray[block] |= (nearest[:, 0] != block) & (separations[:, 0] > 0)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, writable: bool = False) -> Self:
-        """Opens a gallery's folder; raises a `UserError` if it is missing or damaged.
-
-        `writable` reads the graph into memory, to change it, instead of memory-mapping it.
-        """
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Opens a gallery's folder; raises a `UserError` if it is missing or damaged."""
         path = pathlib.Path(path)
         if not path.exists():
             raise UserError(f"there is no gallery at {path}")
@@ -152,11 +141,9 @@ class GraphGallery(ArrayGallery):
             points = np.load(path / _POINTS, mmap_mode="r")
             index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
             metric = index.metric
-            open_graph = index.load if writable else index.view
-            open_graph(str(path / _GRAPH))
+            index.view(str(path / _GRAPH))
             index.metric = metric  # The file does not hold the metric.
-        keys, stray = (np.array(rows[name]) for name in ("key", "stray"))
-        return cls(index, keys, ids, labels, points, stray, **facts, writable=writable)
+        return cls(index, ids, labels, points, np.array(rows["stray"]), **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes or replaces a folder with the graph, the points and a table of images.
@@ -168,8 +155,7 @@ class GraphGallery(ArrayGallery):
         files = {file.name for file in path.iterdir()} if path.is_dir() else set()
         if files - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
             raise UserError(f"{path} holds other files than a gallery's; name another folder")
-        columns = {"key": self.keys, "id": self.ids.tolist(), "label": self.labels.tolist()}
-        columns["stray"] = self.stray
+        columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
         with writing(path), replacing(path) as folder:
             folder.mkdir()
             try:
@@ -183,51 +169,11 @@ class GraphGallery(ArrayGallery):
             facts["checksums"] = {x: sha256(folder / x) for x in (_GRAPH, _POINTS, _IMAGES)}
             write_json(folder / _FACTS, facts)
 
-    def add(self, embeddings: Embeddings) -> None:
-        """Adds images that the same model embedded, and that are not in the gallery yet.
-
-        Every query is compared with the added images until they are a tenth of the graph's images;
-        then the graph is built again. Inserted into the old graph, they would displace links, and
-        usearch would give them the slots of removed images, to which other links lead.
-        """
-        self._require_writable()
-        embeddings.check()
-        if embeddings.fingerprint != self.fingerprint:
-            raise UserError("the images were embedded by another model; embed them with this one")
-        if (present := np.isin(embeddings.ids, self.ids)).any():
-            raise UserError(f"{embeddings.ids[present][0]} is in the gallery; remove it first")
-        keys = np.arange(len(embeddings)) + (self.keys[-1] + 1 if len(self) else 0)
-        stray = np.ones(len(embeddings), bool)
-        added = keys, embeddings.ids, embeddings.labels, embeddings.vectors, stray
-        for name, column in zip(_COLUMNS, added, strict=True):
-            setattr(self, name, np.concatenate([getattr(self, name), column]))
-        self.forget_images()
-        if len(self) > (1 + _MAX_ADDED) * len(self.index):
-            images = self.vectors, self.ids, self.labels, self.space, self.fingerprint
-            vars(self).update(vars(self.build(Embeddings(*images, model=self.model))))
-
-    def remove(self, ids: Sequence[str]) -> None:
-        """Removes images; searches still pass through them in the graph, but do not return them."""
-        self._require_writable()
-        if len(missing := np.setdiff1d(ids, self.ids)):
-            raise UserError(f"{missing[0]} is not in the gallery")
-        removed = np.isin(self.ids, ids)
-        self.index.remove(self.keys[removed])
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[~removed])
-        self.forget_images()
-
-    def _require_writable(self) -> None:
-        if not self.writable:
-            raise UserError("the gallery is memory-mapped; open it with writable=True to change it")
-
     def search_rows(
         self, points: Float32[np.ndarray, "q d"], k: int
     ) -> tuple[Float32[np.ndarray, "q k"], Int[np.ndarray, "q k"]]:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
         self.space.check(points)
-        if not len(self):
-            raise UserError("the gallery has no images any more; add some, or export it again")
         separations, rows = self._search(points, k)
         with jax.enable_x64(True):
             distances = np.asarray(self.space.distance_at(separations))
@@ -239,8 +185,7 @@ class GraphGallery(ArrayGallery):
         count = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
         self.index.expansion_search = count
         vectors = _graph_vectors(points, self.space)
-        queries, keys = _matched_pairs(self.index.search(vectors, count), len(points))
-        rows = np.searchsorted(self.keys, keys)
+        queries, rows = _matched_pairs(self.index.search(vectors, count), len(points))
         stray_queries, stray_rows = self._nearest_strays(vectors, count)
         queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
@@ -256,15 +201,15 @@ class GraphGallery(ArrayGallery):
         queries, items = _matched_pairs(matches, len(vectors))
         return queries, strays[items]
 
-    def _insert(self, keys: Int[np.ndarray, " n"], points: _Points) -> None:
+    def _insert(self, rows: Int[np.ndarray, " r"]) -> None:
         # From the centre outwards: a point keeps links to the nearest points, and points near the
         # centre are near to all. Added last, they would displace the links among the others.
-        order = np.argsort(np.linalg.norm(points, axis=1), kind="stable")
+        rows = rows[np.argsort(np.linalg.norm(self.vectors[rows], axis=1), kind="stable")]
         log = "points added" if sys.stderr.isatty() else False
         # With several threads, some points may get no links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        vectors = _graph_vectors(points[order], self.space)
-        self.index.add(keys[order], vectors, log=log, threads=1)
+        vectors = _graph_vectors(self.vectors[rows], self.space)
+        self.index.add(rows, vectors, log=log, threads=1)
 
 
 def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -293,14 +238,14 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 
 def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
-    """The pairs of a query's index and a key in usearch's matches."""
+    """The pairs of a query's index and a row in usearch's matches."""
     if not num_queries:
         return np.empty(0, int), np.empty(0, int)
     # For a single query, usearch returns arrays of one axis, without missing images.
     keys = np.asarray(matches.keys, np.int64).reshape(num_queries, -1)
     counts = np.reshape(getattr(matches, "counts", keys.shape[1]), (-1, 1))
-    rows, columns = np.nonzero(np.arange(keys.shape[1]) < counts)
-    return rows, keys[rows, columns]
+    queries, columns = np.nonzero(np.arange(keys.shape[1]) < counts)
+    return queries, keys[queries, columns]
 
 
 def _metric(space: Space, dim: int, rounded: bool = False) -> Any:

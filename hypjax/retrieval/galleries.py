@@ -147,11 +147,6 @@ class ArrayGallery:
         rows = np.random.default_rng(0).permutation(len(self))[:most]
         return self.read(list(map(str, np.sort(rows).tolist())))
 
-    def forget_images(self) -> None:
-        """Drops what is cached about the images; call it when they change."""
-        for name in ("kept_vectors", "_own_images", "_classes"):
-            self.__dict__.pop(name, None)
-
     @functools.cached_property
     def kept_vectors(self) -> StreamedGallery:
         """The points, with their search vectors kept between searches."""

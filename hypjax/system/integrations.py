@@ -40,7 +40,7 @@ INTEGRATIONS = {
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
     "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
-    **dict.fromkeys(("qdrant", "qdrant://", "qdrant+https://"), _QDRANT),
+    **dict.fromkeys(("qdrant://", "qdrant+https://"), _QDRANT),
     # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),

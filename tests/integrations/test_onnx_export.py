@@ -213,25 +213,11 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
     np.testing.assert_allclose(np.float64(distances[1:]), expected.distances[:9], atol=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_lower_precision_is_measured_on_test_images(precision, exported, monkeypatch):
-    monkeypatch.setattr(onnx_file, "_MIN_AGREEMENT", 0.5)  # The model is not trained.
-    output = exported / f"{precision}.onnx"
-    said = hypjax.load(exported / "run").to_onnx(output, precision)
-    assert "for 256 test images of the run" in said
-    assert output.stat().st_size < (exported / "model.onnx").stat().st_size
-    (images,) = onnxruntime.InferenceSession(output).get_inputs()
-    assert images.type == "tensor(uint8)"
-
-
 def test_models_that_disagree_are_not_written(exported, monkeypatch):
     run, model = onnx_file._run, hypjax.load(exported / "run")
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given) + np.float32(2e-4))
     with pytest.raises(UserError, match="nothing was written"):
         model.to_onnx(exported / "wrong.onnx")
-    monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given)[::-1])
-    with pytest.raises(UserError, match="256 test images .* in int8"):
-        model.to_onnx(exported / "wrong.onnx", "int8")
     assert not list(exported.glob("*wrong*"))
 
 

@@ -1,4 +1,4 @@
-"""Galleries in Qdrant: in a folder, and on a server, which the client's local mode stands for."""
+"""Galleries on a server of Qdrant, for which the client's local mode stands."""
 
 import numpy as np
 import pytest
@@ -23,17 +23,10 @@ def server(monkeypatch):
     return "qdrant://here/gallery"
 
 
-@pytest.fixture(params=["folder", "server"])
-def location(request, server, tmp_path):
-    return server if request.param == "server" else tmp_path / "gallery.qdrant"
-
-
-def export(location, images):
+def export(url, images):
     """Exports images, and opens the gallery."""
-    is_url = isinstance(location, str)
-    message = find_export(location if is_url else "qdrant")(images, None if is_url else location)
-    assert "100.0% of the 10 nearest" in message
-    return open_gallery(location)
+    assert "100.0% of the 10 nearest" in find_export(url)(images, None)
+    return open_gallery(url)
 
 
 SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), HYPERBOLOID]
@@ -54,14 +47,14 @@ def test_a_tree_is_searched_up_to_the_boundary(server, monkeypatch):
     check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 1.0)
 
 
-def test_images_are_added_read_replaced_and_removed(location):
+def test_images_are_added_read_replaced_and_removed(server):
     points = clusters(BALL, 40)
-    export(location, embeddings(points[:30], BALL))
-    gallery = export(location, embeddings(points[25:], BALL, first=25))
+    export(server, embeddings(points[:30], BALL))
+    gallery = export(server, embeddings(points[25:], BALL, first=25))
     assert len(gallery) == 40
     gallery.remove(["3.png", "39.png"])
     present = np.isin(np.arange(40), [3, 39], invert=True)
-    for opened in (gallery, open_gallery(location)):
+    for opened in (gallery, open_gallery(server)):
         items = found_in(opened, points, 1)[1][:, 0]
         assert len(opened) == 38 and ((items == np.arange(40)) == present).all()
     assert gallery.classes() == ["even", "odd"]
@@ -77,10 +70,13 @@ def test_images_are_added_read_replaced_and_removed(location):
     assert len(gallery) == 38
 
 
-def test_another_models_images_and_a_server_that_is_away_are_refused(tmp_path):
-    path, points = tmp_path / "gallery.qdrant", clusters(BALL, 20)
-    export(path, embeddings(points, BALL))
+def test_another_models_images_are_refused(server):
+    points = clusters(BALL, 20)
+    export(server, embeddings(points, BALL))
     with pytest.raises(UserError, match="another model"):
-        export(path, embeddings(points, BALL, fingerprint="other"))
+        export(server, embeddings(points, BALL, fingerprint="other"))
+
+
+def test_a_server_that_is_away_is_refused():
     with pytest.raises(UserError, match="does not answer"):
         open_gallery("qdrant://localhost:1/birds")

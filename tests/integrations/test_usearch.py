@@ -45,58 +45,10 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
-def test_images_are_added_found_removed_and_gone(tmp_path):
-    points, path = clusters(BALL, 400), tmp_path / "gallery.usearch"
-    GraphGallery.build(embeddings(points[:300], BALL)).save(path)
-    with pytest.raises(UserError, match="writable=True"):
-        GraphGallery.open(path).remove(["3.png"])
-    gallery = GraphGallery.open(path, writable=True)
-    assert gallery.nearest(points[301:302], 1)[0].ids != ["301.png"]
-    gallery.remove(["3.png", "299.png"])
-    gallery.add(embeddings(points[300:], BALL, first=300))
-    gallery.save(path)
-    changed = GraphGallery.open(path)
-    assert len(changed) == 398 and "3.png" not in changed.ids
-    distances, found = found_in(changed, points, 1)
-    present = np.isin(np.arange(400), [3, 299], invert=True)
-    assert np.mean(found[present, 0] == np.flatnonzero(present)) > 0.98
-    assert not np.isin([3, 299], found).any() and (distances[~present] > 0).all()
-    assert changed.nearest(points[301:302], 1)[0].labels == ["even"]
-    for wrong, keyword in (
-        (embeddings(points[:1], BALL, fingerprint="other"), "another model"),
-        (embeddings(points[300:301], BALL, first=300), "300.png is in"),
-        (embeddings(points[:1] * np.nan, BALL, first=900), "not finite"),
-    ):
-        with pytest.raises(UserError, match=keyword):
-            gallery.add(wrong)
-    with pytest.raises(UserError, match="3.png is not in"):
-        gallery.remove(["3.png"])
+def test_wrong_points_are_refused():
+    points = clusters(BALL, 60)
+    gallery = GraphGallery.build(embeddings(points, BALL))
     galleries.check_wrong_points_are_refused(gallery, points[:9], BALL)
-    gallery.remove(gallery.ids.tolist())
-    with pytest.raises(UserError, match="has no images any more"):
-        gallery.nearest(points[:1], 1)
-
-
-def test_it_finds_as_many_after_every_change_as_it_says(monkeypatch, tmp_path):
-    """New images in the slots of removed ones would be reached by links to these."""
-    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", (8, 32))
-    points = clusters(BALL, 2000, dim=64, seed=1)
-    queries, points = points[1600:], points[:1600]
-    gallery, path = GraphGallery.build(embeddings(points, BALL)), tmp_path / "gallery.usearch"
-    for first, count in ((0, 800), (800, 100), (400, 800)):
-        changed = slice(first, first + count)
-        gallery.remove([f"{row}.png" for row in range(1600)[changed]])
-        gallery.save(path)
-        gallery = GraphGallery.open(path, writable=True)
-        gallery.add(embeddings(points[changed], BALL, first=first))
-        rebuilt = count == 800  # A hundred images are only compared with every query.
-        assert len(gallery) == 1600 and len(gallery.index) == (1600 if rebuilt else 1500)
-        order = np.array([int(name[:-4]) for name in gallery.ids])
-        for k in (1, 10):
-            found = found_in(gallery, queries, k)[1]
-            exact = order[search(queries, None, gallery.vectors, k=k, space=BALL)[1]]
-            share = (exact[:, :, None] == found[:, None]).any(axis=2).mean()
-            assert share >= gallery.recall - 0.005
 
 
 def test_all_images_find_themselves(monkeypatch, tmp_path):
@@ -104,9 +56,8 @@ def test_all_images_find_themselves(monkeypatch, tmp_path):
     monkeypatch.setattr("hypjax.integrations.usearch._DENSE", (12, 48))
     ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
     points = np.asarray(ball.embed(ann._features(1500, 128)))
-    gallery = GraphGallery.build(embeddings(points[:1400], ball))
+    gallery = GraphGallery.build(embeddings(points, ball))
     assert gallery.stray.mean() > 0.005 and gallery.recall >= 0.98
-    gallery.add(embeddings(points[1400:], ball, first=1400))
     gallery.save(path)
     found = found_in(GraphGallery.open(path), points, 1)[1][:, 0]
     assert (found == np.arange(1500)).all()

@@ -1,7 +1,6 @@
 """The web application: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
-import contextlib
 import http
 import pathlib
 import re
@@ -21,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import AT_ONCE, Guard, Uploads, search_slot
+from hypjax.integrations.serve.limits import AT_ONCE, Guard, read_upload, search_slot
 from hypjax.integrations.serve.searcher import Searcher
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -57,7 +56,6 @@ class _Handlers:
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher, self._slots = searcher, asyncio.Semaphore(AT_ONCE)
-        self._uploads = Uploads()
         self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
         self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
 
@@ -75,15 +73,15 @@ class _Handlers:
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        async with self._uploads.read(request) as encoded, search_slot(self._slots):
+        encoded = await read_upload(request)
+        async with search_slot(self._slots):
             point = await _run_in(self._search_pool, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         options = _search_options(request)
-        key = request.path_params.get("key")
-        upload = contextlib.nullcontext(key) if key else self._uploads.read(request)
-        async with upload as query, search_slot(self._slots):
+        query = request.path_params.get("key") or await read_upload(request)
+        async with search_slot(self._slots):
             answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
         return JSONResponse(answer)
 

@@ -20,11 +20,8 @@ MOST_PIXELS = 64_000_000
 # Not EPS, whose files are programs, or TIFF, whose files may hold more pixels than headers say.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 BODY_SECONDS = 30.0  # In which an upload must arrive.
-MOST_HELD = 16 * MOST_BYTES  # Of all uploads in memory.
 AT_ONCE = 16  # Searches that run or wait to run.
 WAIT_SECONDS = 10.0  # In which a new search must get one of these slots.
-IDLE_SECONDS = 1.0  # Longest pause in a refused body before its connection is closed.
-_CLOSE = {"connection": "close"}  # Ends the connection without reading the rest of a body.
 
 MultiPartParser.spool_max_size = MOST_BYTES  # Keeps uploads in memory, off the disk.
 
@@ -36,74 +33,49 @@ async def search_slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
         async with asyncio.timeout(WAIT_SECONDS):
             await slots.acquire()
     except TimeoutError as error:
-        raise _busy() from error
+        message = "too many searches at once; try again in a few seconds"
+        raise HTTPException(503, message, {"Retry-After": "5"}) from error
     try:
         yield
     finally:
         slots.release()
 
 
-class Uploads:
-    """Reads uploads into memory, up to a number of bytes that all of them share.
-
-    The bound counts bytes and not requests, so slow uploads do not block others.
-    """
-
-    _held = 0
-
-    @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Reads an image file from the body, or from a form in the body, within the limits."""
-        received = 0
-
-        async def receive() -> Message:
-            nonlocal received
-            message = await request.receive()
-            size = len(message.get("body", b""))
-            received += size
-            self._held += size
-            if received > MOST_BYTES:
-                raise _too_large()
-            if self._held > MOST_HELD:
-                raise _busy()
-            return message
-
-        try:
-            yield await _read(Request(request.scope, receive))
-        finally:
-            self._held -= received
-
-
-def _busy() -> HTTPException:
-    message = "too many searches at once; try again in a few seconds"
-    return HTTPException(503, message, {"Retry-After": "5", **_CLOSE})
-
-
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB", _CLOSE)
-
-
-async def _read(request: Request) -> bytes:
-    """Reads the body, or the first file of a form; refuses a slow, broken or empty upload."""
+async def read_upload(request: Request) -> bytes:
+    """Reads an image file from the body, or from a form in the body, within the limits."""
+    too_large = HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB")
     if int(request.headers.get("content-length", "0")) > MOST_BYTES:
-        raise _too_large()
+        raise too_large
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > MOST_BYTES:
+            raise too_large
+        return message
+
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            kind = request.headers.get("content-type", "").lower()
-            if not kind.startswith("multipart/form-data"):
-                content = await request.body()
-            else:
-                async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
-                    files = [value for value in form.values() if isinstance(value, UploadFile)]
-                    content = await files[0].read() if files else b""
+            content = await _read(Request(request.scope, receive))
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
-        raise HTTPException(408, message, _CLOSE) from error
+        raise HTTPException(408, message) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the connection ended before the image did") from error
     if not content:
         raise HTTPException(400, "there is no image; send a file, or a form with a file")
     return content
+
+
+async def _read(request: Request) -> bytes:
+    """Reads the body, or the first file of a form."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        return await request.body()
+    async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
+        files = [value for value in form.values() if isinstance(value, UploadFile)]
+        return await files[0].read() if files else b""
 
 
 def check_image(encoded: bytes) -> None:
@@ -135,11 +107,8 @@ class Guard:
         """Passes a request on, or refuses it."""
         app = self._app
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if message := self._refusal(scope["method"], headers):
-                app = JSONResponse({"error": message}, 403, _CLOSE)
-            # With "expect", the client sends the body only when asked.
-            receive, send = _drain_body_first(receive, send, unread="expect" not in headers)
+            if message := self._refusal(scope["method"], Headers(scope=scope)):
+                app = JSONResponse({"error": message}, 403)
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:
@@ -153,30 +122,6 @@ class Guard:
         if same_site or _host_name(origin) in self._names or method in ("GET", "HEAD"):
             return ""
         return "pages of other sites may not search"
-
-
-def _drain_body_first(receive: Receive, send: Send, unread: bool) -> tuple[Receive, Send]:
-    """Wraps a connection: reads the rest of the body before it sends the answer.
-
-    A socket closed with unread bytes is reset, and most clients then lose the answer.
-    """
-
-    async def receive_part() -> Message:
-        nonlocal unread
-        message = await receive()
-        unread = message.get("more_body", False)
-        return message
-
-    async def send_after_body(message: Message) -> None:
-        nonlocal unread
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BODY_SECONDS):
-                while unread:
-                    await asyncio.wait_for(receive_part(), IDLE_SECONDS)
-        unread = False
-        await send(message)
-
-    return receive_part, send_after_body
 
 
 def _is_local(name: str) -> bool:

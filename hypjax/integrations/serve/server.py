@@ -1,4 +1,4 @@
-"""The HTTP server: its socket, its timeouts, and the headers of all answers."""
+"""The HTTP server: its socket, and the headers of all answers."""
 
 import ipaddress
 import logging
@@ -7,11 +7,9 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hypjax.errors import explained
 
-HEADER_SECONDS = 10.0  # In which a request's first line and headers must arrive.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -26,6 +24,7 @@ _OPTIONS: dict[str, Any] = {
         ("referrer-policy", "no-referrer"),
         ("x-content-type-options", "nosniff"),
     ],
+    "http": "h11",
     "lifespan": "off",
     "limit_concurrency": 256,  # Connections.
     "log_config": None,
@@ -55,24 +54,8 @@ def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-class _Protocol(H11Protocol):
-    """A connection that ends if no request arrives in time; uvicorn's would wait forever."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self._close_if_idle, self.cycle)
-
-    def _close_if_idle(self, last_request: object) -> None:
-        """Ends an idle connection that has begun no request since the last call."""
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.cycle is last_request:
-            self.transport.close()
-        elif not self.transport.is_closing():
-            self.loop.call_later(HEADER_SECONDS, self._close_if_idle, self.cycle)
-
-
 def server_of(app: ASGIApp) -> uvicorn.Server:
     """Creates the server of an application, which ends after SIGINT or SIGTERM."""
     # Malformed forms are answered, so they need not be logged.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    return uvicorn.Server(uvicorn.Config(app, http=_Protocol, **_OPTIONS))
+    return uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
