@@ -115,7 +115,7 @@ def push(
         trained = Run.saved(run).restore_best(run)
         base_model = _base_model(trained.config)
         _remove_paths(trained.config)
-        results = files.read_results(run / files.RESULTS) or {}
+        results = files.read_object(run / files.RESULTS) or {}
         trained.copy_projections(run, staged)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():

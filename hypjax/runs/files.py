@@ -68,12 +68,3 @@ def published_scalars(
             if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
                 raise ValueError(f"{LEARNED} holds no valid {name}")
     return logs
-
-
-def read_results(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's results.json; None if there is none."""
-    results = read_object(path)
-    with damage_explained(path):
-        if results is not None and not {"untrained", "final"} <= results.keys():
-            raise ValueError("it holds no results")
-    return results
