@@ -29,7 +29,6 @@ class ImageEmbedder(abc.ABC):
     name: str  # For messages.
     space: Space
     fingerprint: str  # Equal fingerprints mean comparable embeddings.
-    batch_size: int
     match: Match | None = None  # Distance of matches, if measured.
 
     @abc.abstractmethod
