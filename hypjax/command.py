@@ -6,8 +6,9 @@ whose type is a dataclass stands for a group of flags, one per field. The parame
 receives --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters (before a slash) and
 *names take words without dashes. --help ends with the Example of the docstring.
 
-A description may begin with a condition: 'With --encoder=onnx: ', 'Without --merge: ', or values of
-the positional argument, such as 'disk, grid: '. Setting the flag is an error if it does not hold.
+A description may begin with a condition: 'With --encoder=onnx: ', 'Without --encoder: ', or values
+of the positional argument, such as 'disk, grid: '. Setting the flag is an error if the condition
+does not hold.
 """
 
 import dataclasses

@@ -20,8 +20,6 @@ def main(
     embedding: str = "head",
     batch_size: command.Positive | None = None,
     export: list[Annotated[str, command.Engine("export")]] | None = None,
-    shard: str | None = None,
-    merge: bool = False,
 ) -> None:
     """Embeds the images and writes the embeddings.
 
@@ -38,36 +36,24 @@ def main(
         batch_size: Number of images at once. Default: the run's, or 64.
         export: Another program's format to write as well, such as usearch or parquet, or a URL,
             such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
-        shard: Without --merge: part of the images to embed, such as 3/16; --merge joins the parts.
-        merge: Join the parts that --shard wrote, which needs no model.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
         --output=gallery.npz
     """
     command.require_one(images=images, dataset=dataset)
-    if not merge:
-        command.require_one(workdir=workdir, encoder=external.encoder)
+    command.require_one(workdir=workdir, encoder=external.encoder)
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared
-    from hypjax.inference.image_embedder import Shard
-    from hypjax.inference.image_embedder import merge as join_shards
     from hypjax.system.caches import keep_compiled_programs
 
-    part = Shard.parse(shard) if shard else None
     exports = _find_exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
     table = splits.images() if splits else find_images(images)
-    existed = False
-    if merge:
-        embeddings = join_shards(output, table)
-    else:
-        keep_compiled_programs()
-        model = external.open(workdir, embedding, batch_size)
-        if part:
-            table, output = part.of(table, model.batch_size), part.path(output)
-        existed = output.exists()
-        embeddings = model.embed_to(output, table)
+    keep_compiled_programs()
+    model = external.open(workdir, embedding, batch_size)
+    existed = output.exists()
+    embeddings = model.embed_to(output, table)
     _export_and_report(output, embeddings, exports, existed)
 
 

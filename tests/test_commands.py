@@ -59,7 +59,6 @@ MISTAKES = [
     ("search --workdir=a --gallery=3.npz --query=q --prefix=2 --rerank", "leave out the prefix"),
     ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha has no effect without"),
     ("score --embeddings=a --std=1,1", "--std has no effect without --encoder=onnx"),
-    ("embed --images=a --output=a.npz --merge --shard=1/2", "--shard has no effect with --merge"),
     ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),
     ("main --config=features --output=a.json", "--output has no effect without --mode=evaluate"),
     ("score --querys=a", "did you mean --queries?"),

@@ -110,7 +110,7 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
         hypjax.load(workdir, encoder=net(17))
     config = saved_config(workdir)
     register_dataset(pictures)
-    with pytest.raises(UserError, match="own:attraction is not known"):
+    with pytest.raises(UserError, match="own:attraction is not registered"):
         hypjax.train_and_evaluate(config, workdir.parent / "other")
 
 

@@ -10,7 +10,7 @@ from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
-from hypjax.runs.files import read_results
+from hypjax.runs.files import read_object
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import read_warnings, saved_config
 from hypjax.system import console
@@ -39,7 +39,7 @@ def test_a_page_shows_two_runs_and_needs_nothing_else(run, tmp_path, monkeypatch
 def test_searches_and_classes_are_those_of_the_results(run):
     (opened,) = open_runs([run])
     report = search_test_images(opened, k=4)
-    recall = read_results(run / "results.json")["best"]["head"]["recall@1"]
+    recall = read_object(run / "results.json")["best"]["head"]["recall@1"]
     assert report.interval[0] == pytest.approx(recall) and len(report.searches) == 18
     assert report.failures == sum(not search.right[0] for search in report.searches)
     assert recall == pytest.approx(1 - report.failures / 18)

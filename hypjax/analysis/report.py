@@ -31,7 +31,7 @@ from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object, read_results
+from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object
 from hypjax.runs.published import compare
 from hypjax.runs.tables import format_best_step, format_learned
 from hypjax.runs.workdir import read_warnings
@@ -99,7 +99,7 @@ def write_report(
 
 def _read_run(run: Run, searches: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
-        results = read_results(folder / RESULTS) or {}
+        results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
         metrics, lines = [], folder / METRICS
         for line in lines.read_text().splitlines() if lines.exists() else ():

@@ -19,7 +19,7 @@ from hypjax.inference.run import Run
 from hypjax.objectives.proxy_losses import proxy_points
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import CHECKPOINTS, RESULTS, read_results
+from hypjax.runs.files import CHECKPOINTS, RESULTS, read_object
 from hypjax.runs.workdir import require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
@@ -43,7 +43,7 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
             runs.append(Run.saved(folder, name=name, workdir=workdir))
-            if read_results(folder / RESULTS) is None:
+            if read_object(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         first, last = runs[0].splits, runs[-1].splits
         pairs = (first.test, last.test), (searched(first), searched(last))

@@ -19,7 +19,7 @@ from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
 from hypjax.geometry.registry import unused_fields
 from hypjax.runs import tables
-from hypjax.runs.files import RESULTS, read_results
+from hypjax.runs.files import RESULTS, read_object
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
@@ -63,7 +63,7 @@ def default_folders(file: str, overrides: Sequence[str], field: str, values: lis
 def require_finished(folders: Folders) -> None:
     """Raises a `UserError` if a run is not finished, or the runs have different images."""
     for name, folder in folders.items():
-        if read_results(folder / RESULTS) is None:
+        if read_object(folder / RESULTS) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
     for left, right in itertools.pairwise(folders):
         if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
@@ -72,7 +72,7 @@ def require_finished(folders: Folders) -> None:
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
     """Reads the finished runs among the folders."""
-    results = {name: read_results(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
     results = {name: of_run for name, of_run in results.items() if of_run}
     validation = {
         name: of_run["validation"] for name, of_run in results.items() if "validation" in of_run

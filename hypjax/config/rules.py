@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
@@ -13,14 +12,14 @@ from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
-from hypjax.geometry.learned import has_curvature, initial_scalars
+from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.registry import has_parts, is_product, named_parts
 from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
 from hypjax.objectives import OBJECTIVES
 from hypjax.objectives.base import GROUPED
-from hypjax.objectives.create import BUILT_IN, create_objective, declaration
+from hypjax.objectives.create import declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None: they are fitted to the user's own images, or to the features' dimension.
@@ -220,17 +219,6 @@ def _learned_scalar_rules(config: ConfigDict) -> Rules:
     if fields.get("memory") and (fields.learn_c or learned):
         rule = f"0 if {(*learned, 'c')[0]} is learned, since a memory holds points of earlier ones"
         yield True, "objective.memory", rule
-    if fields.name in OBJECTIVES.keys() - BUILT_IN and (fields.learn_c or fields.learn):
-        # A user-defined objective must score in its space with the learned scalars. Its code cannot
-        # be inspected, so it is tried with other scalars.
-        objective, initial = create_objective(config), initial_scalars(fields)
-        doubled = {name: 2 * np.array(scalar) for name, scalar in initial.items()}
-        space = objective.score_space
-        differs = objective.with_scalars(doubled).score_space != space.with_scalars(doubled)
-        differs |= objective.with_scalars(initial).score_space != space
-        name, value = ("learn_c", False) if fields.learn_c else ("learn", ())
-        rule = f"{value} for {fields.name.removeprefix(CUSTOM)}, whose scores are in another space"
-        yield differs, f"objective.{name}", rule
 
 
 def _prefix_rules(config: ConfigDict) -> Rules:

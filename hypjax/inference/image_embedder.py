@@ -1,12 +1,9 @@
-"""Embeds images with any model: in memory, into a file with resumption, or in shards."""
+"""Embeds images with any model: in memory, or into a file with resumption."""
 
 import abc
-import dataclasses
 import glob
 import pathlib
-import re
 from collections.abc import Iterator
-from typing import NamedTuple, Self
 
 import numpy as np
 import tqdm
@@ -17,7 +14,7 @@ from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedding import fingerprint
 from hypjax.inference.hits import Match
-from hypjax.retrieval.embeddings import COLUMNS, Embeddings
+from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked, remove
@@ -32,7 +29,6 @@ class ImageEmbedder(abc.ABC):
     name: str  # For messages.
     space: Space
     fingerprint: str  # Equal fingerprints mean comparable embeddings.
-    batch_size: int
     match: Match | None = None  # Distance of matches, if measured.
 
     @abc.abstractmethod
@@ -122,73 +118,3 @@ class ImageEmbedder(abc.ABC):
             images_fingerprint=images.fingerprint,
             unreadable={str(images.names[i]): reason for i, reason in broken.items()},
         )
-
-
-class Shard(NamedTuple):
-    """One of several consecutive ranges of the images, to embed in a process of its own."""
-
-    index: int  # From 1.
-    count: int  # Number of shards.
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parses '3/16'."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
-        shard = cls(*map(int, match.groups())) if match else cls(0, 0)
-        if not 1 <= shard.index <= shard.count:
-            raise UserError(f"--shard is {text}; it must be INDEX/COUNT, such as 3/16")
-        return shard
-
-    def of(self, images: Dataset, batch_size: int) -> Dataset:
-        """The images of the shard."""
-        # Shards begin with a full batch, so that each image is in the same batch, with the same
-        # roundings, as without shards.
-        num_batches = -(-len(images) // batch_size)
-        if self.count > num_batches:
-            total = f"{len(images)} images in batches of {batch_size}"
-            most = f"name at most {num_batches}"
-            raise UserError(f"{total} are too few for {self.count} shards; {most}")
-        first_batch = num_batches * (self.index - 1) // self.count
-        last_batch = num_batches * self.index // self.count
-        return images[first_batch * batch_size : last_batch * batch_size]
-
-    def path(self, output: pathlib.Path) -> pathlib.Path:
-        """The shard's file, such as gallery-3-of-16.npz for gallery.npz."""
-        return output.with_name(f"{output.stem}-{self.index}-of-{self.count}{output.suffix}")
-
-
-def merge(output: pathlib.Path, images: Dataset) -> Embeddings:
-    """Joins the files of all shards into the gallery that one process would have written."""
-    if output.exists():
-        raise UserError(f"{output} exists already; remove it, or name another --output")
-    pattern = re.compile(re.escape(output.stem) + r"-\d+-of-(\d+)" + re.escape(output.suffix))
-    matches = [pattern.fullmatch(path.name) for path in output.parent.glob("*-of-*")]
-    counts = sorted({int(match[1]) for match in matches if match})
-    if len(counts) != 1:
-        numbers = " and of ".join(map(str, counts)) or "no number"
-        raise UserError(f"{output} has shards of {numbers}; embed all with one --shard=INDEX/COUNT")
-    (count,) = counts
-    shards, first = [], 0
-    for index in range(1, count + 1):
-        path = Shard(index, count).path(output)
-        if not path.exists():
-            raise UserError(f"{path} is missing; embed it with --shard={index}/{count}")
-        shard = Embeddings.load(path)
-        last = first + len(shard) + len(shard.unreadable)
-        if shard.images_fingerprint != images[first:last].fingerprint:
-            raise UserError(f"{path} holds other images than --images lists now; embed it again")
-        if shards and shard.fingerprint != shards[0].fingerprint:
-            raise UserError(f"{path} and the first shard are of different models; embed it again")
-        shards.append(shard)
-        first = last
-    if first != len(images):
-        raise UserError(f"the shards hold {first} images, but --images lists {len(images)}")
-    columns = {name: [getattr(shard, name) for shard in shards] for name in COLUMNS}
-    gallery = dataclasses.replace(
-        shards[0],
-        **{name: np.concatenate(rows) for name, rows in columns.items() if rows[0] is not None},
-        images_fingerprint=images.fingerprint,
-        unreadable={path: why for shard in shards for path, why in shard.unreadable.items()},
-    )
-    gallery.save(output)
-    return gallery

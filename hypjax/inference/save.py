@@ -28,7 +28,7 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
-from hypjax.system.files import replacing, sha256, write_json
+from hypjax.system.files import replacing, write_json
 
 _ELSEWHERE = custom_name("a loop of its own")  # Objective of models not trained by hypjax.
 
@@ -115,7 +115,7 @@ def describe(config: ConfigDict) -> str:
     )
 
 
-_FILES = {files.CONFIG, files.PUBLISHED, files.PROJECTIONS.rstrip("/"), "README.md", *files.HASHED}
+_FILES = {files.PROJECTIONS.rstrip("/"), "README.md", *files.MODEL_FILES}
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
     """Writes the weights, config.json if timm has the architecture, and hypjax.json.
 
-    hypjax.json holds the configuration, the head's space, and hashes of the other files.
+    hypjax.json holds the configuration and the head's space.
     """
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)
@@ -149,5 +149,4 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     if "scalars" in params:
         logs = params["scalars"].items()
         content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
-    content["files"] = {name: sha256(folder / name) for name in files.hashed_files(folder)}
     write_json(folder / files.PUBLISHED, content)

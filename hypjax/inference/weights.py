@@ -116,7 +116,6 @@ def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) ->
 
 
 def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    files.require_published(folder)
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))
         params = pretrained.load_model(weights, model, config.data.channels)

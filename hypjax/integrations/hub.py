@@ -1,5 +1,6 @@
 """Publishes trained models on the Hugging Face hub, in folders that hypjax and timm load."""
 
+import fnmatch
 import os
 import pathlib
 import re
@@ -114,7 +115,7 @@ def push(
         trained = Run.saved(run).restore_best(run)
         base_model = _base_model(trained.config)
         _remove_paths(trained.config)
-        results = files.read_results(run / files.RESULTS) or {}
+        results = files.read_object(run / files.RESULTS) or {}
         trained.copy_projections(run, staged)
         for file in (files.RESULTS, files.MATCHES):
             if (run / file).exists():
@@ -122,13 +123,16 @@ def push(
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
-    is_of_model = lambda file: files.is_hashed(file) or file == files.CONFIG  # noqa: E731
     try:
-        address = hub.upload(folder, paths, name, private=private, owned=is_of_model)
+        address = hub.upload(folder, paths, name, private=private, owned=_is_of_model)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
+
+
+def _is_of_model(file: str) -> bool:
+    return any(fnmatch.fnmatchcase(file, pattern) for pattern in files.MODEL_FILES)
 
 
 def _remove_paths(config: ConfigDict) -> None:

@@ -1,24 +1,21 @@
 """Distances, masks, sums and metrics shared by the losses of pairs and proxies."""
 
-import itertools
-import numbers
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import Space, Sphere
 from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
 Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
-# Numbers or strings; traced ones, as under `jit`, must be integers.
-Labels = Shaped[ArrayLike, " n"] | Sequence[str]
+Labels = Int[ArrayLike, " n"] | Sequence[int]  # Class numbers of up to 32 bits.
 
 
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
@@ -68,17 +65,14 @@ def compare_images(
     subtraction: computed from inner products, small distances lose digits and their gradients
     vanish.
     """
-    points = _batch(points, labels)
+    points, labels = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
-        numbers = class_numbers(labels, references.labels)
-        labels, reference_labels = map(jnp.asarray, numbers)
-        same = labels[:, None] == reference_labels
-        other = ~same & (reference_labels >= 0)
+        same = labels[:, None] == references.labels
+        other = ~same & (references.labels >= 0)
         if references.own is not None:
-            same &= references.own[:, None] != jnp.arange(len(reference_labels))
+            same &= references.own[:, None] != jnp.arange(len(references.labels))
         return Pairs(distances, same, other)
-    labels = jnp.asarray(class_numbers(labels)[0])
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
@@ -96,9 +90,9 @@ def compare_proxies(
 
     Distances to the image's class, which training makes small, are computed by subtraction.
     """
-    points, proxies = _batch(points, labels), jnp.asarray(proxies)
+    proxies = jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
-    labels = jnp.asarray(class_indices(labels, classes))
+    points, labels = _batch(points, class_indices(labels, classes))
     flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
     same = labels[:, None] == jnp.arange(classes)
     exact = space.distance(points[:, None], proxies[labels])[:, None]
@@ -106,60 +100,29 @@ def compare_proxies(
     return distances, same
 
 
-def _batch(points: Embeddings, labels: Labels) -> Float[Array, "n dim"]:
-    points = jnp.asarray(points)
-    if points.ndim != 2 or np.shape(labels) != points.shape[:1]:
-        raise ValueError(f"needs a label per embedding {points.shape}, got {np.shape(labels)}")
-    return points
+def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
+    points, labels = jnp.asarray(points), jnp.asarray(class_numbers(labels))
+    if points.ndim != 2 or labels.shape != points.shape[:1]:
+        raise ValueError(f"needs a label per embedding {points.shape}, got {labels.shape}")
+    return points, labels
 
 
-def class_numbers(*labels: Labels) -> list[Int[ArrayLike, " n"]]:
-    """Numbers the classes of several label arrays jointly; the label −1 stays −1.
-
-    Labels are compared on the host, since devices wrap 64-bit integers and round floats. If any
-    array is traced, all arrays must hold 32-bit integers, and are returned unchanged.
-    """
-    if any(isinstance(array, jax.core.Tracer) for array in labels):
-        return [integer_labels(array) for array in labels]
-    values = [_values(array) for array in labels]
-    classes = {-1: -1}
-    for label in itertools.chain(*values):
-        classes.setdefault(label, len(classes) - 1)
-    return [np.array([classes[label] for label in array], np.int32) for array in values]
-
-
-def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
-    """Converts labels that number `classes` classes from 0 to integers."""
-    if isinstance(labels, jax.core.Tracer):
-        return integer_labels(labels)
-    values = _values(labels)
-    for label in values:
-        if label not in range(classes):  # 3.0 is in the range, 2.5 is not.
-            raise ValueError(f"{classes} classes are numbered from 0, but a label is {label!r}")
-    return np.array(values, np.int32)
-
-
-def integer_labels(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Checks that labels are 32-bit integers, as tracing requires, and returns them."""
-    traced = isinstance(labels, jax.core.Tracer)
-    labels = labels if traced else np.asarray(labels)
+def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
+    """Converts labels, unless traced, to a NumPy array; others than integers are an error."""
+    labels = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"labels have dtype {labels.dtype}; under jit they must be integers")
-    if not traced and np.any(labels != labels.astype(np.int32)):
-        raise ValueError("labels exceed 32 bits; number the classes from 0")
+        raise ValueError(f"labels have dtype {labels.dtype}; number the classes by integers")
     return labels
 
 
-def _values(labels: Labels) -> list[Any]:
-    """Labels as Python numbers and strings, which compare exactly; NaN and None are errors."""
-    if hasattr(labels, "dtype"):
-        values = np.asarray(labels).tolist()
-    else:  # Separately: a joint array of a string and NaN would hold the string "nan".
-        values = [np.asarray(label).item() for label in labels]
-    for row, label in enumerate(values):
-        if not isinstance(label, str | bytes | numbers.Real) or label != label:
-            raise ValueError(f"label {row} is {label!r}; each image needs a number or a string")
-    return values
+def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
+    """Converts labels that number `classes` classes from 0, like `class_numbers`."""
+    labels = class_numbers(labels)
+    if isinstance(labels, jax.core.Tracer):
+        return labels
+    if wrong := set(labels.tolist()).difference(range(classes)):
+        raise ValueError(f"{classes} classes are numbered from 0, but a label is {min(wrong)}")
+    return labels
 
 
 def _with_subtracted_blocks(

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
-from hypjax.objectives.comparisons import class_numbers, norms
+from hypjax.objectives.comparisons import norms
 from hypjax.objectives.proxy_losses import ball_of_proxies, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
@@ -201,7 +201,7 @@ class Hier(Extension):
         angles = outputs._replace(projected=points)
         arguments = {"params": params["base"], "outputs": angles, "batch": batch, "key": base_key}
         loss, (state, metrics) = self.base_loss(**arguments, **others)
-        (labels,) = class_numbers(batch.labels)
+        labels = jnp.asarray(batch.labels)
         same_class = labels[:, None] == labels
         image_loss, image_anchors = self._loss(points, proxies, same_class, image_key)
         itself = jnp.eye(self.proxies, dtype=bool)

@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from hypjax.geometry import Space
-from hypjax.objectives.comparisons import SPHERE, Labels, class_numbers
+from hypjax.objectives.comparisons import SPHERE, Labels
 
 _SMALLEST = 1e-8  # Distance below which points do not repel each other.
 
@@ -32,7 +32,7 @@ def koleo(
     if len(points) < 2:
         raise ValueError(f"needs two points or more, got {len(points)}")
     fixed = lax.stop_gradient(points)
-    ids = jnp.asarray(np.arange(len(points)) if ids is None else class_numbers(ids)[0])
+    ids = jnp.asarray(np.arange(len(points)) if ids is None else ids)
     itself = ids[:, None] == ids
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])

@@ -33,7 +33,6 @@ from hypjax.objectives.comparisons import (
     batch_metrics,
     class_numbers,
     compare_images,
-    integer_labels,
     log1p_sum_exp,
     log_sum_exp,
     mean_where,
@@ -57,9 +56,8 @@ def contrastive(
     subtraction, which keeps the digits of small distances. With `references`, such as a memory,
     images are compared with these points instead of with each other.
 
-    Labels are numbers or strings, compared on the host; labels traced by `jit` must be integers,
-    which JAX truncates to 32 bits. Missing labels (NaN or None), or a number of images that is not
-    a multiple of `samples_per_class`, are a `ValueError`.
+    Labels are integers of up to 32 bits, the numbers of the classes. Other labels, or a number of
+    images that is not a multiple of `samples_per_class`, are a `ValueError`.
     """
     pairs = compare_images(embeddings, labels, **compared)
     attraction = pairs.distances / 2
@@ -207,7 +205,7 @@ def triplet(
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
     pairs = compare_images(embeddings, labels, **compared)
     if mining == "semihard":
-        (classes,) = class_numbers(labels)
+        classes = class_numbers(labels)
         if isinstance(classes, jax.core.Tracer):  # Traced classes cannot be counted.
             max_samples = compared.get("samples_per_class") or len(classes)
         else:
@@ -347,7 +345,6 @@ class PairObjective(Objective):
         loss = self.function(points, labels, **compared)
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
-            labels = integer_labels(labels)
             has_teacher = self.memory_decay > 0
             new = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)
             memory = state["memory"].write(new, labels)

@@ -72,7 +72,7 @@ def _by_class(
     """Groups a flat batch by class; also returns whether each class has `samples` images."""
     if np.shape(labels) != embeddings.shape[:1]:
         raise ValueError(f"needs a label per embedding {embeddings.shape}, got {np.shape(labels)}")
-    (labels,) = class_numbers(labels)
+    labels = class_numbers(labels)
     if not isinstance(labels, jax.core.Tracer):
         sizes = np.unique(labels, return_counts=True)[1]
         samples = samples or int(sizes.max(initial=1))

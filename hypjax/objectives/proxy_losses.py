@@ -60,8 +60,8 @@ def proxy_anchor(
     cosine on the sphere and 1 − distance / 2 in other spaces. `margin` is δ, and `alpha` α > 0.
 
     Embeddings and proxies, one proxy for each class, are points of the space, as from
-    `space.embed`. Labels count from 0; under `jit`, they must be integers. Raises a `ValueError`
-    for missing labels, and, unless labels are traced, for labels without a proxy.
+    `space.embed`. Labels are integers that count from 0. Raises a `ValueError` for other labels,
+    and, unless labels are traced, for labels without a proxy.
     """
     distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])

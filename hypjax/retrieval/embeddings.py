@@ -28,7 +28,7 @@ from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
-COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
+_COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 
@@ -100,7 +100,7 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Selects rows; returns embeddings with these rows only."""
-        columns = {name: getattr(self, name) for name in COLUMNS}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
 
@@ -129,7 +129,7 @@ class Embeddings(ArrayGallery):
         UserError if a point is not in the space, or the file cannot be written.
         """
         self.check()
-        columns = {name: getattr(self, name) for name in (*COLUMNS, *_ORIGIN)}
+        columns = {name: getattr(self, name) for name in (*_COLUMNS, *_ORIGIN)}
         if (features := columns.pop("raw_features")) is not None:
             columns["features"] = features
             del columns["vectors"]

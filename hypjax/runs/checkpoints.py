@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from hypjax import parallel
-from hypjax.errors import UserError, explained, reason, writing
+from hypjax.errors import UserError, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
 from hypjax.system.files import sync, sync_all
@@ -85,9 +85,7 @@ class Checkpoints:
             cleanup_tmp_directories=not self._read_only,  # Killed processes leave some.
             preservation_policy=self,
         )
-        problem = f"the checkpoints in {self._path} cannot be listed"
-        with explained(problem, _ADVICE):  # Such as metadata that are JSON but not a dictionary.
-            self._manager = ocp.CheckpointManager(self._path, options=options)
+        self._manager = ocp.CheckpointManager(self._path, options=options)
         self._scores: dict[int, float] = {}
         for step in self._steps():
             with contextlib.suppress(Exception):  # Damage is reported when the step is restored.

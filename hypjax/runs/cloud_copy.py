@@ -27,7 +27,6 @@ from hypjax.system.files import locked
 _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
-_PUBLISHED = (files.CONFIG, files.PUBLISHED, *files.HASHED)  # Files of a published model.
 # A run's files, except checkpoints, that its readers may need.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
@@ -175,7 +174,7 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
             of the objective.
     """
     if hub.is_repository(workdir):
-        folder = hub.download(workdir, _PUBLISHED)
+        folder = hub.download(workdir, files.MODEL_FILES)
         if not (folder / files.PUBLISHED).exists():
             raise UserError(f"{workdir} holds no model of hypjax (there is no {files.PUBLISHED})")
         yield folder

@@ -1,7 +1,6 @@
 """The names of a run's files, and readers of its JSON files."""
 
 import contextlib
-import fnmatch
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hypjax.errors import UserError, reason
-from hypjax.system.files import sha256
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
@@ -21,19 +19,8 @@ LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there a
 _LARGEST_LOG = 30.0  # Largest absolute logarithm of a learned scalar.
 MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Folder of principal components of the models' embeddings.
-# Patterns of a published model's files whose hashes are in hypjax.json.
-HASHED = (RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
-
-
-def is_hashed(name: str) -> bool:
-    """Whether a relative path matches a pattern of `HASHED`."""
-    return ".." not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in HASHED)
-
-
-def hashed_files(folder: pathlib.Path) -> list[str]:
-    """Relative paths of the files in a folder that match patterns of `HASHED`."""
-    matches = (path for pattern in HASHED for path in folder.glob(pattern))
-    return sorted(path.relative_to(folder).as_posix() for path in matches)
+# Patterns of a published model's files.
+MODEL_FILES = (CONFIG, PUBLISHED, RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:
@@ -69,19 +56,6 @@ def is_published(folder: pathlib.Path) -> bool:
     return (folder / PUBLISHED).exists()
 
 
-def require_published(folder: pathlib.Path) -> None:
-    """Checks a published model's files against their hashes, if hypjax.json holds hashes."""
-    hashes = (read_object(folder / PUBLISHED) or {}).get("files", {})
-    if not hashes:
-        return
-    for name in sorted({*hashes, *hashed_files(folder)}):
-        path = folder / name
-        if not (is_hashed(name) and path.is_file() and sha256(path) == hashes.get(name)):
-            raise UserError(
-                f"{path} is not the file that {PUBLISHED} describes; push or download it again"
-            )
-
-
 def published_scalars(
     folder: pathlib.Path, expected: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -94,12 +68,3 @@ def published_scalars(
             if log.shape != np.shape(expected[name]) or not (np.abs(log) <= _LARGEST_LOG).all():
                 raise ValueError(f"{LEARNED} holds no valid {name}")
     return logs
-
-
-def read_results(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's results.json; None if there is none."""
-    results = read_object(path)
-    with damage_explained(path):
-        if results is not None and not {"untrained", "final"} <= results.keys():
-            raise ValueError("it holds no results")
-    return results

@@ -63,8 +63,6 @@ def saved_space(workdir: pathlib.Path) -> Space:
     saved = _read_run(workdir)
     with files.damage_explained(_config_path(workdir)):
         space = saved.get(SPACE) or saved.get(FIRST_SPACE)
-        if space is None:
-            raise ValueError(f"it has no {FIRST_SPACE}")
         try:
             return space_of(space)
         except KeyError as error:
@@ -209,7 +207,7 @@ class Workdir:
     @property
     def results(self) -> dict[str, Any] | None:
         """The run's results; None until the run is finished."""
-        return processes.from_first(lambda: files.read_results(self.path / files.RESULTS))
+        return processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
 
     @property
     def has_checkpoint(self) -> bool:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import csv
-import ctypes
 import errno
 import fcntl
 import functools
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 _ABANDONED = 86400  # Age in seconds at which a temporary file must be a killed process's.
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Constants of Linux's renameat2.
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
@@ -55,8 +53,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path; the file or folder that the body writes there replaces `path`.
 
-    After a kill or a power failure, `path` holds the old content or the new. Several processes may
-    replace the same path at the same time.
+    A file is always there, with the old content or the new. A folder that is replaced is missing
+    for a moment; a kill in that moment leaves the old folder as .NAME.previous.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -67,25 +65,17 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield temporary
         sync_all(temporary)
         if temporary.is_dir() and path.is_dir():
-            _exchange(temporary, path)
+            # No system can rename a folder to one that is not empty.
+            previous = path.with_name(f".{path.name}.previous")
+            remove(previous)
+            path.rename(previous)
+            temporary.rename(path)
+            remove(previous)
         else:
             temporary.replace(path)
         sync(path.parent)
     finally:
         remove(temporary)
-
-
-def _exchange(new: pathlib.Path, old: pathlib.Path) -> None:
-    """Exchanges two folders: no system can rename a folder to one that is not empty."""
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    arguments = _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
-    if renameat2 is None or renameat2(*arguments):
-        # macOS and NFS cannot exchange. A kill between the two renames leaves .NAME.previous.
-        previous = old.with_name(f".{old.name}.previous")
-        remove(previous)
-        old.rename(previous)
-        new.rename(old)
-        remove(previous)
 
 
 def remove(path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""Embedding and searching a user's images, also in shards."""
+"""Embedding and searching a user's images."""
 
 import dataclasses
 import functools
@@ -193,25 +193,6 @@ def execute(run, photos_folder, tmp_path, monkeypatch):
     (tmp_path / "photos/class1/broken.jpg").write_text("no image")
     where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
     return functools.partial(commands.call, "embed", *where)
-
-
-def test_merged_shards_are_the_gallery_bit_for_bit(execute, tmp_path):
-    execute("--output=whole.npz")
-    execute("--shard=2/2")
-    with pytest.raises(UserError, match="g-1-of-2.npz is missing; embed it with --shard=1/2"):
-        execute("--merge")
-    execute("--shard=1/2")
-    with pytest.raises(UserError, match="61 images in batches of 16 are too few for 9 shards"):
-        execute("--shard=1/9", "--batch_size=16")
-    renamed = (tmp_path / "photos/class3").rename("photos/class_3")
-    with pytest.raises(UserError, match="holds other images than --images lists now"):
-        execute("--merge")
-    renamed.rename("photos/class3")
-    execute("--merge")
-    with np.load("g.npz") as merged, np.load("whole.npz") as whole:
-        assert merged.files == whole.files
-        assert all(np.array_equal(merged[name], whole[name]) for name in whole.files)
-    assert len(Embeddings.load(tmp_path / "g.npz").unreadable) == 1
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from hypjax.models.pretrained import (
     timm_constructor,
     timm_state_dict,
 )
-from hypjax.runs.files import read_results
+from hypjax.runs.files import read_object
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
 from hypjax.training import optim
@@ -183,7 +183,7 @@ def test_batch_norm_statistics_are_not_trained():
 
 
 def test_training_starts_from_pretrained_weights(run):
-    config, results = saved_config(run), read_results(run / "results.json")
+    config, results = saved_config(run), read_object(run / "results.json")
     _, model, params, _ = Run.saved(run).restore_best(run)
     before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():

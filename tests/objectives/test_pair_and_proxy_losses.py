@@ -12,7 +12,6 @@ from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group, ProblemSizes, create_objective
-from hypjax.objectives.comparisons import References, class_numbers, integer_labels
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import losses
@@ -367,55 +366,13 @@ def test_what_does_not_fit_is_an_error():
         (lambda: objectives.supcon(eye, [0, 0]), "a label per embedding"),
         (lambda: objectives.supcon(eye, [0] * 4, samples_per_class=3), "samples_per_class is 3"),
         (lambda: objectives.proxy_nca(eye, [0, 1, 2, 4], eye), "but a label is 4"),
-        (lambda: objectives.cosface(eye, [0, 1, 2, 2.5], eye[:, None]), "but .* 2.5"),
-        (lambda: objectives.proxy_nca(eye, np.arange(4) * 2**32, eye), "but .* 4294967296"),
-        (lambda: objectives.proxy_anchor(eye, ["a", "b", "c", "d"], eye), "but .* 'a'"),
-        (lambda: objectives.supcon(eye, [0, 1, np.nan, 0]), "label 2 is nan"),
-        (lambda: objectives.triplet(eye, ["a", "b", "a", np.nan]), "label 3 is nan"),
-        (lambda: objectives.circle(eye, np.array([None, 1, 1, 0])), "label 0 is None"),
+        (lambda: objectives.supcon(eye, ["a", "b", "a", "b"]), "dtype <U1; .* integers"),
         (lambda: jax.jit(objectives.contrastive)(eye, np.ones(4)), "dtype float32; .* integers"),
-        (lambda: integer_labels(np.array([0, 2**40])), "exceed 32 bits"),
         (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
         (lambda: objectives.tuple_contrastive(eye[:3], size=4), "tuples of 4"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_labels_of_any_kind_are_compared_exactly():
-    """Devices would wrap integers of 64 bits, and round floats."""
-    points = SPHERE.embed(batch()[0])
-    labels = np.array([0, 3, 0, 1, 3, 4, 2, 1, 4, 2])
-    references = References(points[::-1], np.where(labels == 4, -1, labels))
-    others = {
-        "64 bits": labels * 2**32,
-        "floats": labels + 2.0**25,
-        "a list of strings": [f"class {label}" for label in labels],
-        "objects": labels.astype(object) + 2**70,
-    }
-    losses = {
-        "contrastive": objectives.contrastive,
-        "semihard": semihard,
-        "pairwise": lambda x, labels: objectives.pairwise_cross_entropy(
-            x, labels=labels, space=SPHERE, temperature=0.2
-        ),
-        "koleo": lambda x, ids: objectives.koleo(x, ids=ids),
-    }
-    for name, loss in losses.items():
-        expected = loss(points, labels)
-        for kind, values in others.items():
-            actual = loss(points, values)
-            np.testing.assert_allclose(actual, expected, rtol=1e-6, err_msg=f"{name}, {kind}")
-    with_memory = functools.partial(objectives.supcon, points, temperature=0.5)
-    wide = references._replace(labels=np.where(labels == 4, -1, labels * 2**32))
-    np.testing.assert_allclose(
-        with_memory(labels * 2**32, references=wide),
-        with_memory(labels, references=references),
-        rtol=1e-6,
-    )
-    floats = objectives.proxy_nca(points, labels.astype(float), batch()[1][:, 0])
-    assert floats == objectives.proxy_nca(points, labels, batch()[1][:, 0])
-    assert class_numbers(np.array([7, -1, 7])[:2], ["7", 7.0])[1].tolist() == [1, 0]
 
 
 # Losses of the labels of a batch; that of tuples, whose order matters, has tests of its own.

@@ -66,9 +66,6 @@ def test_orbax_logs_nothing_about_truncated_metadata(tmp_path, capfd, cut):
         assert checkpoints.restore_latest(model=state(0)).step in (1, 2)
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("warning: the checkpoint of step 2 in") for line in lines), lines
-    (path / "1/_CHECKPOINT_METADATA").write_text("[]")
-    with pytest.raises(UserError, match="cannot be listed .*dictionary.*; restore a backup"):
-        Checkpoints(path)
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, lambda folder: shutil.rmtree(folder / "record")])
