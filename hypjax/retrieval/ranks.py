@@ -80,11 +80,12 @@ def _bound_ranks(
     all_rows = np.arange(len(gallery_set.labels))
     items = candidates = tiles.SortedPoints(gallery_set, all_rows, score, mesh)
     symmetric = query_set is gallery_set and score.dtype == scores.SINGLE
-    match, count = programs(mesh, query_set.ids is not None, symmetric)
     # With several chunks, only items of the queries' classes are searched for matches.
     wanted = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
     if len(items.rows) > 1 and 0 < len(wanted) < len(gallery_set.labels):
         candidates = tiles.SortedPoints(gallery_set, wanted, score, mesh)
+    sides = queries.match_side, candidates.match_side
+    match, count = programs(mesh, query_set.ids is not None, symmetric, sides)
     matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
     with score.enabled():
@@ -113,7 +114,9 @@ class _Thresholds(NamedTuple):
 
 
 @functools.cache
-def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable, Callable]:
+def programs(
+    mesh: Mesh, exclude_self: bool, symmetric: bool, match_sides: tuple[int, int]
+) -> tuple[Callable, Callable]:
     """Jits `_bound_matches` and `_count_before`; devices share the tiles, each has all points."""
 
     def jitted(function: Callable, arrays: int, lists: int) -> Callable:
@@ -121,7 +124,7 @@ def programs(mesh: Mesh, exclude_self: bool, symmetric: bool) -> tuple[Callable,
         options = {"mesh": mesh, "in_specs": specs, "out_specs": P(), "check_vma": False}
         return jax.jit(jax.shard_map(function, **options))
 
-    match = functools.partial(_bound_matches, exclude_self=exclude_self)
+    match = functools.partial(_bound_matches, exclude_self=exclude_self, sides=match_sides)
     return jitted(match, 3, 1), jitted(functools.partial(_count_before, symmetric=symmetric), 5, 2)
 
 
@@ -131,10 +134,11 @@ def _bound_matches(
     columns: tiles.ChunkPoints,
     matching: tiles.Tiles,
     exclude_self: bool,
+    sides: tuple[int, int],
 ) -> Float[Array, "2 p"]:
     """The highest lower and upper bounds on −separations of each query's matches."""
     # They enclose −separation of the nearest match, which is the maximum over all matches.
-    height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
+    height, width = sides
 
     def update(row: Int[Array, ""], column: Int[Array, ""], best: tuple[Array, Array]) -> Any:
         queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)

@@ -1,7 +1,8 @@
 """Points sorted by class, and the score matrix in tiles."""
 
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from hypjax.retrieval.scores import Factors, Score
 AXIS = "tiles"  # Mesh axis over which tiles are distributed.
 SIDE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 NO_ID = np.iinfo(np.int32).max
+_MATCH_SIDE = 256  # Of the tiles that are searched for matches, if classes are small.
 _FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
 
 
@@ -33,7 +35,8 @@ class SortedPoints:
     """Points sorted by class and padded to whole tiles, in chunks of equal size.
 
     Chunks are made when they are needed; all devices hold a chunk's factors. `rows`, [chunks, p],
-    holds the row of each chunk's points, −1 for padding.
+    holds the row of each chunk's points, −1 for padding. `match_side` is the side of tiles that are
+    searched for matches.
     """
 
     # Comparing the labels of a pair takes as long as comparing its score. With points sorted by
@@ -44,7 +47,10 @@ class SortedPoints:
         self._chunks: dict[int, ChunkPoints] = {}
         labels = points.labels[rows]
         height = side(len(rows))
-        positions = _positions(np.unique(labels, return_counts=True)[1], height)
+        class_sizes = np.unique(labels, return_counts=True)[1]
+        positions = _positions(class_sizes, height)
+        small = height % _MATCH_SIDE == 0 and class_sizes.mean() <= _MATCH_SIDE / 4
+        self.match_side = _MATCH_SIDE if small else height
         num_tiles = positions[-1] // height + 1
         most = _FACTOR_BYTES // (2 * score.dtype.itemsize * points.points.shape[1] * height)
         chunks = -(-num_tiles // max(most, 1))
@@ -106,12 +112,15 @@ def pairs(
     """Yields indices of two chunks, the tiles that may contain matches, and all other tiles.
 
     If `symmetric`, the queries are the items, and a tile without matches also stands for its
-    transpose. With `matching_only`, other tiles are left out.
+    transpose. With `matching_only`, tiles have the points' `match_side`, and others are left out.
     """
-    sizes = queries.rows.shape[1], items.rows.shape[1]
-    capacity = math.prod(size // side(size) for size in sizes)
+    chunk_sizes = [points.rows.shape[1] for points in (queries, items)]
+    sides = [side(size) for size in chunk_sizes]
+    if matching_only:
+        sides = [points.match_side for points in (queries, items)]
+    capacity = math.prod(map(operator.floordiv, chunk_sizes, sides))
     for row, column in np.ndindex(len(queries.rows), len(items.rows)):
-        matching, others = _split(queries.labels[row], items.labels[column])
+        matching, others = _split(queries.labels[row], items.labels[column], sides)
         if symmetric:  # Tiles with matches do not stand for their transposes.
             others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
         lists = [matching] if matching_only else [matching, others]
@@ -120,10 +129,10 @@ def pairs(
 
 
 def _split(
-    rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"]
+    rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"], sides: Sequence[int]
 ) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
     """Tiles (row, column) that may contain matches, and all others, from the chunks' labels."""
-    rows, columns = (labels.reshape(-1, side(len(labels))) for labels in (rows, columns))
+    rows, columns = rows.reshape(-1, sides[0]), columns.reshape(-1, sides[1])
     row_first, column_first = rows[:, None, 0], columns[:, 0]
     row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
     matching = (row_first <= column_last) & (column_first <= row_last)

@@ -178,7 +178,7 @@ def test_no_product_of_the_search_is_rounded(space):
     one_class = Labelled(x, np.zeros(64, np.int32))
     points = tiles.SortedPoints(one_class, np.arange(64), score, mesh).chunk(0)
     first_tile = tiles.distribute(mesh, np.zeros((1, 2), np.int32), capacity=1)
-    match, count = ranks.programs(mesh, exclude_self=True, symmetric=True)
+    match, count = ranks.programs(mesh, exclude_self=True, symmetric=True, match_sides=(64, 64))
     bounds = jnp.zeros((2, 64))
     chunk = next(selection.StreamedGallery(x).chunks(score, 64))
     programs = [

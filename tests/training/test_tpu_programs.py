@@ -54,7 +54,7 @@ def test_ranks_of_60502_queries_compile_and_round_nothing(slice_of_eight):
     assigned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.int32), assigned)
     points = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), points)
     bounds = jax.ShapeDtypeStruct((2, len(points.ids)), jnp.float32)
-    match, count = ranks.programs(mesh, exclude_self=True, symmetric=False)
+    match, count = ranks.programs(mesh, exclude_self=True, symmetric=False, match_sides=(256, 256))
     for lowered in (
         match.lower(space, points, points, assigned),
         count.lower(space, points, points, bounds, None, assigned, assigned),
