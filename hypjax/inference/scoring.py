@@ -152,6 +152,8 @@ def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: An
     columns = [x.coarse_labels for x in images if x.coarse_labels is not None]
     if columns and not graded_metrics(task):
         raise UserError("some rows have coarse labels and others have none; give them to all rows")
+    if not columns:
+        console.warn("there are no coarse labels: graded metrics know one level, the classes")
     classes = np.concatenate([x.labels for x in images])
     levels = classes, *coarse_levels(itertools.chain(*columns))
     query_levels = [level[: len(queries)] for level in levels]
