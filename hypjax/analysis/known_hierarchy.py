@@ -145,10 +145,10 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Formats a line per run: its wrong first hits, and rank correlations."""
-    names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
-    groups = ["", "", "of the right group (chance):", *[""] * (len(names) - 1)]
-    rows = [[*groups, "rank correlation:", ""]]
-    rows.append(["run", "wrong first hits", *names, "all pairs", "different classes"])
+    _, _, *groupings = runs[0]["known_hierarchy"]["wrong_first_hits"]  # "queries" and "wrong".
+    blanks = [""] * (len(groupings) - 1)
+    rows = [["", "", "of the right group (chance):", *blanks, "rank correlation:", ""]]
+    rows.append(["run", "wrong first hits", *groupings, "all pairs", "different classes"])
     for run in runs:
         known = run["known_hierarchy"]
         queries, wrong, *shares = known["wrong_first_hits"].values()

@@ -90,10 +90,10 @@ def choose_in_batch(
     num_listed: int,
     k: int,
 ) -> Choice:
-    """Chooses anchors of a batch, each with every positive.
+    """Chooses anchors from a batch, each once per positive.
 
-    Images of one class are adjacent. As in the pairwise cross-entropy, the subsets are the first
-    images of all classes, the second images, and so on.
+    Images of one class are adjacent. As in the pairwise cross-entropy, the i-th subset of a batch
+    holds the i-th image of each class.
     """
     others = samples_per_class - 1
     anchors = np.repeat(np.arange(len(images)), others)

@@ -169,8 +169,8 @@ def faithfulness(
 
     def correlation(positions: Positions) -> float:
         start, end = (positions[sample][indices] for indices in pairs)
-        drawn = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
-        return float(np.corrcoef(ranks, _average_ranks(drawn))[0, 1])
+        ratios = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
+        return float(np.corrcoef(ranks, _average_ranks(ratios))[0, 1])
 
     components = principal_components(np.asarray(spaces.features(space, points)))
     return correlation(positions), correlation(to_disk(1e-6 * components))
@@ -225,8 +225,8 @@ def _add(
     def step(tangents: Float[Array, "m 2"], rate: Float[Array, ""]) -> tuple[Array, None]:
         return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
 
-    drawn = _distances(layout, layout)
-    misfits = (drawn**2).sum(axis=1) - 2 * targets @ drawn  # At each position, up to a constant.
+    distances = _distances(layout, layout)
+    misfits = (distances**2).sum(axis=1) - 2 * targets @ distances  # By position, up to a constant.
     rates = jnp.linspace(_RATE, 0, _ADDING_STEPS)
     return lax.scan(step, layout[misfits.argmin(axis=1)], rates)[0]
 
@@ -262,5 +262,5 @@ def _distances(x: Float[Array, "n 2"], y: Float[Array, "m 2"]) -> Float[Array, "
 def _lift(tangents: Float[Array, "n 2"]) -> Float[Array, "n 3"]:
     """Points of the hyperboloid, time first, to which tangents at the origin lead."""
     lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
-    drawn = jnp.minimum(lengths, _FARTHEST)
-    return jnp.concatenate([jnp.cosh(drawn), tangents * (jnp.sinh(drawn) / lengths)], axis=1)
+    bounded = jnp.minimum(lengths, _FARTHEST)
+    return jnp.concatenate([jnp.cosh(bounded), tangents * (jnp.sinh(bounded) / lengths)], axis=1)

@@ -181,13 +181,13 @@ class GraphGallery(ArrayGallery):
 
     def _search(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images; ∞ and −1 where there are fewer than k."""
-        # Ranks all candidates exactly: the nearest rounded vectors may not be the nearest points.
-        count = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
-        self.index.expansion_search = count
+        num_candidates = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
+        self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
-        queries, rows = _matched_pairs(self.index.search(vectors, count), len(points))
-        stray_queries, stray_rows = self._nearest_strays(vectors, count)
+        queries, rows = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
+        stray_queries, stray_rows = self._nearest_strays(vectors, num_candidates)
         queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
+        # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
     def _nearest_strays(self, vectors: Float32[np.ndarray, "q e"], count: int) -> _Pairs:
@@ -238,7 +238,7 @@ def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "
 
 
 def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
-    """The pairs of a query's index and a row in usearch's matches."""
+    """Query indices and gallery rows of usearch's matches."""
     if not num_queries:
         return np.empty(0, int), np.empty(0, int)
     # For a single query, usearch returns arrays of one axis, without missing images.

@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
-_MAX_CROWDS, _CROWD = 16, 1024  # Largest number of crowds, and their least mean size.
+_MAX_CROWDS, _CROWD_SIZE = 16, 1024  # Largest number of crowds, and their least mean size.
 _CENTRED = 4096  # Largest number of points whose mean is the centre of a crowd.
 _FEW = 64  # Distinct queries for which subtraction costs less than products in float64.
 
@@ -61,7 +61,7 @@ def certify(
 def _are_few(queries: Points, rows: Rows) -> bool:
     """Whether few queries are distinct, so that subtraction takes less time than another search."""
     distinct: set[bytes] = set()
-    for block in inputs.split(rows, _CROWD):
+    for block in inputs.split(rows, _CROWD_SIZE):
         distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
         if len(distinct) > _FEW:
             return False
@@ -69,13 +69,13 @@ def _are_few(queries: Points, rows: Rows) -> bool:
 
 
 def _crowds(queries: Points, rows: Rows) -> list[Rows]:
-    """Splits rows at the widest gaps between the projections of their points on a line."""
+    """Splits rows at the widest gaps between projections of their points on a random line."""
     line = np.random.default_rng(0).normal(size=queries.shape[1])
-    blocks = inputs.split(rows, _CROWD)
+    blocks = inputs.split(rows, _CROWD_SIZE)
     projected = np.concatenate([inputs.host_rows(queries, block) @ line for block in blocks])
     order = np.argsort(projected)
-    cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
-    widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - cuts :]
+    num_cuts = int(np.clip(len(rows) // _CROWD_SIZE, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - num_cuts :]
     return np.split(rows[order], np.sort(widest) + 1)
 
 
@@ -121,7 +121,7 @@ def _row_separations(
 def gallery_separations(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
-    """Yields each distinct query's rows, and its separations from all items."""
+    """Yields the rows of equal queries, and their separations from all items."""
     # These queries are often duplicates: a collapsed model maps all images to one point.
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
