@@ -27,10 +27,10 @@ _BLOCK = 1024  # Points whose distances to each other are compared in one step.
 _MOST_PAIRED = 4096  # Points among which all distances are computed once, not in each step.
 _RATE = 0.5  # Learning rate of the first step, from which it falls to 0.
 _LARGEST_MOVE = 1.0  # Largest move of a point in one step, before the learning rate.
-_NEAREST = 0.01  # Quantile of the distances that counts as the smallest distance.
-_SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
+_NEAREST_QUANTILE = 0.01  # Quantile of the distances that counts as the smallest distance.
+_MEDIAN_DISTANCE = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _MAX_RANKED = 1500  # Points whose pairwise distances are ranked.
-_MANY = 128  # Coordinates from which on two eigenvectors are found faster than all.
+_MANY_COORDINATES = 128  # Coordinates from which on two eigenvectors are found faster than all.
 _SMALLEST = 1e-12
 _LEAST_COSH = 1 + 1e-6  # Of the distance between two points.
 _FARTHEST = 40.0  # Tangents longer than this lead to the disk's edge; cosh² is still finite.
@@ -51,7 +51,7 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     features = np.asarray(spaces.features(space, points))
     start = principal_components(features)
     smallest = 1e-6 * np.abs(features).max() + _SMALLEST
-    start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
+    start *= _MEDIAN_DISTANCE / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     fixed = jnp.asarray(points), space, scaling
     pairs = _all_targets(*fixed) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
@@ -91,9 +91,9 @@ def placing_among(
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
-    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
+    nearest, median = np.quantile(distances, (_NEAREST_QUANTILE, 0.5)) if len(distances) else (0, 0)
     nearest = min(nearest, median / 2)  # With very few points, all distances may be equal.
-    return nearest, _SPREAD / max(median - nearest, _SMALLEST)
+    return nearest, _MEDIAN_DISTANCE / max(median - nearest, _SMALLEST)
 
 
 def lay_out_by_umap(
@@ -133,7 +133,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
     """The features' first two principal components; with one coordinate, the second is 0."""
     centred = features.astype(np.float64) - features.mean(axis=0)
     covariance = centred.T @ centred
-    if len(covariance) < _MANY:
+    if len(covariance) < _MANY_COORDINATES:
         vectors = np.linalg.eigh(covariance)[1][:, :-3:-1]
     else:
         from scipy.sparse.linalg import eigsh

@@ -19,7 +19,7 @@ _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-5  # Spread relative to the norm; float32 keeps two digits of such differences.
+_COLLAPSED_SPREAD = 1e-5  # Spread relative to the norm; float32 keeps two digits of differences.
 
 Metrics = Mapping[str, Any]
 
@@ -78,7 +78,7 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
-    if len(points) > 1 and spread <= _POINT * norm:
+    if len(points) > 1 and spread <= _COLLAPSED_SPREAD * norm:
         where = f"all lie within {spread:.1g} of one point of norm {norm:.1g}"
         console.warn(f"the embeddings have collapsed: {where}; {consequence}")
 

@@ -26,8 +26,8 @@ _FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 _MAX_CROWDS, _CROWD_SIZE = 16, 1024  # Largest number of crowds, and their least mean size.
-_CENTRED = 4096  # Largest number of points whose mean is the centre of a crowd.
-_FEW = 64  # Distinct queries for which subtraction costs less than products in float64.
+_CENTRED_POINTS = 4096  # Largest number of points whose mean is the centre of a crowd.
+_FEW_QUERIES = 64  # Distinct queries for which subtraction costs less than products in float64.
 
 
 def certify(
@@ -45,7 +45,7 @@ def certify(
     if not _are_few(queries, uncertain):
         remaining = []
         for crowd in _crowds(queries, uncertain):
-            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
+            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED_POINTS)])
             remaining.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
         uncertain = np.sort(np.concatenate(remaining))
     for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
@@ -63,7 +63,7 @@ def _are_few(queries: Points, rows: Rows) -> bool:
     distinct: set[bytes] = set()
     for block in inputs.split(rows, _CROWD_SIZE):
         distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
-        if len(distinct) > _FEW:
+        if len(distinct) > _FEW_QUERIES:
             return False
     return True
 
