@@ -74,7 +74,7 @@ class FeatureSpace:
     clip_radius: command.NonNegative = 2.3
 
     def create(self) -> Any:
-        """Creates the space; None stands for the space of the file."""
+        """Creates the space; None, for the embeddings' own space, if `space` is None."""
         from hypjax.geometry import PoincareBall, Sphere
 
         spaces = {

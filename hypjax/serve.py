@@ -53,7 +53,8 @@ def serve(
 ) -> None:
     """Serves searches of a gallery by a model from `hypjax.load`, until interrupted.
 
-    The same model must have embedded the gallery, such as `model.gallery("photos")`.
+    The same model must have embedded the gallery, such as `model.gallery("photos")`. `names` are
+    further host names of the server, such as a reverse proxy's.
 
     Raises:
         UserError: A package is missing, the port is taken, the model takes no images, or another
@@ -73,7 +74,7 @@ def serve(
     # Images that are too large are refused, so Pillow need not warn.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with server.listen(host, port) as listener:
-        console.say("placing some of the gallery's images in the disk")
+        console.say("laying out some of the gallery's images in the Poincaré disk")
         searcher = Searcher(model, gallery)
         if not server.is_loopback(listener):
             console.warn("anyone who reaches this address can see and search the gallery")

@@ -65,7 +65,7 @@ def split_name(name: object) -> str:
 
 
 def split_names(names: Iterable[object]) -> list[str]:
-    """Translates a column of split names; raises a UserError for synonyms such as test and eval."""
+    """Translates a column of split names; rejects mixed synonyms, such as both test and eval."""
     texts = [class_name(name, "splits") for name in names]
     split_of = {text: split_name(text) for text in dict.fromkeys(texts)}
     spellings: dict[str, str] = {}

@@ -33,13 +33,13 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHER = "#999999"
 _INCHES = 5.0  # Side of one disk.
-_NAME = 30  # Characters of a group's name.
+_NAME_LENGTH = 30  # Characters of a group's name.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
 
 # Interactive page.
-_LEAST = 340  # Smallest width of one disk, below which disks stand under each other.
+_MIN_DISK_WIDTH = 340  # Smallest width of one disk, below which disks stand under each other.
 _THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
 _PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
 _HOVER = """
@@ -109,7 +109,7 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         if thumbnails:
             _draw_thumbnails(axes, panel, styles)
     handles, labels = row[0].get_legend_handles_labels()
-    labels = [shortened(label, _NAME) for label in labels]
+    labels = [shortened(label, _NAME_LENGTH) for label in labels]
     style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
     style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend_title}
     with matplotlib.rc_context({"text.parse_math": False}):
@@ -388,8 +388,8 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
-    size = {"sizing_mode": "stretch_both", "min_width": _LEAST, "match_aspect": True}
-    size["min_height"] = _LEAST + 140  # Title and legend.
+    size = {"sizing_mode": "stretch_both", "min_width": _MIN_DISK_WIDTH, "match_aspect": True}
+    size["min_height"] = _MIN_DISK_WIDTH + 140  # Title and legend.
     tools = {"tools": "pan,wheel_zoom,box_zoom,reset,save", "active_scroll": "wheel_zoom"}
     plot = figure(title=panel.title, **size, **tools)
     plot.x_range.range_padding = plot.y_range.range_padding = 0.02
@@ -415,7 +415,7 @@ def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
             "colour": styles.colours[panel.labels[members]],
         }
         style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
-        style["legend_label"] = shortened(label, _NAME)
+        style["legend_label"] = shortened(label, _NAME_LENGTH)
         renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
     if drawing.proxies:
         positions = drawing.proxies.positions

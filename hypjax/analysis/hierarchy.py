@@ -24,7 +24,7 @@ from hypjax.system.files import write_json
 
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
-_TANGLED = 120  # Largest number of classes in a tanglegram.
+_MAX_TANGLED_CLASSES = 120  # Largest number of classes in a tanglegram.
 
 Affinity = Float[np.ndarray, "classes classes"]
 Rows = Sequence[Sequence[Picture]]
@@ -261,7 +261,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
     groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
     _draw_affinity(hierarchy, groups, affinity_file)
     levels = nested_levels(images.groupings)
-    if len(levels) > 1 and len(hierarchy.affinity) <= _TANGLED:
+    if len(levels) > 1 and len(hierarchy.affinity) <= _MAX_TANGLED_CLASSES:
         *_, coarsest = levels.values()
         tree = hierarchy.class_tree, hierarchy.class_heights
         draw_tanglegram(*tree, levels, coarsest.labels[first_of_class], tanglegram_file)

@@ -22,9 +22,9 @@ from hypjax.runs.tables import aligned
 
 _ROW = 0.19  # Inches of a leaf.
 _WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known tree.
-_INNER = 0.85  # Share of the width of the run's tree that inner nodes span.
+_INNER_SHARE = 0.85  # Share of the width of the run's tree that inner nodes span.
 _LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
-_NAME = 26  # Characters of a name.
+_NAME_LENGTH = 26  # Characters of a name.
 _FONT_SIZE = 7  # Points.
 
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
@@ -145,10 +145,10 @@ def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
 
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Formats a line per run: its wrong first hits, and rank correlations."""
-    names = [*runs[0]["known_hierarchy"]["wrong_first_hits"]][2:]
-    groups = ["", "", "of the right group (chance):", *[""] * (len(names) - 1)]
-    rows = [[*groups, "rank correlation:", ""]]
-    rows.append(["run", "wrong first hits", *names, "all pairs", "different classes"])
+    _, _, *groupings = runs[0]["known_hierarchy"]["wrong_first_hits"]  # "queries" and "wrong".
+    blanks = [""] * (len(groupings) - 1)
+    rows = [["", "", "of the right group (chance):", *blanks, "rank correlation:", ""]]
+    rows.append(["run", "wrong first hits", *groupings, "all pairs", "different classes"])
     for run in runs:
         known = run["known_hierarchy"]
         queries, wrong, *shares = known["wrong_first_hits"].values()
@@ -177,7 +177,7 @@ def draw_tanglegram(
     names = list(itertools.chain(*(level.names for level in levels.values())))
     # Inner nodes stand at the height at which they merge, the root at 0; all leaves at 1.
     below_root = heights[-1] - heights[tree.leaves :]
-    depths = np.append(np.ones(tree.leaves), below_root * (_INNER / max(below_root[0], 1e-9)))
+    depths = np.append(np.ones(tree.leaves), below_root * (_INNER_SHARE / max(below_root[0], 1e-9)))
     hues = group_styles(np.bincount(groups)).colours
     figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
@@ -200,7 +200,7 @@ def draw_tanglegram(
 
 
 def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
-    axes.text(x, y, shortened(name, _NAME), fontsize=_FONT_SIZE, parse_math=False, **style)
+    axes.text(x, y, shortened(name, _NAME_LENGTH), fontsize=_FONT_SIZE, parse_math=False, **style)
 
 
 def _draw_tree(

@@ -25,11 +25,11 @@ from hypjax.runs.tables import aligned
 from hypjax.training.setup import training_run
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
-_CARRIED = 0.9  # Share of the weight that the counted hardest negatives carry.
-_HARDEST = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
-_POINTS = 200  # Largest number of ranks of a curve in a file.
-_NAME = 24  # Characters of a class in a table.
-_LEAST = 1e-8  # Smallest weight that is drawn, so that the axis resolves larger weights.
+_CARRIED_SHARE = 0.9  # Share of the weight that the counted hardest negatives carry.
+_HARDEST_COUNTS = (1, 10, 100)  # Numbers of negatives whose share of the weight is reported.
+_CURVE_POINTS = 200  # Largest number of ranks of a curve in a file.
+_NAME_LENGTH = 24  # Characters of a class in a table.
+_MIN_WEIGHT = 1e-8  # Smallest weight that is drawn, so that the axis resolves larger weights.
 
 Weights = dict[str, Any]  # The weights of a run's negatives, see `weigh`.
 Runs = Sequence[Weights]
@@ -90,17 +90,17 @@ def choose_in_batch(
     num_listed: int,
     k: int,
 ) -> Choice:
-    """Chooses anchors of a batch, each with every positive.
+    """Chooses anchors from a batch, each once per positive.
 
-    Images of one class are adjacent. As in the pairwise cross-entropy, the subsets are the first
-    images of all classes, the second images, and so on.
+    Images of one class are adjacent. As in the pairwise cross-entropy, the i-th subset of a batch
+    holds the i-th image of each class.
     """
     others = samples_per_class - 1
     anchors = np.repeat(np.arange(len(images)), others)
     sample = anchors % samples_per_class
     offset = 1 + np.arange(len(anchors)) % others
     positives = anchors - sample + (sample + offset) % samples_per_class
-    splits = Splits(None, None, images, None, "")
+    splits = Splits(train=None, validation=None, test=images, gallery=None, fingerprint="")
     choice = Choice(splits, anchors, num_listed, k, positives, samples_per_class)
     return _choose(choice, indices, num_anchors)
 
@@ -192,12 +192,12 @@ def weigh(
             descending = -np.sort(-weights, axis=1)
             curve += np.sum(descending, axis=0)
             sums = np.cumsum(descending, axis=1)
-            carriers += (1 + np.argmax(sums >= _CARRIED * sums[:, -1:], axis=1)).tolist()
+            carriers += (1 + np.argmax(sums >= _CARRIED_SHARE * sums[:, -1:], axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.num_listed][block].tolist()):
                 hardest.append(_hardest(choice, anchor, distances[row], weights[row]))
     curve = curve[: max(choice.num_negatives())] / len(anchors)
     weight, cumulative = curve.sum(), np.cumsum(curve) / curve.sum()
-    ranks = np.unique(np.geomspace(1, len(curve), _POINTS).round().astype(int))
+    ranks = np.unique(np.geomspace(1, len(curve), _CURVE_POINTS).round().astype(int))
     points = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
     quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in (0.1, 0.5, 0.9)}
     return {
@@ -205,7 +205,7 @@ def weigh(
         "temperature": temperature,
         "weight": float(weight),
         "carriers": {"mean": float(np.mean(carriers)), **quantiles},
-        "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST},
+        "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST_COUNTS},
         "carriers_of_anchors": carriers,
         "curve": {name: values.tolist() for name, values in points.items()},
         "hardest": hardest,
@@ -254,7 +254,7 @@ def anchor_table(runs: Runs, anchor: int) -> str:
         columns = (run["hardest"][anchor][x] for x in ("classes", "items", "distances", "weights"))
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
         for rank, (label, image, distance, weight, in_one_run) in enumerate(negatives, 1):
-            name = shortened(on_one_line(label), _NAME)
+            name = shortened(on_one_line(label), _NAME_LENGTH)
             numbers = [str(rank), str(image), f"{distance:.4f}", f"{weight:.5f}", "*" * in_one_run]
             rows.append([run["run"], name, *numbers])
     title = on_one_line(f"anchor {first['index']} ({first['name']}), {first['label']}")
@@ -267,11 +267,11 @@ def draw_curves(runs: Runs, output: pathlib.Path) -> None:
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
         ranks, mean, share = run["curve"].values()
-        weight.plot(ranks, np.where(np.array(mean) >= _LEAST, mean, np.nan), label=run["run"])
+        weight.plot(ranks, np.where(np.array(mean) >= _MIN_WEIGHT, mean, np.nan), label=run["run"])
         cumulative.plot(ranks, share, label=run["run"])
-    cumulative.axhline(_CARRIED, color="grey", linestyle="dashed", linewidth=1)
+    cumulative.axhline(_CARRIED_SHARE, color="grey", linestyle="dashed", linewidth=1)
     weight.set(ylabel="mean weight p(x⁻)", yscale="log")
-    ticks = [0, 0.25, 0.5, 0.75, _CARRIED]
+    ticks = [0, 0.25, 0.5, 0.75, _CARRIED_SHARE]
     cumulative.set(ylabel="cumulative share of the weight", ylim=(0, 1.02), yticks=ticks)
     for axis in (weight, cumulative):
         axis.set(xlabel="rank of the negative, hardest first", xscale="log")

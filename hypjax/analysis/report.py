@@ -39,7 +39,7 @@ from hypjax.system import console
 from hypjax.system.files import write_text
 
 _CLASSES = 20  # Classes with the lowest recall that are listed.
-_POINTS = 5000  # Images in the disk.
+_DISK_IMAGES = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
 _NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Fields of metrics.jsonl.
 _STATES = {
@@ -237,7 +237,7 @@ def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
 def _disk(searches: RunSearches) -> dict[str, str]:
     """A run's disk, its rank correlations, relative δ, and the c that δ suggests."""
     run, images = searches.run, searches.run.splits.test
-    title, chosen = disk.choose(f"{run.name}, test", len(images), _POINTS, 0)
+    title, chosen = disk.choose(f"{run.name}, test", len(images), _DISK_IMAGES, 0)
     points_and_images = searches.points[chosen], images.take(chosen)
     drawing = disk.drawing_of_images(run.config.data.name, {title: points_and_images})
     drawing, ranks = disk.place_in_disk(drawing, searches.space)

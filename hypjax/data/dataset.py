@@ -239,7 +239,7 @@ def table_of_names(
     file_versions: Iterable[object] | None = None,
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
-    """Makes a table of images of unknown sizes, which are in memory unless they have versions."""
+    """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
     optional = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
     optional = {k: np.array(x, object) if any(x) else None for k, x in optional.items()}
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)

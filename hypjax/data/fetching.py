@@ -18,7 +18,7 @@ from hypjax.system.files import checksum, replacing
 from hypjax.types import SPLITS, split_name
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-_SAMPLED = 1000  # First members of a .tar file, from which its kind is guessed.
+_SAMPLED_MEMBERS = 1000  # First members of a .tar file, from which its kind is guessed.
 _TIMEOUT = 30  # Seconds.
 _HEADERS = {"User-Agent": "hypjax"}  # Some servers refuse Python's default.
 
@@ -62,7 +62,7 @@ def _holds_folders(path: pathlib.Path) -> bool:
     """Whether a .tar file holds folders of images, and not the samples of a WebDataset."""
     try:
         with tarfile.open(path) as archive:
-            members = itertools.islice(archive, _SAMPLED)
+            members = itertools.islice(archive, _SAMPLED_MEMBERS)
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
     except (OSError, tarfile.TarError):  # The reader reports the error.
         return False

@@ -26,7 +26,7 @@ from hypjax.types import Batch, View
 if TYPE_CHECKING:
     import grain
 
-_PIECE = 32  # Images.
+_PIECE_SIZE = 32  # Images.
 _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
 _MAX_BYTES = 2**62
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
@@ -49,13 +49,13 @@ class _Pieces:
 
     @property
     def per_batch(self) -> int:
-        return -(-len(self.rows) // _PIECE)
+        return -(-len(self.rows) // _PIECE_SIZE)
 
     def __call__(self, number: int) -> list[Pixels | str | None]:
         """Reads a piece: for each image the pixels, why it is broken, or None for padding."""
         batch, piece = divmod(int(number), self.per_batch)
         images = []
-        for row in self.rows[piece * _PIECE : (piece + 1) * _PIECE]:
+        for row in self.rows[piece * _PIECE_SIZE : (piece + 1) * _PIECE_SIZE]:
             try:
                 images.append(self.read(self.batches[batch], row))
             except UserError as error:

@@ -33,7 +33,7 @@ _MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to t
 _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
-_LARGE = 50_000_000  # Pixels.
+_LARGE_IMAGE = 50_000_000  # Pixels.
 _DECODING_LARGE = threading.Lock()
 
 
@@ -76,7 +76,7 @@ def decode(
         raise ValueError(f"more than {most}; scale it down or remove it") from error
     if least is not None:
         image.draft(None, (least, least))
-    large = image.width * image.height > _LARGE
+    large = image.width * image.height > _LARGE_IMAGE
     with _DECODING_LARGE if large else contextlib.nullcontext():
         return _pixels(image, channels, upright)
 

@@ -144,7 +144,7 @@ def _is_table(path: pathlib.Path) -> bool:
 
 
 def table_of(
-    dataset: Any, where: str, options: Mapping[str, str] | None = None, place: str | None = None
+    dataset: Any, where: str, options: Mapping[str, str] | None = None, prefix: str | None = None
 ) -> Dataset:
     """Makes a table of the images of a `datasets.Dataset`.
 
@@ -155,7 +155,7 @@ def table_of(
         dataset: A `datasets.Dataset`.
         where: Its location, for messages.
         options: Names of the columns `image`, `label` and `coarse_label`.
-        place: Beginning of the images' names; None for images in memory.
+        prefix: Beginning of the images' names; None for images in memory.
     """
     library, features, options = _library(), dataset.features, options or {}
     images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
@@ -173,14 +173,14 @@ def table_of(
     stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     fingerprint = zlib.crc32(repr(files).encode())
-    names = [f"{place}/{i}" if place else f"image {i}" for i in range(len(records))]
+    names = [f"{prefix}/{i}" if prefix else f"image {i}" for i in range(len(records))]
     return table_of_names(
         records,
         names,
         _values(facts, label, where) if label else [""] * len(dataset),
         splits=_values(facts, "split", where) if "split" in kinds else (),
         coarse_labels=_values(facts, coarse_label, where) if coarse_label else (),
-        file_versions=[(name, fingerprint) for name in names] if place else None,
+        file_versions=[(name, fingerprint) for name in names] if prefix else None,
     )
 
 

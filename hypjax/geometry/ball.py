@@ -197,7 +197,7 @@ class PoincareBall(CurvedSpace):
             jnp.concatenate([vectors, -last], axis=-1),
             jnp.concatenate([vectors, last], axis=-1),
             offset[:, 0],
-            (1 / gap + 1 / inside)[:, 0],
+            condition=(1 / gap + 1 / inside)[:, 0],
         )
 
     def ball(self) -> "PoincareBall":

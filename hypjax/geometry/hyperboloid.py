@@ -105,7 +105,7 @@ class Lorentz(CurvedSpace):
             jnp.concatenate([vectors, -last], axis=-1),
             jnp.concatenate([vectors, last], axis=-1),
             offset[:, 0],
-            2 * (cosh + centre_cosh),
+            condition=2 * (cosh + centre_cosh),
         )
 
     def ball(self) -> PoincareBall:

@@ -27,10 +27,10 @@ _BLOCK = 1024  # Points whose distances to each other are compared in one step.
 _MOST_PAIRED = 4096  # Points among which all distances are computed once, not in each step.
 _RATE = 0.5  # Learning rate of the first step, from which it falls to 0.
 _LARGEST_MOVE = 1.0  # Largest move of a point in one step, before the learning rate.
-_NEAREST = 0.01  # Quantile of the distances that counts as the smallest distance.
-_SPREAD = 3.0  # Median distance in the disk, which fills it without crowding the border.
+_NEAREST_QUANTILE = 0.01  # Quantile of the distances that counts as the smallest distance.
+_MEDIAN_DISTANCE = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _MAX_RANKED = 1500  # Points whose pairwise distances are ranked.
-_MANY = 128  # Coordinates from which on two eigenvectors are found faster than all.
+_MANY_COORDINATES = 128  # Coordinates from which on two eigenvectors are found faster than all.
 _SMALLEST = 1e-12
 _LEAST_COSH = 1 + 1e-6  # Of the distance between two points.
 _FARTHEST = 40.0  # Tangents longer than this lead to the disk's edge; cosh² is still finite.
@@ -51,7 +51,7 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     features = np.asarray(spaces.features(space, points))
     start = principal_components(features)
     smallest = 1e-6 * np.abs(features).max() + _SMALLEST
-    start *= _SPREAD / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
+    start *= _MEDIAN_DISTANCE / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     fixed = jnp.asarray(points), space, scaling
     pairs = _all_targets(*fixed) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
@@ -91,9 +91,9 @@ def placing_among(
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
     apart = ~np.eye(len(sample), dtype=bool)
     distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
-    nearest, median = np.quantile(distances, (_NEAREST, 0.5)) if len(distances) else (0, 0)
+    nearest, median = np.quantile(distances, (_NEAREST_QUANTILE, 0.5)) if len(distances) else (0, 0)
     nearest = min(nearest, median / 2)  # With very few points, all distances may be equal.
-    return nearest, _SPREAD / max(median - nearest, _SMALLEST)
+    return nearest, _MEDIAN_DISTANCE / max(median - nearest, _SMALLEST)
 
 
 def lay_out_by_umap(
@@ -133,7 +133,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
     """The features' first two principal components; with one coordinate, the second is 0."""
     centred = features.astype(np.float64) - features.mean(axis=0)
     covariance = centred.T @ centred
-    if len(covariance) < _MANY:
+    if len(covariance) < _MANY_COORDINATES:
         vectors = np.linalg.eigh(covariance)[1][:, :-3:-1]
     else:
         from scipy.sparse.linalg import eigsh
@@ -169,8 +169,8 @@ def faithfulness(
 
     def correlation(positions: Positions) -> float:
         start, end = (positions[sample][indices] for indices in pairs)
-        drawn = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
-        return float(np.corrcoef(ranks, _average_ranks(drawn))[0, 1])
+        ratios = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
+        return float(np.corrcoef(ranks, _average_ranks(ratios))[0, 1])
 
     components = principal_components(np.asarray(spaces.features(space, points)))
     return correlation(positions), correlation(to_disk(1e-6 * components))
@@ -225,8 +225,8 @@ def _add(
     def step(tangents: Float[Array, "m 2"], rate: Float[Array, ""]) -> tuple[Array, None]:
         return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
 
-    drawn = _distances(layout, layout)
-    misfits = (drawn**2).sum(axis=1) - 2 * targets @ drawn  # At each position, up to a constant.
+    distances = _distances(layout, layout)
+    misfits = (distances**2).sum(axis=1) - 2 * targets @ distances  # By position, up to a constant.
     rates = jnp.linspace(_RATE, 0, _ADDING_STEPS)
     return lax.scan(step, layout[misfits.argmin(axis=1)], rates)[0]
 
@@ -262,5 +262,5 @@ def _distances(x: Float[Array, "n 2"], y: Float[Array, "m 2"]) -> Float[Array, "
 def _lift(tangents: Float[Array, "n 2"]) -> Float[Array, "n 3"]:
     """Points of the hyperboloid, time first, to which tangents at the origin lead."""
     lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
-    drawn = jnp.minimum(lengths, _FARTHEST)
-    return jnp.concatenate([jnp.cosh(drawn), tangents * (jnp.sinh(drawn) / lengths)], axis=1)
+    bounded = jnp.minimum(lengths, _FARTHEST)
+    return jnp.concatenate([jnp.cosh(bounded), tangents * (jnp.sinh(bounded) / lengths)], axis=1)

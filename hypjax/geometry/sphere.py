@@ -78,7 +78,7 @@ class Sphere(InnerProductSpace):
         moved = x - centre
         offset = jnp.sum(moved * moved, axis=-1)
         vectors = _SQRT2 * moved
-        return SearchTerms(vectors, vectors, offset, jnp.ones_like(offset))
+        return SearchTerms(vectors, vectors, offset, condition=jnp.ones_like(offset))
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks rows that are not of length 1."""

@@ -23,7 +23,7 @@ from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
 
-_SHARE = 0.95  # Share of the queries whose match is within the distance.
+_MATCH_SHARE = 0.95  # Share of the queries whose match is within the distance.
 _MAX_IMAGES = 2_000  # Largest number of images to measure match distances on.
 _MIN_QUERIES = 10  # Fewest queries with a match for a meaningful quantile.
 
@@ -39,7 +39,7 @@ class Match(NamedTuple):
         if nearest <= self.distance:
             return ""
         return (
-            f"perhaps no match: the nearest hit is at {nearest:.4f}, and {_SHARE:.0%} of the "
+            f"perhaps no match: the nearest hit is at {nearest:.4f}, and {_MATCH_SHARE:.0%} of the "
             f"{self.images} images with a match found it within {self.distance:.4f}"
         )
 
@@ -90,7 +90,7 @@ def match_distance(
     nearest = nearest[np.isfinite(nearest)]
     if len(nearest) < _MIN_QUERIES:
         return None
-    return float(np.quantile(nearest, _SHARE, method="higher"))
+    return float(np.quantile(nearest, _MATCH_SHARE, method="higher"))
 
 
 def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:

@@ -92,7 +92,7 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
             problem = f"config.model.{field} is {value}, but {saved_value} in the run {weights}"
             raise UserError(f"{problem}, whose head is loaded; set both alike")
     params = {part: trained.params[part] for part in ("encoder", "head") if part in trained.params}
-    return params | _learned_by_run(config, trained.params.get("scalars", {}))
+    return params | _starting_scalars(config, trained.params.get("scalars", {}))
 
 
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -123,11 +123,11 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
     return params
 
 
-def _learned_by_run(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """The "scalars" with which training starts: a run's where shapes agree, else as configured."""
+def _starting_scalars(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
+    """Scalars to start with: the run's `params` where shapes agree, else as configured."""
     fields, weights = config.objective, config.model.weights
-    c, curved = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
-    if not fields.learn_c and curved and c not in (None, fields.c):
+    c, has_c = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
+    if not fields.learn_c and has_c and c not in (None, fields.c):
         console.warn(f"the run in {weights} learned c = {c:g}; config.objective.c is {fields.c:g}")
     initial = learned.scalar_parameters(learned.initial_scalars(fields))
     if not initial:

@@ -139,18 +139,18 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 def shorten(space: Space, features: Tensor) -> Tensor:
     """Shortens features as the space does: `space.features(space.embed(features))`."""
-    directions, length, _ = _radial(space, features)
+    directions, length, _ = _directions_and_radii(space, features)
     return directions * length
 
 
 def embed(space: Space, features: Tensor) -> Tensor:
     """Maps features to points of a space, as `space.embed` does."""
-    directions, _, lengths = _radial(space, features)
+    directions, _, lengths = _directions_and_radii(space, features)
     return torch.cat([directions * length for length in lengths], dim=-1)
 
 
-def _radial(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Directions of features, their shortened norms, and the points' norms in each part."""
+def _directions_and_radii(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Directions of features, then norms of shortened features and of points in each part."""
     norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
     radii = space.radii(norms, torch)
     if radii is None:

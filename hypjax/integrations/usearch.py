@@ -39,17 +39,17 @@ from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _SAVED = ("fingerprint", "model", "rounded", "candidates", "recall")  # Fields in gallery.json.
-_SAMPLE = 1000  # Largest number of held-out queries that choose the number of candidates.
+_SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _BLOCK = 4096  # Images to search for at once.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
 _SPARSE, _DENSE = (32, 256), (64, 512)
-_LONG = 32  # Dimension from which vectors fill several cache lines, so that rounding saves time.
+_LONG_DIM = 32  # Dimension from which vectors fill several cache lines, so rounding saves time.
 _ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
 _TOLERANCE = 0.05  # Largest rounding error, as a share of the distance to a neighbour,
-_EXCEPTIONS = 0.01  # and the share of the points whose error may be larger.
+_EXCEPTION_SHARE = 0.01  # and the share of the points whose error may be larger.
 
 _Points = Float32[np.ndarray, "n d"]  # In the sphere, or in a space isometric to a ball.
 _Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
@@ -92,7 +92,7 @@ class GraphGallery(ArrayGallery):
         """
         points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
         euclidean.curvature(space)  # Checks the space.
-        sample, others = euclidean.held_out(len(points), len(points), _SAMPLE)
+        sample, others = euclidean.held_out(len(points), len(points), _SAMPLED_QUERIES)
         k = min(NEAREST, len(others))
         neighbours = others[search(points[sample], None, points[others], k=k, space=space)[1]]
         rows = np.repeat(np.arange(len(sample)), k)
@@ -181,13 +181,13 @@ class GraphGallery(ArrayGallery):
 
     def _search(self, points: _Points, k: int) -> _Ranked:
         """Separations and rows of the nearest images; ∞ and −1 where there are fewer than k."""
-        # Ranks all candidates exactly: the nearest rounded vectors may not be the nearest points.
-        count = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
-        self.index.expansion_search = count
+        num_candidates = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
+        self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
-        queries, rows = _matched_pairs(self.index.search(vectors, count), len(points))
-        stray_queries, stray_rows = self._nearest_strays(vectors, count)
+        queries, rows = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
+        stray_queries, stray_rows = self._nearest_strays(vectors, num_candidates)
         queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
+        # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
     def _nearest_strays(self, vectors: Float32[np.ndarray, "q e"], count: int) -> _Pairs:
@@ -230,15 +230,15 @@ def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
 
 def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "s d"]) -> bool:
     """Whether bfloat16 makes searches faster, with errors small beside distances to neighbours."""
-    if points.shape[1] < _LONG or not len(points):
+    if points.shape[1] < _LONG_DIM or not len(points):
         return False
     errors = _ROUNDING * np.linalg.norm(points, axis=1)
     distances = np.linalg.norm(points - neighbours, axis=1)
-    return bool(np.mean(errors < _TOLERANCE * distances) >= 1 - _EXCEPTIONS)
+    return bool(np.mean(errors < _TOLERANCE * distances) >= 1 - _EXCEPTION_SHARE)
 
 
 def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
-    """The pairs of a query's index and a row in usearch's matches."""
+    """Query indices and gallery rows of usearch's matches."""
     if not num_queries:
         return np.empty(0, int), np.empty(0, int)
     # For a single query, usearch returns arrays of one axis, without missing images.
@@ -253,7 +253,7 @@ def _metric(space: Space, dim: int, rounded: bool = False) -> Any:
 
 
 def _create_index(space: Space, dim: int, *, rounded: bool) -> Any:
-    links, candidates = _DENSE if dim >= _LONG else _SPARSE
+    links, candidates = _DENSE if dim >= _LONG_DIM else _SPARSE
     return usearch.index.Index(
         ndim=dim + (space.ball() is not None),
         metric=_metric(space, dim, rounded),

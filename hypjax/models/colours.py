@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
-_JITTERED = 0.8  # Share of images whose colours are jittered.
+_JITTERED_SHARE = 0.8  # Share of images whose colours are jittered.
 _SIGMA = 0.1, 2.0  # Range of the blur's standard deviation, in pixels of images of side `_SIDE`.
 _SIDE = 224
 _LUMA = jnp.array((0.299, 0.587, 0.114))
@@ -40,7 +40,7 @@ def draw_changes(key: PRNGKeyArray, changes: ColourChanges, images: int) -> Draw
     keys = jax.random.split(key, 5)
     strengths = jnp.array(changes.jitter)
     jitter = strengths * jax.random.uniform(keys[0], (images, 4), minval=-1.0)
-    jitter *= jax.random.bernoulli(keys[1], _JITTERED, (images, 1))
+    jitter *= jax.random.bernoulli(keys[1], _JITTERED_SHARE, (images, 1))
     low, high = _SIGMA
     sigma = jax.random.uniform(keys[2], (images,), minval=low, maxval=high)
     sigma *= jax.random.bernoulli(keys[3], changes.blur, (images,))

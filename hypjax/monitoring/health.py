@@ -19,7 +19,7 @@ _ADVICE = (
     "start from pretrained weights (model.weights), lower optim.learning_rate or "
     "objective.temperature, or lengthen optim.warmup_steps, in a new run"
 )
-_POINT = 1e-5  # Spread relative to the norm; float32 keeps two digits of such differences.
+_COLLAPSED_SPREAD = 1e-5  # Spread relative to the norm; float32 keeps two digits of differences.
 
 Metrics = Mapping[str, Any]
 
@@ -40,24 +40,24 @@ class HealthWatch:
         self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive has p = 1/2 if its logit exceeds theirs by this much.
         self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
-        self._last: str | None = None
+        self._fault: str | None = None
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Checks the last report's values: means of metrics, and extremes of logits."""
+        """Warns, or stops training, if this report shows the same fault as the previous one."""
         if step <= self._settled:
             return
-        last, (self._last, evidence) = self._last, self._fault(values)
-        if self._last is None or self._last != last:
+        previous_fault, (self._fault, evidence) = self._fault, self._diagnose(values)
+        if self._fault is None or self._fault != previous_fault:
             return
-        fault = f"{last} by step {step}: {evidence}"
+        message = f"{self._fault} by step {step}: {evidence}"
         if self._stop:
-            raise UserError(f"{fault} (train.on_collapse=stop); {_ADVICE}")
-        if last not in self._warned:
-            self._warned.add(last)
-            console.warn(f"{fault}; {_ADVICE}")
+            raise UserError(f"{message} (train.on_collapse=stop); {_ADVICE}")
+        if self._fault not in self._warned:
+            self._warned.add(self._fault)
+            console.warn(f"{message}; {_ADVICE}")
 
-    def _fault(self, values: Mapping[str, float]) -> tuple[str | None, str]:
+    def _diagnose(self, values: Mapping[str, float]) -> tuple[str | None, str]:
         """A fault that the values show, or None, and its evidence."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
         if span < self._range:
@@ -78,7 +78,7 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
     points = np.asarray(points, np.float64)
     spread = np.linalg.norm(points - points.mean(0), axis=-1).max()
     norm = np.linalg.norm(points, axis=-1).max()
-    if len(points) > 1 and spread <= _POINT * norm:
+    if len(points) > 1 and spread <= _COLLAPSED_SPREAD * norm:
         where = f"all lie within {spread:.1g} of one point of norm {norm:.1g}"
         console.warn(f"the embeddings have collapsed: {where}; {consequence}")
 

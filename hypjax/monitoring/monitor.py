@@ -21,9 +21,9 @@ from hypjax.system import console, machine
 
 
 def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Means of metrics over finite steps; extremes of those in _min and _max.
+    """Means of metrics over finite steps; minima and maxima of those named *_min and *_max.
 
-    For names in `latest`, the value of the last finite step.
+    Metrics named in `latest` have the value of the last finite step.
     """
     steps = jax.device_get(steps)
     finite = [metrics for metrics in steps if metrics["finite"]]

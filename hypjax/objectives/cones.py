@@ -130,10 +130,10 @@ class Cones(Extension):
             for features in (params["apexes"], outputs.projected)
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
-        shape = {"c": c, "radius": self.radius}
+        cone = {"c": c, "radius": self.radius}
         weights = {"negatives": self.negatives, "margin": self.margin}
-        cone_loss = entailment(points, coarse, apexes, **shape, **weights)
-        inside = lax.stop_gradient(_outside(points, apexes, **shape)) <= 0
+        cone_loss = entailment(points, coarse, apexes, **cone, **weights)
+        inside = lax.stop_gradient(_outside(points, apexes, **cone)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
             "cone_loss": cone_loss,

@@ -27,10 +27,10 @@ from hypjax.system import console
 
 _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
-_SAMPLE = 500  # Number of queries with which an export measures recall.
+_SAMPLED_QUERIES = 500  # Number of queries with which an export measures recall.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
-_CACHED = 2**16  # Coordinates of candidates that fit into the cache of a core.
-_TIED = 1e-5  # Distances within this relative difference are equal.
+_CACHE_SIZE = 2**16  # Coordinates of candidates that fit into the cache of a core.
+_TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
 
 _Points = Float32[np.ndarray, "n d"]
 # Search of an index: the m items nearest to each point in Euclidean distance, −1 for none.
@@ -112,7 +112,7 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
-def held_out(count: int, total: int, most: int = _SAMPLE) -> tuple[np.ndarray, np.ndarray]:
+def held_out(count: int, total: int, most: int = _SAMPLED_QUERIES) -> tuple[np.ndarray, np.ndarray]:
     """Splits rows at random into a sample of about `total` / 10 rows, and the others; ascending.
 
     Recall is measured on a graph without the sample, as for new queries: points in a graph are
@@ -154,7 +154,7 @@ def rank(
         return factors * np.einsum("pd,pd->p", candidates, candidates)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        measured = pool.map(measure, inputs.blocks(len(rows), _CACHED // gallery.shape[1] + 1))
+        measured = pool.map(measure, inputs.blocks(len(rows), _CACHE_SIZE // gallery.shape[1] + 1))
         separations = np.concatenate([np.empty(0), *measured])
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)
@@ -171,8 +171,8 @@ def recalled(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
     hits = is_same.any(axis=2)
     # If several items are as far as the k-th, any of them counts.
     last = separations[:, -1:]
-    missed_ties = ~hits & (separations >= last * (1 - _TIED))
-    other_ties = ~is_same.any(axis=1) & (listed_separations <= last * (1 + _TIED))
+    missed_ties = ~hits & (separations >= last * (1 - _TIE_TOLERANCE))
+    other_ties = ~is_same.any(axis=1) & (listed_separations <= last * (1 + _TIE_TOLERANCE))
     number = other_ties.sum(axis=1, keepdims=True)
     return hits | (missed_ties & (np.cumsum(missed_ties, axis=1) <= number))
 

@@ -22,8 +22,8 @@ _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
 _CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is only one.
-_SPARE = 2  # Candidates beyond k. The last one's score bounds the scores of all other items.
-_MORE = 48  # Candidates beyond 2·k in a second search.
+_SPARE_CANDIDATES = 2  # Beyond k. The last one's score bounds the scores of all other items.
+_MORE_CANDIDATES = 48  # Candidates beyond 2·k in a second search.
 
 
 def nearest_neighbors(
@@ -131,7 +131,7 @@ class _Search:
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Selects candidates by scores and sorts them by distance; returns uncertain queries."""
-        spare = self.k + _MORE if score.dtype == DOUBLE else _SPARE
+        spare = self.k + _MORE_CANDIDATES if score.dtype == DOUBLE else _SPARE_CANDIDATES
         # Separations are computed for a multiple of `LANES` items in any case.
         candidates = inputs.round_up(self.listed + spare, inputs.LANES)
         candidates = min(candidates, len(self.gallery))

@@ -31,7 +31,7 @@ Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
 _BOUND_BYTES = 2**27  # Largest size of the bounds on separations of a block of queries.
 _CHUNK_BYTES = 2**26  # Largest size of the points of a chunk of the gallery, in float64.
 _KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between blocks.
-_CROWD = 2**12  # Near-ties of a query among which copies of a point are measured once.
+_CROWD_SIZE = 2**12  # Near-ties of a query among which copies of a point are measured once.
 
 
 class ItemRelevance(NamedTuple):
@@ -206,7 +206,7 @@ class _Ranker:
         return Ranking(ranks, levels[order[ranks]].astype(int), np.bincount(levels))
 
     def _separations(self, query: Float[np.ndarray, " d"], items: Rows) -> Float[np.ndarray, " r"]:
-        if len(items) <= _CROWD or not self.is_small:
+        if len(items) <= _CROWD_SIZE or not self.is_small:
             return subtraction.item_separations(self.space, query, self.gallery, items)
         # A collapsed model maps all images to one point.
         points = self._point_numbers[items]

@@ -185,7 +185,7 @@ def _part_factors(
 def _slack(
     terms: SearchTerms, dim: int, roundoffs: tuple[float, float]
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
-    """Returns a and b of the slack a_i·b_j + b_i·a_j."""
+    """Terms a and b of a bound on the rounding errors of scores, a_i·b_j + b_i·a_j."""
     # Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
     # product, ρ for terms and separations in float64. This is at most e_i·e_j with
     # e = √ε·(1 + ρ/ε), and the sum is at most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o,

@@ -25,9 +25,9 @@ _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
-_MAX_CROWDS, _CROWD = 16, 1024  # Largest number of crowds, and their least mean size.
-_CENTRED = 4096  # Largest number of points whose mean is the centre of a crowd.
-_FEW = 64  # Distinct queries for which subtraction costs less than products in float64.
+_MAX_CROWDS, _CROWD_SIZE = 16, 1024  # Largest number of crowds, and their least mean size.
+_CENTRED_POINTS = 4096  # Largest number of points whose mean is the centre of a crowd.
+_FEW_QUERIES = 64  # Distinct queries for which subtraction costs less than products in float64.
 
 
 def certify(
@@ -45,7 +45,7 @@ def certify(
     if not _are_few(queries, uncertain):
         remaining = []
         for crowd in _crowds(queries, uncertain):
-            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED)])
+            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED_POINTS)])
             remaining.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
         uncertain = np.sort(np.concatenate(remaining))
     for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
@@ -61,21 +61,21 @@ def certify(
 def _are_few(queries: Points, rows: Rows) -> bool:
     """Whether few queries are distinct, so that subtraction takes less time than another search."""
     distinct: set[bytes] = set()
-    for block in inputs.split(rows, _CROWD):
+    for block in inputs.split(rows, _CROWD_SIZE):
         distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
-        if len(distinct) > _FEW:
+        if len(distinct) > _FEW_QUERIES:
             return False
     return True
 
 
 def _crowds(queries: Points, rows: Rows) -> list[Rows]:
-    """Splits rows at the widest gaps between the projections of their points on a line."""
+    """Splits rows at the widest gaps between projections of their points on a random line."""
     line = np.random.default_rng(0).normal(size=queries.shape[1])
-    blocks = inputs.split(rows, _CROWD)
+    blocks = inputs.split(rows, _CROWD_SIZE)
     projected = np.concatenate([inputs.host_rows(queries, block) @ line for block in blocks])
     order = np.argsort(projected)
-    cuts = int(np.clip(len(rows) // _CROWD, 1, _MAX_CROWDS)) - 1
-    widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - cuts :]
+    num_cuts = int(np.clip(len(rows) // _CROWD_SIZE, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - num_cuts :]
     return np.split(rows[order], np.sort(widest) + 1)
 
 
@@ -121,7 +121,7 @@ def _row_separations(
 def gallery_separations(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
-    """Yields each distinct query's rows, and its separations from all items."""
+    """Yields the rows of equal queries, and their separations from all items."""
     # These queries are often duplicates: a collapsed model maps all images to one point.
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])

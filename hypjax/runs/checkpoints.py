@@ -59,7 +59,7 @@ class Checkpoints:
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
         self._path = path.absolute()  # Orbax rejects relative paths.
         self._read_only = read_only
-        self._saving: int | None = None
+        self._saving_step: int | None = None
         self._manager: ocp.CheckpointManager | None = None
         if read_only or processes.is_first():
             # Orbax and asyncio log the tracebacks of failures that this class reports.
@@ -136,7 +136,7 @@ class Checkpoints:
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[_RECORD] = ocp.args.JsonSave(facts)
-        self._saving = step
+        self._saving_step = step
         if score is not None:
             self._scores[step] = score
         composite = ocp.args.Composite(**items)
@@ -144,8 +144,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being saved is complete; warns if the save fails."""
-        if self._saving is not None and self._attempt(self._finish):
-            self._saving = None
+        if self._saving_step is not None and self._attempt(self._finish):
+            self._saving_step = None
 
     def _finish(self) -> None:
         self._manager.wait_until_finished()
@@ -166,11 +166,11 @@ class Checkpoints:
             action()
             return True
         except Exception as error:  # TensorStore raises a ValueError if the disk is full.
-            problem = f"the state after step {self._saving} could not be saved in {self._path}"
+            problem = f"the state after step {self._saving_step} could not be saved in {self._path}"
             remedy = "the run continues to the next checkpoint"
             console.warn(f"{problem} ({reason(error)}); {remedy}")
-        self._scores.pop(self._saving, None)
-        self._saving = None
+        self._scores.pop(self._saving_step, None)
+        self._saving_step = None
         with contextlib.suppress(Exception):  # The old manager would also fail in later saves.
             self._open()
         return False
@@ -179,8 +179,8 @@ class Checkpoints:
         """Reads the latest intact checkpoint; None if the folder has no checkpoints.
 
         `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings; if
-        `read_only`, None stands for a tree of dictionaries as it was saved. Damaged checkpoints are
-        reported and, unless `read_only`, moved out of the folder. Raises
+        `read_only`, it may hold None for a tree, which is then read as dictionaries. Damaged
+        checkpoints are reported and, unless `read_only`, moved out of the folder. Raises a
         `UserError`, and moves nothing, if all are damaged.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)

@@ -66,9 +66,9 @@ def format_results(results: Mapping[str, Recalls]) -> str:
     for state, parts in results.items():
         for part, scores in parts.items():
             for name, value in scores.items():
-                level, _, metric = name.rpartition("/")
-                if level:  # Such as "roxford5k/easy".
-                    label = state, part, *level.split("/")
+                benchmark, _, metric = name.rpartition("/")
+                if benchmark:  # Such as "roxford5k/easy".
+                    label = state, part, *benchmark.split("/")
                     by_ground_truth.setdefault(label, {})[metric] = value
                 else:
                     by_class.setdefault((state, part), {})[metric] = value

@@ -27,7 +27,7 @@ from hypjax.types import class_names
 if TYPE_CHECKING:
     import pyarrow
 
-_ABANDONED = 86400  # Age in seconds at which a temporary file must be a killed process's.
+_ABANDONED_AGE = 86400  # Age in seconds at which a temporary file must be a killed process's.
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
@@ -58,7 +58,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
-            if time.time() - abandoned.stat().st_mtime > _ABANDONED:
+            if time.time() - abandoned.stat().st_mtime > _ABANDONED_AGE:
                 remove(abandoned)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     try:

@@ -232,10 +232,10 @@ def print_summary(run: TrainingRun, params: PyTree) -> None:
         console.say(f"{pairs}, each with {plans.negatives} negatives of {plans.pool_size} images")
 
 
-_BATCH = 64  # Images in a batch, if there are enough.
+_BATCH_SIZE = 64  # Images in a batch, if there are enough.
 _CACHED_BATCH = 256  # Cached features cost little, and heads learn more from more classes.
-_SAMPLES = 4  # Fewest images per class in a batch.
-_SHOWN = 64_000  # Images that training shows, with repetitions: minutes on two cores.
+_MIN_SAMPLES_PER_CLASS = 4  # Fewest images per class in a batch.
+_SHOWN_IMAGES = 64_000  # Images that training shows, with repetitions: minutes on two cores.
 # Passes over the images if the head starts from principal components: for the head only, whose
 # steps are cheap, or also for trained blocks, which learn faster. With more passes, recall of
 # held-out classes of Cars-196 falls again.
@@ -251,7 +251,7 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
     config = config.copy_and_resolve_references()
     fields, labels = config.train, splits.train.labels
     sizes = np.ones(len(labels), int) if fields.unlabelled else np.bincount(labels)
-    usual_batch = _CACHED_BATCH if fields.cached_features else _BATCH
+    usual_batch = _CACHED_BATCH if fields.cached_features else _BATCH_SIZE
     if fields.samples_per_class is None:
         fields.samples_per_class = _samples(sizes, fields.batch_size, usual_batch)
     if fields.batch_size is None:
@@ -270,7 +270,7 @@ def _steps(config: ConfigDict, images: int) -> int:
     """Chooses the number of steps for a number of training images."""
     size = config.train.batch_size
     if config.model.head_init != "pca":
-        return math.ceil(_SHOWN / size)
+        return math.ceil(_SHOWN_IMAGES / size)
     if not freezes_encoder(config.optim.frozen):
         return math.ceil(_PASSES * images / size)
     return max(math.ceil(_HEAD_PASSES * images / size), _MIN_HEAD_STEPS)
@@ -279,7 +279,7 @@ def _steps(config: ConfigDict, images: int) -> int:
 def _samples(sizes: Int[np.ndarray, " classes"], batch_size: int | None, usual_batch: int) -> int:
     """Chooses the images per class: 4, or more if there are few classes with enough images."""
     batch = batch_size or usual_batch
-    classes = max(min(len(sizes), batch // _SAMPLES), 2)
+    classes = max(min(len(sizes), batch // _MIN_SAMPLES_PER_CLASS), 2)
     preferred = max(2, int(min(batch // classes, np.quantile(sizes, 0.1))))
     if batch_size is None:
         return preferred

@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
     monkeypatch.setattr(positives, "_BOUND_BYTES", 16 * 90 * 7)  # Several blocks and chunks.
     monkeypatch.setattr(positives, "_CHUNK_BYTES", 8 * 3 * 37)
     monkeypatch.setattr(positives, "_KEPT_BYTES", 0 if separate_gallery else 2**30)
-    monkeypatch.setattr(positives, "_CROWD", 8)
+    monkeypatch.setattr(positives, "_CROWD_SIZE", 8)
     rng = np.random.default_rng(0)
     x, levels = points(space, 0, 90, 3), tree_labels(rng, 90)
     x[40:60] = x[20:40]  # Copies with other labels: ties are broken by index.

@@ -63,7 +63,7 @@ def test_images_per_class_fit_a_batch_that_is_set():
 
 @pytest.mark.slow
 def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(setup, "_SHOWN", 96)
+    monkeypatch.setattr(setup, "_SHOWN_IMAGES", 96)
     names = ("train.total_steps", "train.batch_size", "train.samples_per_class")
     unset = [f"{name}=None" for name in (*names, "optim.warmup_steps")]
     config = small_runs.load(photos_folder, *unset)

@@ -30,10 +30,10 @@ def render(glyph: fonts.Glyph) -> np.ndarray:
     """Renders a glyph, light on dark, with fixed random changes: uint8 [SIZE, SIZE]."""
     rng = np.random.default_rng([SEED, glyph.codepoint, zlib.crc32(glyph.face.encode())])
     drawn = fonts.draw(glyph)
-    changed = drawn.transform(
+    warped = drawn.transform(
         drawn.size, Image.Transform.AFFINE, _random_affine(rng), Image.Resampling.BILINEAR
     )
-    ink = np.asarray(changed.reduce(fonts.SUPERSAMPLE), np.float32)
+    ink = np.asarray(warped.reduce(fonts.SUPERSAMPLE), np.float32)
     noisy = ink + NOISE * rng.standard_normal(ink.shape, np.float32)
     return np.rint(np.clip(noisy, 0, 255)).astype(np.uint8)
 
