@@ -128,7 +128,8 @@ class _Caches:
         out.mkdir(exist_ok=True)
         arguments = [argument.replace("OUT", str(out)) for argument in arguments]
         environment = os.environ | {"XDG_CACHE_HOME": str(self._folder / f"caches-{title}")}
-        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+        for name in ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE"):
+            environment.pop(name, None)
         command = [sys.executable, "-m", "benchmarks.probe", str(parts), module, *arguments]
         started = time.perf_counter()
         with subprocess.Popen(
