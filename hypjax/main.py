@@ -106,9 +106,7 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
 def _write_report(run: Any) -> bool:
     """Writes the run's report page; returns whether it was written."""
     from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
-    from hypjax.system import console
 
-    console.say("writing the report")
     return write_own_report(run)
 
 

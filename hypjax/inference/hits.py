@@ -185,6 +185,7 @@ def find_hits(
         own_rows = gallery.own_rows(ids, points)
         if most_own := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
+            # The search leaves out a query's first own row, and `neighbours` the others.
             num_listed = min(k - 1 + most_own, len(gallery) - 1)
         ranked = postprocessing.search(
             points, own_ids, gallery.vectors, k=num_listed, space=gallery.space

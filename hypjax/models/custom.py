@@ -84,7 +84,7 @@ def is_custom(encoder: Encoder) -> bool:
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
-    """Fields of `config.model` that describe an encoder of hypjax; None for other modules."""
+    """Fields of `config.model` from which hypjax can build an encoder; None if it cannot."""
     if not isinstance(encoder, Encoder):
         return None
     if name := timm_name(encoder):

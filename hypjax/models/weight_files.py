@@ -56,7 +56,7 @@ def timm_weights(name: str) -> str:
 
 
 def repository(weights: str) -> str | None:
-    """Hub repository of pretrained weights; None if `weights` is the path of a file or folder."""
+    """Hub repository of pretrained weights by their name, such as timm's; None for a path."""
     name = weights.removeprefix("hf-hub:")
     if weights.startswith(hub.SCHEME):
         name, _ = hub.split(weights)
@@ -65,7 +65,7 @@ def repository(weights: str) -> str | None:
     elif "/" not in name:
         name = f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
     elif name == weights and not name.startswith("timm/"):
-        return None
+        return None  # Without a prefix, only timm's repositories are no paths.
     return name if hub.is_name(name) else None
 
 

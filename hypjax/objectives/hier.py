@@ -176,9 +176,9 @@ class Hier(Extension):
         return (*super().groups, proxies)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
-        """Returns the base's parameters with random proxies, and the base's state.
+        """Returns the base loss's parameters with random hierarchical proxies, and its state.
 
-        Proxies are normally distributed, with norms of about 0.9 times the clip radius, or 0.9
+        These are normally distributed, with norms of about 0.9 times the clip radius, or 0.9
         without clipping.
         """
         base_key, proxy_key = jax.random.split(key)

@@ -43,7 +43,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         options["cluster_detection_method"] = "deactivate"
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
-        options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # Five minutes in JAX 0.8.
+        options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # JAX 0.8 waits five minutes.
     unconnected = f"cannot connect to --coordinator={coordinator}; all processes must reach it"
     timed_out = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
     # On a timeout of its own, JAX would abort with a stack trace.

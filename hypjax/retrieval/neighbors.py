@@ -151,7 +151,7 @@ class _Search:
         return rows[~self.certain[rows]]
 
     def _sizes(self, queries: int, candidates: int, score: Score) -> tuple[tuple[int, int], int]:
-        """Shape of a block's scores, (queries, items), and number of blocks searched at once."""
+        """Shape of a block's scores on a device, (queries, items), and blocks in one pass."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
         height = min(self.block_size, queries, most)

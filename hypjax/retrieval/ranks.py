@@ -136,7 +136,7 @@ def _bound_matches(
     exclude_self: bool,
     sides: tuple[int, int],
 ) -> Float[Array, "2 p"]:
-    """The highest lower and upper bounds on −separations of each query's matches."""
+    """For each query, the highest lower and the highest upper bound on −separation of a match."""
     # They enclose −separation of the nearest match, which is the maximum over all matches.
     height, width = sides
 

@@ -178,10 +178,10 @@ class Checkpoints:
     def restore_latest(self, **like: PyTree | None) -> Restored | None:
         """Reads the latest intact checkpoint; None if the folder has no checkpoints.
 
-        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings; if
-        `read_only`, it may hold None for a tree, which is then read as dictionaries. Damaged
-        checkpoints are reported and, unless `read_only`, moved out of the folder. Raises a
-        `UserError`, and moves nothing, if all are damaged.
+        `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings. If
+        `read_only`, None stands for a tree that is returned as dictionaries. Damaged checkpoints
+        are reported and, unless `read_only`, moved out of the folder. Raises a `UserError`, and
+        moves nothing, if all are damaged.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 

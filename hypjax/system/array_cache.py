@@ -35,7 +35,7 @@ class ArrayCache:
         return self._count
 
     def is_complete(self) -> bool:
-        """Whether all arrays are present, judging by the file's size."""
+        """Whether all arrays are present, judging by the sizes of both files."""
         index = self._read_index()
         present = len(index) == len(self) and self._arrays.exists()
         return present and self._arrays.stat().st_size == index["end"][-1]

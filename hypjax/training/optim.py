@@ -163,7 +163,7 @@ def configured_optimizer(
     """Builds the optimiser of `config.optim`, with the groups of the objective and the space."""
     named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
     if any(group.path == GROUPS["space"] for group in named):
-        space = ()  # The user's group replaces the groups of single scalars.
+        space = ()  # Their paths are longer, so they would win over the user's group.
     groups = [
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in added),

@@ -157,7 +157,7 @@ class OfficialDataset(NamedTuple):
     @property
     def advice(self) -> str:
         """Advice to users without the files."""
-        return f"get {self.source}; pass their folder with --manual_dir=FOLDER"
+        return f"get {self.source}; pass the folder that holds it with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
     def open(self, manual_dir: pathlib.Path | None, downloads: pathlib.Path) -> Iterator[Files]:
