@@ -30,7 +30,6 @@ _LARGEST_MOVE = 1.0  # Largest move of a point in one step, before the learning 
 _NEAREST_QUANTILE = 0.01  # Quantile of the distances that counts as the smallest distance.
 _MEDIAN_DISTANCE = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _MAX_RANKED = 1500  # Points whose pairwise distances are ranked.
-_MANY_COORDINATES = 128  # Coordinates from which on two eigenvectors are found faster than all.
 _SMALLEST = 1e-12
 _LEAST_COSH = 1 + 1e-6  # Of the distance between two points.
 _FARTHEST = 40.0  # Tangents longer than this lead to the disk's edge; cosh² is still finite.
@@ -131,14 +130,13 @@ def lay_out_by_umap(
 
 def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n 2"]:
     """The features' first two principal components; with one coordinate, the second is 0."""
+    import scipy.linalg
+
     centred = features.astype(np.float64) - features.mean(axis=0)
     covariance = centred.T @ centred
-    if len(covariance) < _MANY_COORDINATES:
-        vectors = np.linalg.eigh(covariance)[1][:, :-3:-1]
-    else:
-        from scipy.sparse.linalg import eigsh
-
-        vectors = eigsh(covariance, k=2, v0=np.ones(len(covariance)))[1][:, ::-1]
+    dim = len(covariance)
+    _, vectors = scipy.linalg.eigh(covariance, subset_by_index=[max(dim - 2, 0), dim - 1])
+    vectors = vectors[:, ::-1]
     projected = np.zeros((len(features), 2), np.float32)
     projected[:, : vectors.shape[1]] = centred @ vectors
     return projected
@@ -201,9 +199,11 @@ def _step(
     # The gradient in closed form: automatic differentiation takes 7 times as long.
     lifted, pull_back = jax.vjp(_lift, tangents[rows])
     mirrored = lifted * jnp.array([1, -1, -1])
-    cosh = jnp.maximum(inner_products(lifted, mirrored), _LEAST_COSH)
+    cosh = inner_products(lifted, mirrored)
+    apart = (cosh > _LEAST_COSH) & ~jnp.eye(len(rows), dtype=bool)  # Equal points do not move.
+    cosh = jnp.maximum(cosh, _LEAST_COSH)
     sinh = jnp.sqrt(cosh - 1) * jnp.sqrt(cosh + 1)  # The square may overflow.
-    slopes = (1 - jnp.eye(len(rows))) * (jnp.log(cosh + sinh) - targets) / sinh
+    slopes = jnp.where(apart, (jnp.log(cosh + sinh) - targets) / sinh, 0)
     (gradient,) = pull_back(slopes @ mirrored / len(rows))
     return tangents.at[rows].add(-rate * _bounded(gradient))
 

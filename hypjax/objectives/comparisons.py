@@ -112,6 +112,8 @@ def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
     labels = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"labels have dtype {labels.dtype}; number the classes by integers")
+    if isinstance(labels, np.ndarray) and not np.array_equal(labels, labels.astype(np.int32)):
+        raise ValueError("labels exceed 32 bits; number the classes from 0")
     return labels
 
 

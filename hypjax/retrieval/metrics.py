@@ -159,7 +159,7 @@ def query_scores(
     scores = {name: np.full(count, np.nan) for name in metrics}
     for all_ranks in (False, True):
         rows = np.flatnonzero(needs_all == all_ranks)
-        if not len(rows):
+        if not matches[rows].any():
             continue
         group, group_reranked = query_set, reranked
         if len(rows) < count:

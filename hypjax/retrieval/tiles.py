@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled, Rows
@@ -118,26 +118,30 @@ def pairs(
     sides = [side(size) for size in chunk_sizes]
     if matching_only:
         sides = [points.match_side for points in (queries, items)]
-    capacity = math.prod(map(operator.floordiv, chunk_sizes, sides))
+    capacity = 0 if matching_only else math.prod(map(operator.floordiv, chunk_sizes, sides))
     for row, column in np.ndindex(len(queries.rows), len(items.rows)):
-        matching, others = _split(queries.labels[row], items.labels[column], sides)
-        if symmetric:  # Tiles with matches do not stand for their transposes.
-            others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
-        lists = [matching] if matching_only else [matching, others]
+        matching, filled = _split(queries.labels[row], items.labels[column], sides)
+        lists = [np.argwhere(matching)]
+        if not matching_only:
+            others = np.argwhere(filled & ~matching)
+            if symmetric:  # Tiles with matches do not stand for their transposes.
+                others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
+            lists.append(others)
         if any(map(len, lists)):
-            yield row, column, [distribute(queries.mesh, indices, capacity) for indices in lists]
+            of_pair = [(indices, max(capacity, len(indices))) for indices in lists]
+            yield row, column, [distribute(queries.mesh, *arguments) for arguments in of_pair]
 
 
 def _split(
     rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"], sides: Sequence[int]
-) -> tuple[Int[np.ndarray, "t 2"], Int[np.ndarray, "u 2"]]:
-    """Tiles (row, column) that may contain matches, and all others, from the chunks' labels."""
+) -> tuple[Bool[np.ndarray, "r c"], Bool[np.ndarray, "r c"]]:
+    """Marks the tiles that may contain matches, and those with more than padding."""
     rows, columns = rows.reshape(-1, sides[0]), columns.reshape(-1, sides[1])
     row_first, column_first = rows[:, None, 0], columns[:, 0]
     row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
     matching = (row_first <= column_last) & (column_first <= row_last)
     filled = (row_last >= 0) & (column_last >= 0)  # Not only padding.
-    return np.argwhere(matching & filled), np.argwhere(~matching & filled)
+    return matching & filled, filled
 
 
 def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tiles:

@@ -70,3 +70,11 @@ def test_umap_starts_from_the_layout_on_the_hyperboloid(monkeypatch):
     points = np.asarray(Sphere().embed(classes(np.random.default_rng(0))))
     actual = layout.lay_out_by_umap(points, Sphere())
     np.testing.assert_allclose(actual, layout.lay_out(points, Sphere()), atol=1e-5)
+
+
+def test_features_without_a_direction_are_laid_out_twice_alike():
+    for x in (np.full((50, 128), 0.5), np.repeat(np.eye(128), 4, axis=0)):
+        points = np.asarray(BALL.embed(x.astype(np.float32)))
+        places = layout.lay_out(points, BALL)
+        np.testing.assert_array_equal(layout.lay_out(points, BALL), places)
+        assert np.isfinite(places).all()

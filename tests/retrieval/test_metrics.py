@@ -98,3 +98,15 @@ def test_labels_may_be_names(kind):
     numbers = retrieval.recall_at_k(x, -(10**12) * labels, ks=(1, 5), space=BALL)
     assert retrieval.recall_at_k(x, names, ks=(1, 5), space=BALL) == numbers
     assert retrieval.recall_at_k(x, names, x, list(names), ks=(1,), space=BALL) == {1: 1.0}
+
+
+def test_queries_without_a_match_beside_one_with_two_own_images_have_no_score():
+    x = np.random.default_rng(0).normal(size=(13, 4)).astype(np.float32)
+    labels, gallery_labels = np.array([0, 7, 7, 8]), np.array([0, 0, 0, 1, 1, 2, 2, 3, 3])
+    arguments = x[:4], labels, x[4:], gallery_labels
+    own_rows = [[0, 1], [], [], []]
+    scores = query_scores(
+        *arguments, metrics=["recall@1", "map@r"], space=PoincareBall(0.0, None), own_rows=own_rows
+    )
+    for of_metric in scores.values():
+        np.testing.assert_array_equal(np.isnan(of_metric), [False, True, True, True])
