@@ -187,8 +187,10 @@ class Checkpoints:
 
     def restore_best(self, **like: PyTree | None) -> Restored | None:
         """Reads the best intact checkpoint, like `restore_latest`; None if none has a score."""
-        steps = [step for step, _ in self._best_first()]
-        return self._broadcast(lambda: self._first_intact(steps, like), like)
+        # Only the process that reads knows the scores.
+        return self._broadcast(
+            lambda: self._first_intact([step for step, _ in self._best_first()], like), like
+        )
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
         """Reads the first intact checkpoint of these steps; moves earlier, damaged ones aside."""
