@@ -52,7 +52,7 @@ class Field:
 
 
 def one_of(*choices: str) -> Rule:
-    """One of the given strings."""
+    """Rule that a value is one of these strings."""
     return Rule(lambda value: value in choices, "one of " + ", ".join(choices))
 
 

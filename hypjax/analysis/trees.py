@@ -140,10 +140,10 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
         none is; the correlation also if all distances are equal.
     """
     # Pairs by lowest common ancestor: all, of one label, of one group, and of one label and group.
-    both = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
+    joint = np.unique(np.stack([labels, groups]), axis=1, return_inverse=True)[1].reshape(-1)
     all_pairs, same_label, same_group, same_both = (
         sum(map(tree.pairs_below, tree.counts(partition)))
-        for partition in (np.zeros(tree.leaves, int), labels, groups, both)
+        for partition in (np.zeros(tree.leaves, int), labels, groups, joint)
     )
     within_groups = same_group - same_both
     between_groups = all_pairs - same_label - same_group + same_both

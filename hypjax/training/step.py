@@ -218,7 +218,7 @@ def _apply_gradient(
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     if learner.config.train.on_nonfinite == "skip":
-        # Selected on the devices, so that the host does not wait for every step.
+        # The devices select the values, so that the host need not wait for each step.
         lasting = learner.objective.lasting_state
         updated = _select(finite, updated, trained)
         opt_state = _select(finite, opt_state, state.opt_state)

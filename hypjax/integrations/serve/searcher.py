@@ -69,14 +69,14 @@ class Searcher:
 
         `label` is the class of the hits, None for any; `placed` adds positions in the disk.
         """
-        own = self._find(query) if isinstance(query, str) else None
-        point = own.point if own else self.embed(query)
-        paths = [own.path] if own else None
+        item_of_query = self._find(query) if isinstance(query, str) else None
+        point = item_of_query.point if item_of_query else self.embed(query)
+        paths = [item_of_query.path] if item_of_query else None
         (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
         distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
         # On a server, another client may have removed an image meanwhile.
         items = self._gallery.read(neighbours.keys)
-        described_query = self._describe(own) if own else {}
+        described_query = self._describe(item_of_query) if item_of_query else {}
         hits = [self._describe(item) | {"distance": distances[item.key]} for item in items]
         if placed:
             positions = self._place(np.stack([point, *(item.point for item in items)]))
