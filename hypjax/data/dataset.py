@@ -55,7 +55,7 @@ class Dataset:
     # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.
     decoded: ArrayCache | None = None
     source: str | None = None  # Hash of the records, if known.
-    # Region of each image that views see: left, top, right and bottom, in pixels. None: the whole image.
+    # Region of each image that views see: left, top, right, bottom, in pixels; None: the image.
     boxes: Int[np.ndarray, "images 4"] | None = None
     # Given pairs of images that show the same object, as indices of records.
     pairs: Int[np.ndarray, "pairs 2"] | None = None

@@ -77,8 +77,8 @@ def match_distance(
 ) -> float | None:
     """Measures the distance of a `Match`; None if fewer than 10 queries have a match.
 
-    `own_rows` are the gallery rows of each query's own file, which does not count as a match. If `queries` and
-    `gallery` are the same array, a query's own row is excluded, too.
+    `own_rows` are the gallery rows of each query's own file, which is not a match. If `queries`
+    and `gallery` are the same array, a query's own row is excluded, too.
     """
     distances = np.array(spaces.distance_matrix(space, queries, gallery))
     distances[labels[:, None] != gallery_labels] = np.inf

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     label: str  # Name of the class, unique within the dataset.
     coarse_label: str = ""  # Name of the coarse class; '' if the dataset has none.
     file: str = ""  # Path of the image's file; '': equal to the name.
-    # Region of the image that is kept: left, top, right and bottom, in pixels. None: the whole image.
+    # Region of the image that is kept: left, top, right, bottom, in pixels; None: the image.
     box: tuple[int, int, int, int] | None = None
 
 
