@@ -270,7 +270,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
         labels, names = images.groupings[grouping]
         image_parents, parents = np.split(hierarchy.tree.parents - n, [n])
         proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), image_parents)
-        panel = disk.Panel("", hierarchy.positions[:n], labels, [], None)
+        panel = disk.Panel("", hierarchy.positions[:n], labels, None)
         disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
     if hierarchy.leaf_images:
         read = functools.partial(disk.read_rgb, images.dataset)

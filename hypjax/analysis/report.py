@@ -1,5 +1,6 @@
 """Reports of trained runs: one HTML page that needs no other file."""
 
+import base64
 import contextlib
 import datetime
 import importlib.resources
@@ -20,7 +21,6 @@ from matplotlib.figure import Figure
 
 from hypjax import __version__
 from hypjax.analysis import disk
-from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, search_test_images
 from hypjax.config import identity
@@ -193,7 +193,7 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "hypjax", "text.parse_math": False}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return data_url(file.getvalue(), "svg+xml")
+    return _data_url(file.getvalue(), "svg+xml")
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
@@ -230,8 +230,19 @@ def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
 
 
 def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
-    url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
-    return {"image": url, "label": images.class_name(i), **marks}
+    image = disk.read_rgb(images, i)
+    image.thumbnail((80, 80))
+    image.save(file := io.BytesIO(), "jpeg", quality=82)
+    return {
+        "image": _data_url(file.getvalue(), "jpeg"),
+        "label": images.class_name(i),
+        **marks,
+    }
+
+
+def _data_url(content: bytes, kind: str) -> str:
+    """Returns a file of an image type, such as png, as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _disk(searches: RunSearches) -> dict[str, str]:
@@ -243,7 +254,7 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
-    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend_title}
+    facts = {"image": _data_url(file.getvalue(), "png"), "grouping": drawing.legend_title}
     facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
