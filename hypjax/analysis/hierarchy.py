@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Levels, Radii, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import Levels, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import Heights, Tree
+from hypjax.analysis.trees import Heights, Radii, Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space, spaces
@@ -66,12 +66,12 @@ def find_hierarchy(
     ]
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
-        levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
+        levels = nested_levels(images.groupings)
+        labels = [level.labels for level in levels.values()]
         scores["known_hierarchy"] = {
             "levels": [*levels],
             "wrong_first_hits": known_hierarchy.wrong_first_hits(points, space, images.groupings),
-            "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
-            "radii": known_hierarchy.radii(points, space, levels),
+            "rank_correlation": known_hierarchy.rank_correlations(distances, labels),
         }
     nodes = _nodes(clusters, lengths, images, inner)
     affinity = np.asarray(space.similarity(class_distances))
@@ -210,7 +210,6 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
         levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
         title = f"first hits, and distances in the known hierarchy of {levels}:"
         texts.append(f"{title}\n{known_hierarchy.agreement_table(runs)}")
-        texts.append(f"median distance from the origin:\n{known_hierarchy.radii_table(runs)}")
     return "\n\n".join(texts)
 
 

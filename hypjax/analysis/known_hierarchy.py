@@ -5,9 +5,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,7 +15,7 @@ from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
 from hypjax.analysis.trees import Distances, Heights, Tree
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Space, lorentz
+from hypjax.geometry import Space
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
@@ -30,7 +29,6 @@ _FONT_SIZE = 7  # Points.
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
 Levels = Mapping[str, Groups]
 Groupings = Mapping[str, Grouping]
-Radii = Float[np.ndarray, " groups"]
 
 
 def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
@@ -104,45 +102,6 @@ def rank_correlations(distances: Distances, levels: Sequence[Groups]) -> dict[st
     return correlations
 
 
-def radii(points: Points, space: Space, levels: Levels) -> dict[str, dict[str, float]]:
-    """Median distances from the origin: of images, of groups' centres, and of the common centre.
-
-    Returns:
-        Medians by kind of centre and by level. In "ball", present if the space is a ball or
-        contains one, a centre is the centroid on the hyperboloid, Einstein's midpoint (Law et al.,
-        "Lorentzian Distance Learning", ICML 2019). In "flat", a centre is the mean of the features
-        x, at the distance 2‖x‖, the ball's limit for c → 0.
-    """
-    levels = {"image": np.arange(len(points)), **levels, "all": np.zeros(len(points), int)}
-    lifted, c = _on_hyperboloid(space, points)
-    with jax.enable_x64(True):
-        features = np.asarray(space.features(np.asarray(points, np.float64)))
-    medians: dict[str, dict[str, float]] = {"ball": {}, "flat": {}}
-    for name, groups in levels.items():
-        if c:
-            with jax.enable_x64(True):
-                centres = lorentz.centroids(lifted, groups, groups.max() + 1, c)
-                in_ball = np.linalg.norm(lorentz.logmap0(centres, c), axis=1)
-            medians["ball"][name] = float(np.median(in_ball))
-        sums = np.zeros((groups.max() + 1, features.shape[1]))
-        np.add.at(sums, groups, features)
-        in_flat_space = 2 * np.linalg.norm(sums, axis=1) / np.bincount(groups)
-        medians["flat"][name] = float(np.median(in_flat_space))
-    return {kind: by_level for kind, by_level in medians.items() if by_level}
-
-
-def _on_hyperboloid(space: Space, points: Points) -> tuple[Points, float]:
-    """Points on the hyperboloid of a space's ball, and the ball's c; c is 0 without a ball."""
-    for part, x in space.geometries(points):
-        ball = part.ball()
-        if ball is not None and ball.c:
-            c = float(ball.c)
-            with jax.enable_x64(True):
-                in_ball = part.to_ball(np.asarray(x, np.float64))
-                return np.asarray(lorentz.from_poincare(in_ball, c)), c
-    return points, 0.0
-
-
 def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Formats a line per run: its wrong first hits, and rank correlations."""
     _, _, *groupings = runs[0]["known_hierarchy"]["wrong_first_hits"]  # "queries" and "wrong".
@@ -155,15 +114,6 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
         shares = ["{share:.1%} ({chance:.1%})".format(**share) for share in shares]
         ranks = [f"{rank:.4f}" for rank in known["rank_correlation"].values()]
         rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
-    return aligned(rows)
-
-
-def radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Formats a line per run and space: the median radii."""
-    rows = [["run", "space", *runs[0]["known_hierarchy"]["radii"]["flat"]]]
-    for run in runs:
-        for space, of_levels in run["known_hierarchy"]["radii"].items():
-            rows.append([run["run"], space, *(f"{median:.3f}" for median in of_levels.values())])
     return aligned(rows)
 
 

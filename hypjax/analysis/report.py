@@ -233,11 +233,8 @@ def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
     image = disk.read_rgb(images, i)
     image.thumbnail((80, 80))
     image.save(file := io.BytesIO(), "jpeg", quality=82)
-    return {
-        "image": _data_url(file.getvalue(), "jpeg"),
-        "label": images.class_name(i),
-        **marks,
-    }
+    url = _data_url(file.getvalue(), "jpeg")
+    return {"image": url, "label": images.class_name(i), **marks}
 
 
 def _data_url(content: bytes, kind: str) -> str:
