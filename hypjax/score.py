@@ -86,20 +86,13 @@ def main(
         command.require(dataset=source.dataset)
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
-    from hypjax.geometry import PoincareBall, Sphere
     from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    spaces = {
-        "sphere": Sphere(),
-        "ball": PoincareBall(c, clip_radius or None),
-        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
-    }
-    options = {"space": spaces.get(space), "batch_size": batch_size, "keep_self": keep_self}
-    task = _task(source, external, **options)
+    task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
     if prefix:
         task = task._replace(queries=task.queries.prefix(prefix))
         if task.gallery is not None:
@@ -151,18 +144,26 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
 
 
+def _space(name: str | None, c: float, clip_radius: float) -> Any:
+    """Creates a space by its name; None, for the embeddings' own space, without a name."""
+    from hypjax.geometry import PoincareBall, Sphere
+
+    spaces = {
+        "sphere": Sphere(),
+        "ball": PoincareBall(c, clip_radius or None),
+        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
+    }
+    return spaces.get(name)
+
+
 def _task(
     source: Source,
     external: command.ExternalEncoder,
-    *,
-    space: Any,
     batch_size: int | None,
+    space: Any,
     keep_self: bool,
 ) -> Any:
-    """Reads or computes the embeddings, and builds their scoring `Task`.
-
-    A `space` of None is the embeddings' own.
-    """
+    """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
