@@ -30,7 +30,7 @@ from hypjax.retrieval.embeddings import Embeddings
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-OTHER = "#999999"
+_OTHER = "#999999"
 _INCHES = 5.0  # Side of one disk.
 _NAME_LENGTH = 30  # Characters of a group's name.
 _THUMBNAILS = 12  # Across the disk, side by side.
@@ -81,7 +81,7 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
 
     `thumbnails` also draws as many small images as do not overlap.
     """
-    panels, styles = drawing.panels, _styles_of(drawing)
+    panels, styles = drawing.panels, _group_styles(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -106,22 +106,19 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     save(figure, output)
 
 
-def _styles_of(drawing: Drawing) -> GroupStyles:
-    labels = np.concatenate([panel.labels for panel in drawing.panels])
-    return group_styles(np.bincount(labels, minlength=len(drawing.group_names)))
-
-
-def group_styles(counts: Int[np.ndarray, " groups"]) -> GroupStyles:
+def _group_styles(drawing: Drawing) -> GroupStyles:
     """Chooses styles for groups from the number of images in each group.
 
     If the seven largest groups hold half of the images, each has a colour and a marker, and all
     others are grey. Otherwise, hues run through all groups in order.
     """
+    labels = np.concatenate([panel.labels for panel in drawing.panels])
+    counts = np.bincount(labels, minlength=len(drawing.group_names))
     num_groups = len(counts)
     named = np.argsort(-counts, kind="stable")[: len(COLOURS)]
     named = named[counts[named] > 0]
     if 2 * counts[named].sum() >= counts.sum():
-        colours = np.full(num_groups, OTHER, dtype="<U7")
+        colours = np.full(num_groups, _OTHER, dtype="<U7")
         colours[named] = COLOURS[: len(named)]
         others = f"{num_groups - len(named)} others"
         return GroupStyles(colours, named, range(len(named)), others)
@@ -156,7 +153,7 @@ def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequen
         unnamed = ~np.isin(labels, styles.named)
         others, colours = positions[unnamed], styles.colours[labels[unnamed]]
         axes.scatter(others.real, others.imag, c=colours, zorder=1.5, **style)
-        axes.scatter([], [], color=OTHER, label=styles.others_label, **style)
+        axes.scatter([], [], color=_OTHER, label=styles.others_label, **style)
 
 
 def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from hypjax.analysis import disk, known_hierarchy, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Levels, draw_tanglegram, nested_levels
+from hypjax.analysis.known_hierarchy import nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import Heights, Radii, Tree
+from hypjax.analysis.trees import Radii, Tree
 from hypjax.data.groupings import CLASS
 from hypjax.errors import writing
 from hypjax.geometry import Space, spaces
@@ -24,7 +24,6 @@ from hypjax.system.files import write_json
 
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
-_MAX_TANGLED_CLASSES = 120  # Largest number of classes in a tanglegram.
 
 Affinity = Float[np.ndarray, "classes classes"]
 Rows = Sequence[Sequence[Picture]]
@@ -40,7 +39,6 @@ class Hierarchy(NamedTuple):
     positions: disk.Positions | None  # Of the tree's nodes; None without proxies or a ball.
     leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
-    class_heights: Heights
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
@@ -75,8 +73,8 @@ def find_hierarchy(
         }
     nodes = _nodes(clusters, lengths, images, inner)
     affinity = np.asarray(space.similarity(class_distances))
-    class_tree = trees.average_linkage(class_distances)
-    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), *class_tree)
+    class_tree, _ = trees.average_linkage(class_distances)
+    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), class_tree)
     if proxies is None:
         return hierarchy
     return _with_proxies(hierarchy, points, proxies, space, images)
@@ -248,22 +246,14 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
     """Writes a run's tree and figures to a folder named after the run; returns the files."""
     folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
-    names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = [folder / name for name in names]
-    tree_file, affinity_file, tanglegram_file, disk_file, leaves_file = files
+    files = [folder / name for name in ("tree.json", "affinity.png", "disk.png", "leaves.png")]
+    tree_file, affinity_file, disk_file, leaves_file = files
     with writing(folder):
         folder.mkdir(exist_ok=True)
         write_json(tree_file, hierarchy.nodes)
-        for optional in (tanglegram_file, disk_file, leaves_file):
+        for optional in (disk_file, leaves_file):
             optional.unlink(missing_ok=True)  # Left by an earlier call.
-    first_of_class = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-    groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
-    _draw_affinity(hierarchy, groups, affinity_file)
-    levels = nested_levels(images.groupings)
-    if len(levels) > 1 and len(hierarchy.affinity) <= _MAX_TANGLED_CLASSES:
-        *_, coarsest = levels.values()
-        tree = hierarchy.class_tree, hierarchy.class_heights
-        draw_tanglegram(*tree, levels, coarsest.labels[first_of_class], tanglegram_file)
+    _draw_affinity(hierarchy, images, affinity_file)
     if hierarchy.positions is not None:  # The proxies' tree, its images coloured by group.
         n, grouping = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
         labels, names = images.groupings[grouping]
@@ -277,11 +267,13 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
     return [file for file in files if file.exists()]
 
 
-def _draw_affinity(hierarchy: Hierarchy, groups: Levels, output: pathlib.Path) -> None:
+def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
     """Draws the affinity of classes, beside how many of their groups are equal.
 
     Classes are sorted by groups, and within groups by average linkage.
     """
+    first_of_class = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
+    groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
     affinity = hierarchy.affinity
     linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
     order = np.lexsort((linkage_order, *reversed(groups.values())))

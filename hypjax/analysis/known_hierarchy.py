@@ -1,33 +1,19 @@
-"""Agreement of embeddings with a known hierarchy of classes: numbers and tanglegrams."""
+"""Agreement of embeddings with a known hierarchy of classes."""
 
-import itertools
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from hypjax.analysis.disk import OTHER, draw_lines, group_styles
-from hypjax.analysis.hit_grid import DPI, save, shortened
 from hypjax.analysis.run_embeddings import Points
-from hypjax.analysis.trees import Distances, Heights, Tree
+from hypjax.analysis.trees import Distances
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Space
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 
-_ROW = 0.19  # Inches of a leaf.
-_WIDTHS = (3.0, 4.2, 3.6)  # Inches of the run's tree, the leaves, and the known tree.
-_INNER_SHARE = 0.85  # Share of the width of the run's tree that inner nodes span.
-_LINKS = (0.38, 0.62)  # Where lines begin and end between the names of the leaves.
-_NAME_LENGTH = 26  # Characters of a name.
-_FONT_SIZE = 7  # Points.
-
 Groups = Int[np.ndarray, " images"]  # Number of each image's group, from 0 without gaps.
-Levels = Mapping[str, Groups]
 Groupings = Mapping[str, Grouping]
 
 
@@ -41,17 +27,6 @@ def nested_levels(groupings: Groupings) -> dict[str, Grouping]:
         if nested and 1 < len(coarse.names) < len(fine.names):
             levels[name] = coarse
     return levels
-
-
-def known_tree(levels: Sequence[Groups]) -> Tree:
-    """The tree with the first level's groups as leaves, and later levels' groups above them."""
-    parents, first_coarse = [], 0
-    for fine, coarse in itertools.pairwise([*levels, np.zeros_like(levels[0])]):
-        first_coarse += fine.max() + 1
-        parents_of_fine = np.empty(fine.max() + 1, int)
-        parents_of_fine[fine] = first_coarse + coarse
-        parents.append(parents_of_fine)
-    return Tree(np.concatenate([*parents, [-1]]), levels[0].max() + 1)
 
 
 def wrong_first_hits(points: Points, space: Space, groupings: Groupings) -> dict[str, Any]:
@@ -115,68 +90,3 @@ def agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
         ranks = [f"{rank:.4f}" for rank in known["rank_correlation"].values()]
         rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
     return aligned(rows)
-
-
-def draw_tanglegram(
-    tree: Tree, heights: Heights, levels: Groupings, groups: Groups, output: pathlib.Path
-) -> None:
-    """Draws a tree of classes opposite the known tree, with classes coloured by group."""
-    known = known_tree([level.labels for level in levels.values()])
-    known_starts = known.sorted_starts(tree.starts()[: tree.leaves])
-    starts = tree.sorted_starts(known_starts[: tree.leaves])
-    names = list(itertools.chain(*(level.names for level in levels.values())))
-    # Inner nodes stand at the height at which they merge, the root at 0; all leaves at 1.
-    below_root = heights[-1] - heights[tree.leaves :]
-    depths = np.append(np.ones(tree.leaves), below_root * (_INNER_SHARE / max(below_root[0], 1e-9)))
-    hues = group_styles(np.bincount(groups)).colours
-    figure = Figure(figsize=(sum(_WIDTHS), _ROW * tree.leaves + 0.5), dpi=DPI, layout="constrained")
-    left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=_WIDTHS)
-    _draw_tree(left, tree, depths, starts, groups, hues)
-    left.set_title("found: average linkage, by height", fontsize=10)
-    _draw_tree(right, known, known.depths / known.depths.max(), known_starts, groups, hues, names)
-    right.set_title(f"known: {', '.join(levels)}", fontsize=10, parse_math=False)
-    right.invert_xaxis()
-    ends = starts[: tree.leaves] + 0.5, known_starts[: tree.leaves] + 0.5
-    for x, rows, align in zip((0, 1), ends, ("left", "right"), strict=True):
-        class_names = names[: tree.leaves]
-        for name, y, group in zip(class_names, rows, groups, strict=True):
-            _write(middle, x, y, name, color=hues[group], ha=align, va="center")
-    lines = np.array(_LINKS) + 1j * np.stack(ends, axis=1)
-    draw_lines(middle, lines, colors=hues[groups], linewidths=0.8)
-    middle.set(xlim=(0, 1), ylim=(tree.leaves, 0))
-    for axes in (left, middle, right):
-        axes.axis("off")
-    save(figure, output)
-
-
-def _write(axes: Axes, x: float, y: float, name: str, **style: Any) -> None:
-    axes.text(x, y, shortened(name, _NAME_LENGTH), fontsize=_FONT_SIZE, parse_math=False, **style)
-
-
-def _draw_tree(
-    axes: Axes,
-    tree: Tree,
-    x: np.ndarray,
-    starts: np.ndarray,
-    groups: Groups,
-    hues: np.ndarray,
-    names: Sequence[str] = (),
-) -> None:
-    """Draws a tree with its root at x = 0, and any names of inner nodes except the root's.
-
-    `x` holds the horizontal position of each node. Nodes above several groups are grey.
-    """
-    y = starts + tree.sizes / 2
-    one_hot = np.zeros((len(tree.parents), len(hues)))
-    one_hot[np.arange(tree.leaves), groups] = 1
-    counts = tree.sums(one_hot)
-    pure = counts.max(axis=1) == tree.sizes
-    hue = np.where(pure, hues[counts.argmax(axis=1)], OTHER)
-    child = np.flatnonzero(tree.parents >= 0)
-    parent = tree.parents[child]
-    corners = x[parent] + 1j * y[parent], x[parent] + 1j * y[child], x[child] + 1j * y[child]
-    draw_lines(axes, np.stack(corners, axis=1), colors=hue[child], linewidths=1)
-    for node in range(tree.leaves, len(names)):
-        middle = (x[node] + x[tree.parents[node]]) / 2
-        _write(axes, middle, y[node], names[node], color=hue[node], ha="center", va="bottom")
-    axes.set(xlim=(-0.01, 1.01))

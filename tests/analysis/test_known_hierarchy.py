@@ -22,13 +22,10 @@ def grouping(labels):
 GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
 
 
-def test_levels_are_nested_and_make_a_tree():
+def test_levels_are_nested():
     crossing, constant = np.arange(16) // 2 % 2, np.zeros(16, int)
     shown = {**GROUPINGS, "crossing": grouping(crossing), "constant": grouping(constant)}
     assert list(known_hierarchy.nested_levels(shown)) == list(LEVELS)
-    tree = known_hierarchy.known_tree(list(LEVELS.values()))
-    assert tree.leaves == 8
-    assert tree.parents.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, -1]
 
 
 def test_rank_correlations_agree_with_a_loop_over_all_pairs():
