@@ -104,7 +104,7 @@ def _with_proxies(
         drawn = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
         moduli = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(drawn), axis=1)
         _, components = np.linalg.eigh(np.cov(points, rowvar=False))
-        starts = tree.sorted_starts(points @ components[:, -1])
+        starts = tree.starts(points @ components[:, -1])
         angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
         positions = moduli * np.exp(1j * angles)
     scores = {

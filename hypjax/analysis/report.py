@@ -7,7 +7,6 @@ import importlib.resources
 import io
 import itertools
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jinja2
 import numpy as np
-from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -108,10 +106,10 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
-def _rows(columns: Sequence[Mapping[Any, Any]], missing: Any = "") -> list[Row]:
+def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:
     """Makes a table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return [(name, [column.get(name, missing) for column in columns]) for name in names]
+    return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
@@ -126,36 +124,27 @@ def _facts(run: ShownRun) -> dict[str, str]:
 
 
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
-    """Rows of scores, Recall@1 with its interval first; the best value of each row is bold."""
+    """Rows of scores, Recall@1 with its interval first."""
     rows = []
-    if any(run.searches.interval for run in runs):
-        intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
-        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*bounds) for bounds in intervals]
-        cells = _bold_best([bounds[0] for bounds in intervals], texts)
+    intervals = [run.searches.interval for run in runs]
+    if any(intervals):
+        text = "{:.3f} ({:.3f} to {:.3f})"
+        cells = [text.format(*bounds) if bounds else "" for bounds in intervals]
         rows.append(("head: Recall@1 (95% interval)", cells))
     columns = [
         {
-            (state, part, metric): value
+            (state, part, metric): f"{value:.4f}"
             for state in ("best", "final", "untrained")
             for part, scores in run.results.get(state, {}).items()
             for metric, value in scores.items()
         }
         for run in runs
     ]
-    for (state, part, metric), values in _rows(columns, missing=math.nan):
+    for (state, part, metric), cells in _rows(columns):
         *dataset, name = metric.split("/")
         label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append((label, _bold_best(values, [f"{value:.4f}" for value in values])))
+        rows.append((label, cells))
     return rows
-
-
-def _bold_best(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """The texts of values, '' for NaN, and the largest value's in bold unless all are equal."""
-    finite = [value for value in values if math.isfinite(value)]
-    best = max(finite) if len(set(finite)) > 1 else math.nan
-    cells = [text if math.isfinite(v) else "" for v, text in zip(values, texts, strict=True)]
-    bold = Markup("<strong>{}</strong>")
-    return [bold.format(c) if v == best else c for v, c in zip(values, cells, strict=True)]
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:
