@@ -40,18 +40,15 @@ def main(
     from hypjax.evaluate import pretrained_features
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.runs.published import published_delta
     from hypjax.runs.tables import noted, print_notes
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
     if config:
-        loaded = load_config(config, overrides)
-        points, notes = pretrained_features(loaded)
-        published = None if notes else published_delta(loaded)
+        points, notes = pretrained_features(load_config(config, overrides))
     else:
         command.refuse_overrides(overrides)
-        points, notes, published = _read_features(embeddings), (), None
+        points, notes = _read_features(embeddings), ()
     warn_if_collapsed(points, "delta says nothing about the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
@@ -60,8 +57,6 @@ def main(
     print(f"  over {len(deltas)} draws of {min(samples, len(points))} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(mean):.3f}")
     print_notes(noted(notes))
-    if published is not None:
-        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {mean - published:+.3f})")
     if output:
         command.write_numbers(output, {"relative_delta": mean, "std": std, **noted(notes)})
 
