@@ -28,7 +28,7 @@ from typing import Annotated, Any
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import console, exits, integrations, machine
+from hypjax.system import console, exits, machine
 
 _OVERRIDE = "--config."
 # The condition under which a flag has an effect, at the start of its description.
@@ -59,13 +59,6 @@ class _ListOf(flags.ListParser):
         """Parses the values; a default comes as a sequence."""
         values = super().parse(argument) if isinstance(argument, str) else argument
         return [self._item_parser.parse(value) for value in values]
-
-
-class Engine(flags.ArgumentParser):
-    """Parses a format or a location of embeddings; --help lists the formats of other programs."""
-
-    def __init__(self, ability: integrations.Ability) -> None:
-        self.syntactic_help = f"formats: {', '.join(integrations.names(ability))}"
 
 
 Positive = Annotated[int, flags.IntegerParser(1)]
