@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from hypjax.analysis import known_hierarchy
+from hypjax.analysis import hierarchy
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.geometry import Sphere
 
@@ -25,7 +25,7 @@ GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
 def test_levels_are_nested():
     crossing, constant = np.arange(16) // 2 % 2, np.zeros(16, int)
     shown = {**GROUPINGS, "crossing": grouping(crossing), "constant": grouping(constant)}
-    assert list(known_hierarchy.nested_levels(shown)) == list(LEVELS)
+    assert list(hierarchy.nested_levels(shown)) == list(LEVELS)
 
 
 def test_rank_correlations_agree_with_a_loop_over_all_pairs():
@@ -33,17 +33,17 @@ def test_rank_correlations_agree_with_a_loop_over_all_pairs():
     order = rng.permutation(16)
     levels = [labels[order] for labels in LEVELS.values()]
     tree = sum(level[:, None] != level for level in levels)
-    perfect = known_hierarchy.rank_correlations(np.exp(tree), levels)
+    perfect = hierarchy.rank_correlations(np.exp(tree), levels)
     assert [*perfect.values()] == pytest.approx([1, 1])
     points = rng.normal(size=(16, 3))
     distances = np.linalg.norm(points[:, None] - points, axis=-1)
     pairs = [(distances[i, j], tree[i, j]) for i, j in itertools.combinations(range(16), 2)]
-    correlations = known_hierarchy.rank_correlations(distances, levels)
+    correlations = hierarchy.rank_correlations(distances, levels)
     for name, least in (("all_pairs", 0), ("different_classes", 1)):
         chosen = [(distance, apart) for distance, apart in pairs if apart >= least]
         expected = spearmanr(*zip(*chosen, strict=True)).statistic
         assert correlations[name] == pytest.approx(expected, abs=1e-12)
-    equal = known_hierarchy.rank_correlations(np.ones((16, 16)), levels)
+    equal = hierarchy.rank_correlations(np.ones((16, 16)), levels)
     assert np.isnan([*equal.values()]).all()
 
 
@@ -53,7 +53,7 @@ def test_wrong_first_hits_agree_with_a_loop():
     of_class = np.append(CLASSES, 8)  # A class of one image is not queried.
     coarse = np.append(LEVELS["coarse class"], 0)
     groupings = {CLASS: grouping(of_class), "coarse class": grouping(coarse)}
-    actual = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
+    actual = hierarchy.wrong_first_hits(points, Sphere(), groupings)
     shares, chances = [], []
     for i in range(16):
         others = [j for j in range(17) if j != i]
