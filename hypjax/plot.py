@@ -6,8 +6,6 @@ from typing import Literal
 from hypjax import command
 from hypjax.errors import UserError, require_package
 
-_DEFAULT_IMAGES = {"disk": 5000, "grid": 400}
-
 
 def main(
     kind: Literal["disk", "grid", "hits"] = "disk",
@@ -61,7 +59,7 @@ def main(
         console.say(f"wrote {output}")
         return
     sampling_seed = None if first else seed
-    options = images or _DEFAULT_IMAGES[kind], sampling_seed, colour
+    options = images or (400 if kind == "grid" else 5000), sampling_seed, colour
     if embeddings:
         drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *options)
     else:

@@ -47,7 +47,6 @@ _STATES = {
     "head": "the embedding that is trained, compared in the space of the loss",
     "encoder": "the embedding that enters the head, compared by its cosine",
 }
-_METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 
 Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
@@ -130,7 +129,7 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
     if any(intervals):
         text = "{:.3f} ({:.3f} to {:.3f})"
         cells = [text.format(*bounds) if bounds else "" for bounds in intervals]
-        rows.append(("head: Recall@1 (95% interval)", cells))
+        rows.append(("head: recall@1 (95% interval)", cells))
     columns = [
         {
             (state, part, metric): f"{value:.4f}"
@@ -141,9 +140,7 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
         for run in runs
     ]
     for (state, part, metric), cells in _rows(columns):
-        *dataset, name = metric.split("/")
-        label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append((label, cells))
+        rows.append((f"{state}, {part}: {metric}", cells))
     return rows
 
 
