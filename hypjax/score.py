@@ -53,7 +53,6 @@ def main(
     space: Literal["sphere", "ball", "euclidean"] | None = None,
     c: command.NonNegative = 0.1,
     clip_radius: command.NonNegative = 2.3,
-    prefix: command.Positive | None = None,
     ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
@@ -69,7 +68,6 @@ def main(
             or sphere.
         c: With --space=ball: the ball has curvature -c.
         clip_radius: With --space=ball: norm to which features are clipped; 0 for no clipping.
-        prefix: Score only the first N dimensions of the features.
         ks: Values of K in Recall@K. Default: 1, 2, 4, 8, 10, 100 and 1000, as far as they are below
             the number of items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
@@ -93,10 +91,6 @@ def main(
 
     caches.keep_compiled_programs()
     task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
-    if prefix:
-        task = task._replace(queries=task.queries.prefix(prefix))
-        if task.gallery is not None:
-            task = task._replace(gallery=task.gallery.prefix(prefix))
     if not metrics:
         metrics = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
         if task.ground_truth is not None:
