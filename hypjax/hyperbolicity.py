@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from absl import flags
 
@@ -40,15 +40,19 @@ def main(
     from hypjax.evaluate import pretrained_features
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
+    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import caches
+    from hypjax.system import caches, console
 
     caches.keep_compiled_programs()
     if config:
         points, notes = pretrained_features(load_config(config, overrides))
     else:
         command.refuse_overrides(overrides)
-        points, notes = _read_features(embeddings), ()
+        saved = Embeddings.load(embeddings)
+        points, notes = saved.features(), ()
+        if saved.space.normalized and saved.raw_features is None:
+            console.warn("the features are normalised; Hyp-ViT measures raw ones, as --config does")
     warn_if_collapsed(points, "delta says nothing about the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
@@ -59,17 +63,6 @@ def main(
     print_notes(noted(notes))
     if output:
         command.write_numbers(output, {"relative_delta": mean, "std": std, **noted(notes)})
-
-
-def _read_features(path: str) -> Any:
-    """Reads features [n, d] from a file of embeddings."""
-    from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.system import console
-
-    saved = Embeddings.load(path)
-    if saved.space.normalized and saved.raw_features is None:
-        console.warn("these features are normalised; Hyp-ViT measures raw ones, as --config does")
-    return saved.features()
 
 
 if __name__ == "__main__":
