@@ -64,8 +64,7 @@ class _ListOf(flags.ListParser):
 Positive = Annotated[int, flags.IntegerParser(1)]
 Natural = Annotated[int, flags.IntegerParser(0)]
 NonNegative = Annotated[float, flags.FloatParser(0)]
-FIGURES = (".png", ".pdf", ".svg", ".jpg")
-Figure = Annotated[pathlib.Path, OutputFile(*FIGURES)]
+Figure = Annotated[pathlib.Path, OutputFile(".png", ".pdf", ".svg", ".jpg")]
 # Kinds of parameters that define flags.
 _FLAG_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}

@@ -55,7 +55,7 @@ class GroupStyles(NamedTuple):
 
     colours: np.ndarray  # Colour of each group.
     named: Int[np.ndarray, " named"]  # Groups with their own entry in the legend.
-    markers: Sequence[int]  # Index in `MARKERS` for each named group.
+    markers: Sequence[str]  # Marker of each named group.
     others_label: str  # The legend's entry for all other groups.
 
 
@@ -121,11 +121,11 @@ def _group_styles(drawing: Drawing) -> GroupStyles:
         colours = np.full(num_groups, _OTHER, dtype="<U7")
         colours[named] = COLOURS[: len(named)]
         others = f"{num_groups - len(named)} others"
-        return GroupStyles(colours, named, range(len(named)), others)
+        return GroupStyles(colours, named, MARKERS[: len(named)], others)
     hues = matplotlib.colormaps["turbo"](np.linspace(0, 1, num_groups))
     named = np.linspace(0, num_groups - 1, len(COLOURS)).round().astype(int)
     others = f"{num_groups - len(named)} between these, in order"
-    return GroupStyles(np.array([*map(to_hex, hues)]), named, [0] * len(named), others)
+    return GroupStyles(np.array([*map(to_hex, hues)]), named, [MARKERS[0]] * len(named), others)
 
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
@@ -147,7 +147,7 @@ def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequen
     style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(styles.markers, styles.named, strict=True):
         members, colour = positions[labels == group], styles.colours[group]
-        legend = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
+        legend = {"label": names[group], "marker": marker, "zorder": 2}
         axes.scatter(members.real, members.imag, color=colour, **legend, **style)
     if len(names) > len(styles.named):
         unnamed = ~np.isin(labels, styles.named)

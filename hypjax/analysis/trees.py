@@ -55,16 +55,14 @@ class Tree:
             np.add.at(sums, self.parents[level], sums[level])
         return sums
 
-    def starts(
-        self, values: Float[ArrayLike, " leaves"] | None = None
-    ) -> Int[np.ndarray, " nodes"]:
+    def starts(self, order: Float[ArrayLike, " leaves"] | None = None) -> Int[np.ndarray, " nodes"]:
         """Position of each node's first leaf when all leaves stand in a row.
 
-        Siblings are sorted by the mean value of their leaves, if any, then by index.
+        Siblings are sorted by the mean `order` of their leaves, if given, then by index.
         """
         parents, sizes = self.parents, self.sizes
-        values = np.zeros(self.leaves) if values is None else values
-        means = self.sums(np.pad(values, (0, len(parents) - self.leaves))) / sizes
+        order = np.zeros(self.leaves) if order is None else order
+        means = self.sums(np.pad(order, (0, len(parents) - self.leaves))) / sizes
         starts = np.zeros(len(parents), int)
         for level in self._levels[1:]:
             level = level[np.lexsort((level, means[level], parents[level]))]
