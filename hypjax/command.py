@@ -28,7 +28,7 @@ from typing import Annotated, Any
 from absl import app, flags, logging
 
 from hypjax import errors
-from hypjax.system import console, exits, integrations, machine
+from hypjax.system import console, exits, machine
 
 _OVERRIDE = "--config."
 # The condition under which a flag has an effect, at the start of its description.
@@ -61,18 +61,10 @@ class _ListOf(flags.ListParser):
         return [self._item_parser.parse(value) for value in values]
 
 
-class Engine(flags.ArgumentParser):
-    """Parses a format or a location of embeddings; --help lists the formats of other programs."""
-
-    def __init__(self, ability: integrations.Ability) -> None:
-        self.syntactic_help = f"formats: {', '.join(integrations.names(ability))}"
-
-
 Positive = Annotated[int, flags.IntegerParser(1)]
 Natural = Annotated[int, flags.IntegerParser(0)]
 NonNegative = Annotated[float, flags.FloatParser(0)]
-FIGURES = (".png", ".pdf", ".svg", ".jpg")
-Figure = Annotated[pathlib.Path, OutputFile(*FIGURES)]
+Figure = Annotated[pathlib.Path, OutputFile(".png", ".pdf", ".svg", ".jpg")]
 # Kinds of parameters that define flags.
 _FLAG_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}

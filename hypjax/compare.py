@@ -3,8 +3,6 @@
 python -m hypjax.compare runs/a runs/b: the runs in these folders.
 python -m hypjax.compare --config=configs/cub.py --field=objective.c --value=0.1 --value=0.3: runs
 in default folders that differ in one field.
-
---output=sweep.png also draws the runs; --x names the field on the horizontal axis.
 """
 
 import pathlib

@@ -19,7 +19,7 @@ def main(
     output: Annotated[pathlib.Path, command.OutputFile(".npz")],
     embedding: str = "head",
     batch_size: command.Positive | None = None,
-    export: list[Annotated[str, command.Engine("export")]] | None = None,
+    export: list[str] | None = None,
 ) -> None:
     """Embeds the images and writes the embeddings.
 
@@ -34,8 +34,8 @@ def main(
         output: File to write, such as gallery.npz.
         embedding: With --workdir: head, encoder, or a scored prefix (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
-        export: Another program's format to write as well, such as usearch or parquet, or a URL,
-            such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
+        export: Another program's format to write as well, such as usearch, faiss or parquet, or a
+            URL, such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from absl import flags
 
@@ -40,18 +40,19 @@ def main(
     from hypjax.evaluate import pretrained_features
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.runs.published import published_delta
+    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
-    from hypjax.system import caches
+    from hypjax.system import caches, console
 
     caches.keep_compiled_programs()
     if config:
-        loaded = load_config(config, overrides)
-        points, notes = pretrained_features(loaded)
-        published = None if notes else published_delta(loaded)
+        points, notes = pretrained_features(load_config(config, overrides))
     else:
         command.refuse_overrides(overrides)
-        points, notes, published = _read_features(embeddings), (), None
+        saved = Embeddings.load(embeddings)
+        points, notes = saved.features(), ()
+        if saved.space.normalized and saved.raw_features is None:
+            console.warn("the features are normalised; Hyp-ViT measures raw ones, as --config does")
     warn_if_collapsed(points, "delta says nothing about the images")
     key = jax.random.key(seed)
     deltas = relative_delta(points, num_samples=samples, num_trials=trials, key=key)
@@ -60,21 +61,8 @@ def main(
     print(f"  over {len(deltas)} draws of {min(samples, len(points))} of {len(points)} points")
     print(f"suggested curvature c: {curvature_from_delta(mean):.3f}")
     print_notes(noted(notes))
-    if published is not None:
-        print(f"published (Hyp-ViT, Table 1): {published:.3f} (ours {mean - published:+.3f})")
     if output:
         command.write_numbers(output, {"relative_delta": mean, "std": std, **noted(notes)})
-
-
-def _read_features(path: str) -> Any:
-    """Reads features [n, d] from a file of embeddings."""
-    from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.system import console
-
-    saved = Embeddings.load(path)
-    if saved.space.normalized and saved.raw_features is None:
-        console.warn("these features are normalised; Hyp-ViT measures raw ones, as --config does")
-    return saved.features()
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ def main(
     else:
         from hypjax.train import train_and_evaluate
 
-        report = _write_report if fields.run.report else None
-        options = {"launched": stopwatch.launch(), "report": report}
+        options = {"launched": stopwatch.launch(), "report": fields.run.report}
         train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
 
 
@@ -101,13 +100,6 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
     results = evaluate_pretrained(config) if pretrained else evaluate(config, folder)
     if output and is_first():
         command.write_numbers(output, results)
-
-
-def _write_report(run: Any) -> bool:
-    """Writes the run's report page; returns whether it was written."""
-    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
-
-    return write_own_report(run)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

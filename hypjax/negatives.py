@@ -10,7 +10,6 @@ def main(
     show: command.Natural = 4,
     index: list[int] | None = None,
     k: command.Positive = 10,
-    batch: command.Positive | None = None,
     output: command.Figure | None = None,
 ) -> None:
     """Prints the distribution of weights over negatives, and the hardest negatives of anchors.
@@ -21,8 +20,6 @@ def main(
         show: Without --index: number of anchors whose negatives are shown.
         index: Index of an anchor, from 0, instead of --anchors and --show; repeat the flag.
         k: Number of negatives to show for each anchor.
-        batch: Weigh negatives among the first N images of the first run's first training batch
-            instead of the test images, in each pair of subsets, as the pairwise cross-entropy does.
         output: Figure of the weights to draw, such as negatives.png. Beside it,
             negatives-hardest.png shows the hardest negatives, and negatives.json holds all numbers.
 
@@ -37,12 +34,8 @@ def main(
     runs = open_runs(workdir)
     for run in runs:  # Refuses losses without a temperature before it embeds images.
         softmax_temperature(run.config)
-    splits, options = runs[0].splits, (index or [], anchors, show, k)
-    if batch:
-        images, samples_per_class = negatives.first_batch(runs[0], batch)
-        choice = negatives.choose_in_batch(images, samples_per_class, *options)
-    else:
-        choice = negatives.choose(splits, *options)
+    splits = runs[0].splits
+    choice = negatives.choose(splits, index or [], anchors, show, k)
     weighed = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
     print(negatives.summary_table(weighed))
@@ -53,7 +46,7 @@ def main(
     if output:
         negatives.draw_curves(weighed, output)
         hardest = output.with_stem(f"{output.stem}-hardest")
-        figures = [output, *negatives.draw_hardest(weighed, choice.splits, hardest)]
+        figures = [output, *negatives.draw_hardest(weighed, splits, hardest)]
         numbers = {"anchors": choice.anchors.tolist(), "runs": weighed, **notes}
         command.write_numbers(output.with_suffix(".json"), numbers, *figures)
 

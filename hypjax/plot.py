@@ -1,13 +1,10 @@
 """Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
-from typing import Annotated, Literal
+from typing import Literal
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
-
-_PAGE = ".html"  # Suffix of interactive pages.
-_DEFAULT_IMAGES = {"disk": 5000, "grid": 400, _PAGE: 2000}
 
 
 def main(
@@ -16,7 +13,7 @@ def main(
     *,
     workdir: str | None = None,
     embeddings: str | None = None,
-    output: Annotated[pathlib.Path, command.OutputFile(*command.FIGURES, _PAGE)],
+    output: command.Figure,
     parts: tuple[str, ...] = ("test",),
     layout: Literal["mds", "umap"] = "mds",
     colour: str | None = None,
@@ -34,14 +31,14 @@ def main(
         kind: What to draw.
         workdir: Folder of a trained run, or its URL.
         embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
-        output: Figure to write, such as disk.png or disk.svg, or an interactive page, disk.html.
+        output: Figure to write, such as disk.png or disk.svg.
         parts: With --workdir: the images to draw, train, test, or both, train,test.
         layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
         neighbours: disk, grid: number of neighbours of a point in umap's graph.
         colour: disk, grid: class, or another grouping to colour by. Default: the coarsest.
         thumbnails: disk: draw images, as many as do not overlap.
         images: disk, grid: largest number of images of each part; of more, a random sample is
-            drawn. Default: 5000 in a disk, 2000 on a page, 400 on a grid.
+            drawn. Default: 5000 in a disk, 400 on a grid.
         first: disk, grid: draw the first images instead of a random sample.
         queries: hits: number of queries; half of them, if possible, find a wrong image first.
         k: hits: number of nearest images of each query.
@@ -51,7 +48,7 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _check(kind, output, parts, layout)
+    _check(kind, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -61,9 +58,8 @@ def main(
         print(draw_hits(workdir, queries, k, seed, output))
         console.say(f"wrote {output}")
         return
-    max_images = images or _DEFAULT_IMAGES[_PAGE if output.suffix == _PAGE else kind]
     sampling_seed = None if first else seed
-    options = max_images, sampling_seed, colour
+    options = images or (400 if kind == "grid" else 5000), sampling_seed, colour
     if embeddings:
         drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *options)
     else:
@@ -76,23 +72,17 @@ def main(
         )
     if kind == "grid":
         disk.draw_image_grid(drawing.panels[0], output)
-    elif output.suffix == _PAGE:
-        disk.write_disk_page(drawing, output)
     else:
         disk.draw_disks(drawing, output, thumbnails)
     console.say(f"wrote {output}")
 
 
-def _check(kind: str, output: pathlib.Path, parts: tuple[str, ...], layout: str) -> None:
-    """Refuses flags that contradict each other, and figures that need a missing package."""
-    if kind != "disk" and output.suffix == _PAGE:
-        raise UserError(f"only a disk is drawn as a page; name a figure, such as {kind}.png")
+def _check(kind: str, parts: tuple[str, ...], layout: str) -> None:
+    """Refuses parts that cannot be drawn, and a layout that needs a missing package."""
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:
         raise UserError(f"--parts={part} is unknown; it must be train, test or train,test")
-    if output.suffix == _PAGE:
-        require_package("bokeh", "an interactive page", "hypjax[viz]")
     if layout == "umap":
         require_package("umap", "a layout by UMAP", "hypjax[viz]")
 

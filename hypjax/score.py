@@ -12,13 +12,13 @@ _DEFAULT_KS = (1, 2, 4, 8, 10, 100, 1000)
 
 
 @dataclasses.dataclass(frozen=True)
-class Files:
-    """The flags of embeddings in files.
+class Source:
+    """The flags of what is scored: embeddings in files, or a prepared dataset.
 
     Args:
-        embeddings: File of features or embeddings: .npz, with the arrays features and labels;
-            .npy, with --labels; .parquet, .csv or .pt; or a file that python -m hypjax.embed wrote.
-            With --encoder, the file to write, or to resume.
+        embeddings: Without --encoder: file of features or embeddings: .npz, with the arrays
+            features and labels; .npy, with --labels; .parquet, .csv or .pt; or a file that
+            python -m hypjax.embed wrote.
         labels: Without --encoder: file with the classes: .npy, .pt, or .txt with one class per
             line.
         coarse_labels: Without --encoder: file with the coarse classes, such as Food, or
@@ -29,6 +29,9 @@ class Files:
         query_coarse_labels: With --queries: file with the queries' coarse classes.
         ground_truth: Without --encoder: file of Revisited Oxford or Paris with what each query
             should find, such as gnd_roxford5k.pkl. Default: images of the query's class.
+        dataset: Prepared dataset to score --encoder on; or the dataset of the images in
+            --embeddings, which is needed if the dataset has a ground truth.
+        data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
     """
 
     embeddings: str | None = None
@@ -38,60 +41,18 @@ class Files:
     query_labels: str | None = None
     query_coarse_labels: str | None = None
     ground_truth: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """The flags of images that an encoder embeds.
-
-    Args:
-        images: With --encoder: images to score the encoder on, as for python -m hypjax.embed.
-        dataset: Prepared dataset to score --encoder on; or the dataset of the images in
-            --embeddings, which is needed if the dataset has a ground truth.
-        data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
-        batch_size: With --encoder: number of images at once. Default: 64.
-    """
-
-    images: str | None = None
     dataset: Literal[*PREPARED] | None = None
     data_dir: str | None = None
-    batch_size: command.Positive | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class FeatureSpace:
-    """The flags of the space in which features are compared.
-
-    Args:
-        space: Space to compare features in; sphere compares by cosine. Default: the file's space,
-            or sphere.
-        c: With --space=ball: the ball has curvature -c.
-        clip_radius: With --space=ball: norm to which features are clipped; 0 for no clipping.
-    """
-
-    space: Literal["sphere", "ball", "euclidean"] | None = None
-    c: command.NonNegative = 0.1
-    clip_radius: command.NonNegative = 2.3
-
-    def create(self) -> Any:
-        """Creates the space; None, for the embeddings' own space, if `space` is None."""
-        from hypjax.geometry import PoincareBall, Sphere
-
-        spaces = {
-            "sphere": Sphere(),
-            "ball": PoincareBall(self.c, self.clip_radius or None),
-            "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
-        }
-        return spaces.get(self.space)
 
 
 def main(
     *,
-    files: Files,
+    source: Source,
     external: command.ExternalEncoder,
-    images: Images,
-    features: FeatureSpace,
-    prefix: command.Positive | None = None,
+    batch_size: command.Positive | None = None,
+    space: Literal["sphere", "ball", "euclidean"] | None = None,
+    c: command.NonNegative = 0.1,
+    clip_radius: command.NonNegative = 2.3,
     ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
@@ -100,11 +61,13 @@ def main(
     """Prints the scores with confidence intervals, and can write them to a file.
 
     Args:
-        files: Embeddings to score, with labels and queries.
+        source: Embeddings to score, with labels and queries, or a dataset.
         external: An encoder to score.
-        images: Images that the encoder embeds.
-        features: Space of the features.
-        prefix: Score only the first N dimensions of the features.
+        batch_size: With --encoder: number of images at once. Default: 64.
+        space: Space to compare features in; sphere compares by cosine. Default: the file's space,
+            or sphere.
+        c: With --space=ball: the ball has curvature -c.
+        clip_radius: With --space=ball: norm to which features are clipped; 0 for no clipping.
         ks: Values of K in Recall@K. Default: 1, 2, 4, 8, 10, 100 and 1000, as far as they are below
             the number of items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
@@ -116,23 +79,18 @@ def main(
     Example:
         python -m hypjax.score --embeddings=gallery.npz
     """
+    command.require_one(embeddings=source.embeddings, encoder=external.encoder)
     if external.encoder:
-        command.require_one(images=images.images, dataset=images.dataset)
-    else:
-        command.require(embeddings=files.embeddings)
-        if images.dataset and files.queries:
-            raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
+        command.require(dataset=source.dataset)
+    elif source.dataset and source.queries:
+        raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
     from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    task = _task(files, external, images, features, keep_self)
-    if prefix:
-        task = task._replace(queries=task.queries.prefix(prefix))
-        if task.gallery is not None:
-            task = task._replace(gallery=task.gallery.prefix(prefix))
+    task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
     if not metrics:
         metrics = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
         if task.ground_truth is not None:
@@ -142,7 +100,7 @@ def main(
     else:
         ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
     scores = scoring.score(task, metric_names(metrics, ks))
-    _print(scores, task, "Euclidean space" if features.space == "euclidean" else task.queries.space)
+    _print(scores, task, "Euclidean space" if space == "euclidean" else task.queries.space)
     if output:
         numbers = {
             **{name: score["mean"] for name, score in scores.items()},
@@ -180,11 +138,23 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
 
 
+def _space(name: str | None, c: float, clip_radius: float) -> Any:
+    """Creates a space by its name; None, for the embeddings' own space, without a name."""
+    from hypjax.geometry import PoincareBall, Sphere
+
+    spaces = {
+        "sphere": Sphere(),
+        "ball": PoincareBall(c, clip_radius or None),
+        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
+    }
+    return spaces.get(name)
+
+
 def _task(
-    files: Files,
+    source: Source,
     external: command.ExternalEncoder,
-    images: Images,
-    features: FeatureSpace,
+    batch_size: int | None,
+    space: Any,
     keep_self: bool,
 ) -> Any:
     """Reads or computes the embeddings, and builds their scoring `Task`."""
@@ -193,45 +163,27 @@ def _task(
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    splits = None
-    if images.dataset:
+    splits = queries = None
+    if source.dataset:
         from hypjax.data.splits import open_prepared
 
-        splits = open_prepared(images.dataset, images.data_dir)
+        splits = open_prepared(source.dataset, source.data_dir)
         for note in splits.notes:
             console.say(note)
-    benchmark = files.ground_truth and read_ground_truth(files.ground_truth)
-    ground_truth = splits.ground_truth if splits else None
-    queries, space = None, features.create()
+    benchmark = source.ground_truth and read_ground_truth(source.ground_truth)
     if external.encoder:
-        embeddings = _embed(files.embeddings, external, images, splits, space)
+        embedder = external.open(space=space, batch_size=batch_size)
+        embeddings = embedder.embed_images(splits.images(scored=True))
     else:
-        names = {"labels": files.labels, "coarse_labels": files.coarse_labels}
-        embeddings = Embeddings.load(files.embeddings, space, **names)
+        names = {"labels": source.labels, "coarse_labels": source.coarse_labels}
+        embeddings = Embeddings.load(source.embeddings, space, **names)
         if splits:
             require_images(embeddings, splits)
-    if files.queries:
-        names = {"labels": files.query_labels, "coarse_labels": files.query_coarse_labels}
-        queries = Embeddings.load(files.queries, space, **names)
+    if source.queries:
+        names = {"labels": source.query_labels, "coarse_labels": source.query_coarse_labels}
+        queries = Embeddings.load(source.queries, space, **names)
+    ground_truth = splits.ground_truth if splits else None
     return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
-
-
-def _embed(
-    file: str | None, external: command.ExternalEncoder, images: Images, splits: Any, space: Any
-) -> Any:
-    """Embeds all images into a file, or without a file only the scored images."""
-    from hypjax.data.photos import find_images
-    from hypjax.retrieval.embeddings import Embeddings
-
-    path = file and pathlib.Path(file).expanduser()
-    if path:
-        command.require_output_file("embeddings", path, ".npz")
-    dataset = splits.images(scored=not path) if splits else find_images(images.images)
-    embedder = external.open(space=None if path else space, batch_size=images.batch_size)
-    if not path:
-        return embedder.embed_images(dataset)
-    embedder.embed_to(path, dataset)
-    return Embeddings.load(path, space)
 
 
 if __name__ == "__main__":

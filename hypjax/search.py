@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -19,7 +19,7 @@ def main(
     *,
     workdir: str | None = None,
     external: command.ExternalEncoder,
-    gallery: Annotated[str, command.Engine("open")],
+    gallery: str,
     query: str,
     k: command.Positive = 10,
     expand: command.Natural = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from hypjax import command
 from hypjax.errors import UserError, counted, require_package
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
 def main(
     *,
     workdir: str,
-    gallery: Annotated[str, command.Engine("open")],
+    gallery: str,
     embedding: str = "head",
     host: str = "127.0.0.1",
     port: command.Natural = 8000,

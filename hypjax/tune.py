@@ -1,8 +1,5 @@
 """Compares variants of a configuration, each with its best settings.
 
-python -m hypjax.tune --config=configs/glyphs.py --variant="hyp objective.temperature=0.1,0.2"
---variant="sph objective.temperature=0.1,0.2" --seeds=0,1,2: the table, once all runs are finished.
-
 launch/compare.sh, with the same arguments, trains the runs first.
 """
 
@@ -32,8 +29,8 @@ def main(
         pending: Print the arguments of python -m hypjax.main for the runs to train next.
 
     Example:
-        python -m hypjax.tune --config=configs/glyphs.py
-        --variant="hyp train.batch_size=256" --seeds=0
+        python -m hypjax.tune --config=configs/glyphs.py --seeds=0,1,2
+        --variant="hyp objective.temperature=0.1,0.2" --variant="sph objective.temperature=0.1,0.2"
     """
     command.require(seeds=seeds)
     if ":" in config:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Draws every picture of README.md and docs/ again. Trains the runs that are missing: 24 of letters,
-# about two and a half hours on two CPU cores, and 26 heads on photographs of groceries, which must
+# about two and a half hours on two CPU cores, and 25 heads on photographs of groceries, which must
 # have been prepared. Needs pip install -e ".[lite,viz,ann,serve]", faiss-cpu and chromium.
 # Further fields apply to all runs:
 # RUNS=/tmp/runs OUTPUT=/tmp/pictures launch/pictures.sh --config.train.total_steps=100
@@ -20,10 +20,6 @@ plot() { python -m hypjax.plot "$@"; }
 shop hyp grocery-hyp
 plot hits --workdir="$runs/grocery-hyp" --queries=6 --k=7 --output="$output/grocery-hits.jpg"
 plot disk --workdir="$runs/grocery-hyp" --thumbnails --output="$output/grocery-disk.jpg"
-
-shop hyp+hier grocery-hier
-python -m hypjax.hierarchy --workdir="$runs/grocery-hier" --output="$scratch/groceries"
-cp "$scratch/groceries/grocery-hier/trees.png" "$output/grocery-trees.png"
 
 for space in hyp sph; do
   for dimension in 8 32 128 512; do

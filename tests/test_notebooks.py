@@ -36,7 +36,7 @@ def system(line):
     commands.call(module.removeprefix("hypjax."), *sum(named, []))
 
 get_ipython().system = system
-# UMAP compiles for long: integrations/test_viz_extra.py.
+# UMAP compiles for long; see geometry/test_layout.py.
 layout.lay_out_by_umap = lambda *args, neighbours=15, **kwargs: layout.lay_out(*args, **kwargs)
 layout._STEPS = 20  # Of hundreds, each slow without optimisations; see geometry/test_layout.py.
 """

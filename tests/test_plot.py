@@ -35,7 +35,7 @@ def test_ancestors_in_a_layout_by_umap_are_proxies_nearer_to_the_centre(monkeypa
     monkeypatch.setattr(disk.layouts, "lay_out_by_umap", lambda *_, **__: layout)
     monkeypatch.setattr(disk.layouts, "faithfulness", lambda *_: None)
     points = np.zeros((3, 2), np.float32)
-    panel = disk.Panel("", points, np.zeros(3, int), [], None)
+    panel = disk.Panel("", points, np.zeros(3, int), None)
     drawing = disk.Drawing([panel], ["a"], "class", disk.Proxies(points, np.zeros(3, int)))
     proxies = disk.place_in_disk(drawing, None, "umap", neighbours=80)[0].proxies
     assert (proxies.image_parents.tolist(), proxies.parents.tolist()) == ([0, 2, -1], [1, -1, 1])

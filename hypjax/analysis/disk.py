@@ -1,4 +1,4 @@
-"""The Poincaré disk: embeddings and trees as figures and pages, and images on a grid."""
+"""The Poincaré disk: figures of embeddings and trees, and images on a grid."""
 
 import functools
 import math
@@ -17,37 +17,25 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
-from hypjax.analysis.hit_grid import DPI, File, save, shortened, thumbnail_url, tolerant
+from hypjax.analysis.hit_grid import DPI, File, save, shortened, tolerant
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
-from hypjax.errors import UserError, counted, writing
+from hypjax.errors import UserError, counted
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.system.files import write_text
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-OTHER = "#999999"
+_OTHER = "#999999"
 _INCHES = 5.0  # Side of one disk.
 _NAME_LENGTH = 30  # Characters of a group's name.
 _THUMBNAILS = 12  # Across the disk, side by side.
 _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
-
-# Interactive page.
-_MIN_DISK_WIDTH = 340  # Smallest width of one disk, below which disks stand under each other.
-_THUMBNAIL = 64  # Pixels of the longer side of an image under the pointer.
-_PAGE_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x")
-_HOVER = """
-<div style="max-width: 14rem; font: 13px sans-serif">
-  <img src="@image" alt="" style="display: block; width: 96px; image-rendering: pixelated">
-  @caption<br>distance from the origin: @radius{0.00}
-</div>
-"""
 
 Positions = Complex[np.ndarray, " n"]  # Inside the unit circle.
 Groups = Int[np.ndarray, " n"]  # Number of each point's group.
@@ -59,7 +47,6 @@ class Panel(NamedTuple):
     title: str
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Groups
-    captions: Sequence[str]  # A caption for each image.
     read: Callable[[int], Image.Image] | None  # Reads an image by its index.
 
 
@@ -68,7 +55,7 @@ class GroupStyles(NamedTuple):
 
     colours: np.ndarray  # Colour of each group.
     named: Int[np.ndarray, " named"]  # Groups with their own entry in the legend.
-    markers: Sequence[int]  # Index in `MARKERS` for each named group.
+    markers: Sequence[str]  # Marker of each named group.
     others_label: str  # The legend's entry for all other groups.
 
 
@@ -94,7 +81,7 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
 
     `thumbnails` also draws as many small images as do not overlap.
     """
-    panels, styles = drawing.panels, _styles_of(drawing)
+    panels, styles = drawing.panels, _group_styles(drawing)
     figure = Figure(figsize=(_INCHES * len(panels), _INCHES + 1.1), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -119,29 +106,26 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
     save(figure, output)
 
 
-def _styles_of(drawing: Drawing) -> GroupStyles:
-    labels = np.concatenate([panel.labels for panel in drawing.panels])
-    return group_styles(np.bincount(labels, minlength=len(drawing.group_names)))
-
-
-def group_styles(counts: Int[np.ndarray, " groups"]) -> GroupStyles:
+def _group_styles(drawing: Drawing) -> GroupStyles:
     """Chooses styles for groups from the number of images in each group.
 
     If the seven largest groups hold half of the images, each has a colour and a marker, and all
     others are grey. Otherwise, hues run through all groups in order.
     """
+    labels = np.concatenate([panel.labels for panel in drawing.panels])
+    counts = np.bincount(labels, minlength=len(drawing.group_names))
     num_groups = len(counts)
     named = np.argsort(-counts, kind="stable")[: len(COLOURS)]
     named = named[counts[named] > 0]
     if 2 * counts[named].sum() >= counts.sum():
-        colours = np.full(num_groups, OTHER, dtype="<U7")
+        colours = np.full(num_groups, _OTHER, dtype="<U7")
         colours[named] = COLOURS[: len(named)]
         others = f"{num_groups - len(named)} others"
-        return GroupStyles(colours, named, range(len(named)), others)
+        return GroupStyles(colours, named, MARKERS[: len(named)], others)
     hues = matplotlib.colormaps["turbo"](np.linspace(0, 1, num_groups))
     named = np.linspace(0, num_groups - 1, len(COLOURS)).round().astype(int)
     others = f"{num_groups - len(named)} between these, in order"
-    return GroupStyles(np.array([*map(to_hex, hues)]), named, [0] * len(named), others)
+    return GroupStyles(np.array([*map(to_hex, hues)]), named, [MARKERS[0]] * len(named), others)
 
 
 def grid_lines() -> Complex[np.ndarray, "lines points"]:
@@ -163,13 +147,13 @@ def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequen
     style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
     for marker, group in zip(styles.markers, styles.named, strict=True):
         members, colour = positions[labels == group], styles.colours[group]
-        legend = {"label": names[group], "marker": MARKERS[marker], "zorder": 2}
+        legend = {"label": names[group], "marker": marker, "zorder": 2}
         axes.scatter(members.real, members.imag, color=colour, **legend, **style)
     if len(names) > len(styles.named):
         unnamed = ~np.isin(labels, styles.named)
         others, colours = positions[unnamed], styles.colours[labels[unnamed]]
         axes.scatter(others.real, others.imag, c=colours, zorder=1.5, **style)
-        axes.scatter([], [], color=OTHER, label=styles.others_label, **style)
+        axes.scatter([], [], color=_OTHER, label=styles.others_label, **style)
 
 
 def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
@@ -286,9 +270,8 @@ def drawing_of_images(
     for (title, (points, images)), panel_groupings in zip(by_title.items(), by_panel, strict=True):
         groups, names = panel_groupings[grouping]
         labels = np.array([number_of.setdefault(name, len(number_of)) for name in names])[groups]
-        captions = [f"{images.class_name(i)}, {images.name(i)}" for i in range(len(images))]
         read = tolerant(functools.partial(read_rgb, images))
-        panels.append(Panel(title, points, labels, captions, read))
+        panels.append(Panel(title, points, labels, read))
     return Drawing(panels, list(number_of), grouping)
 
 
@@ -366,66 +349,6 @@ def choose(name: str, count: int, limit: int, seed: int | None) -> tuple[str, np
     title = f"{name}: {f'{limit:,} of ' * (limit < count)}{counted(count, 'image')}"
     order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
     return title, np.sort(order[:limit])
-
-
-def write_disk_page(drawing: Drawing, output: pathlib.Path) -> None:
-    """Writes the disks as one interactive HTML page, which needs no other file."""
-    from bokeh.embed import file_html
-    from bokeh.layouts import column, row
-    from bokeh.models import Div
-    from bokeh.resources import INLINE
-
-    disks = [_bokeh_figure(panel, drawing) for panel in drawing.panels]
-    title = f"Poincaré disk: {', '.join(panel.title for panel in drawing.panels)}"
-    heading = Div(text="<h1 style='font: bold 1.3rem sans-serif'>Poincaré disk</h1>")
-    panels = row(*disks, sizing_mode="stretch_both", styles={"flex-wrap": "wrap"})
-    page = column(heading, panels, sizing_mode="stretch_both")
-    with writing(output):
-        write_text(output, file_html(page, INLINE, title))
-
-
-def _bokeh_figure(panel: Panel, drawing: Drawing) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool
-    from bokeh.plotting import figure
-
-    size = {"sizing_mode": "stretch_both", "min_width": _MIN_DISK_WIDTH, "match_aspect": True}
-    size["min_height"] = _MIN_DISK_WIDTH + 140  # Title and legend.
-    tools = {"tools": "pan,wheel_zoom,box_zoom,reset,save", "active_scroll": "wheel_zoom"}
-    plot = figure(title=panel.title, **size, **tools)
-    plot.x_range.range_padding = plot.y_range.range_padding = 0.02
-    plot.axis.visible = plot.grid.visible = False
-    lines, circle = grid_lines(), np.exp(2j * np.pi * np.linspace(0, 1, 361))
-    plot.multi_line(list(lines.real), list(lines.imag), line_color="#dddddd", line_width=1)
-    plot.line(circle.real, circle.imag, line_color="black")
-    styles, names = _styles_of(drawing), drawing.group_names
-    entries = [([group], names[group]) for group in styles.named.tolist()]
-    entries.append((np.setdiff1d(np.arange(len(names)), styles.named), styles.others_label))
-    renderers = []
-    for (groups, label), marker in zip(entries, [*styles.markers, 0], strict=True):
-        members = np.flatnonzero(np.isin(panel.labels, groups))
-        if not len(members):
-            continue
-        positions = panel.positions[members]
-        columns = {
-            "x": positions.real,
-            "y": positions.imag,
-            "radius": 2 * np.arctanh(np.abs(positions)),
-            "caption": [panel.captions[i] for i in members.tolist()],
-            "image": [thumbnail_url(panel.read(i), _THUMBNAIL, 75) for i in members.tolist()],
-            "colour": styles.colours[panel.labels[members]],
-        }
-        style = {"size": 6, "color": "colour", "marker": _PAGE_MARKERS[marker], "alpha": 0.8}
-        style["legend_label"] = shortened(label, _NAME_LENGTH)
-        renderers.append(plot.scatter("x", "y", source=ColumnDataSource(columns), **style))
-    if drawing.proxies:
-        positions = drawing.proxies.positions
-        style = {"size": 8, "fill_color": "white", "line_color": "black", "legend_label": "proxy"}
-        plot.scatter(positions.real, positions.imag, **style)
-    plot.add_tools(HoverTool(renderers=renderers, tooltips=_HOVER))
-    plot.legend.title, plot.legend.click_policy = drawing.legend_title, "hide"
-    plot.add_layout(plot.legend[0], "below")
-    plot.legend.ncols, plot.legend.location = 2, "top_left"
-    return plot
 
 
 def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:

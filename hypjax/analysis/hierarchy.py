@@ -7,24 +7,23 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
-from hypjax.analysis import disk, known_hierarchy, trees
+from hypjax.analysis import disk, trees
 from hypjax.analysis.hit_grid import DPI, Picture, draw_rows, save
-from hypjax.analysis.known_hierarchy import Levels, Radii, draw_tanglegram, nested_levels
 from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
-from hypjax.analysis.trees import Heights, Tree
-from hypjax.data.groupings import CLASS
+from hypjax.analysis.trees import Radii, Tree
+from hypjax.data.groupings import CLASS, Grouping
 from hypjax.errors import writing
 from hypjax.geometry import Space, spaces
 from hypjax.inference.run import Run
+from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json
 
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
-_MAX_TANGLED_CLASSES = 120  # Largest number of classes in a tanglegram.
 
 Affinity = Float[np.ndarray, "classes classes"]
 Rows = Sequence[Sequence[Picture]]
@@ -40,7 +39,6 @@ class Hierarchy(NamedTuple):
     positions: disk.Positions | None  # Of the tree's nodes; None without proxies or a ball.
     leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
-    class_heights: Heights
 
 
 def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
@@ -66,17 +64,17 @@ def find_hierarchy(
     ]
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
-        levels = {name: level.labels for name, level in nested_levels(images.groupings).items()}
+        levels = nested_levels(images.groupings)
+        labels = [level.labels for level in levels.values()]
         scores["known_hierarchy"] = {
             "levels": [*levels],
-            "wrong_first_hits": known_hierarchy.wrong_first_hits(points, space, images.groupings),
-            "rank_correlation": known_hierarchy.rank_correlations(distances, [*levels.values()]),
-            "radii": known_hierarchy.radii(points, space, levels),
+            "wrong_first_hits": wrong_first_hits(points, space, images.groupings),
+            "rank_correlation": rank_correlations(distances, labels),
         }
     nodes = _nodes(clusters, lengths, images, inner)
     affinity = np.asarray(space.similarity(class_distances))
-    class_tree = trees.average_linkage(class_distances)
-    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), *class_tree)
+    class_tree, _ = trees.average_linkage(class_distances)
+    hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), class_tree)
     if proxies is None:
         return hierarchy
     return _with_proxies(hierarchy, points, proxies, space, images)
@@ -106,7 +104,7 @@ def _with_proxies(
         drawn = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
         moduli = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(drawn), axis=1)
         _, components = np.linalg.eigh(np.cov(points, rowvar=False))
-        starts = tree.sorted_starts(points @ components[:, -1])
+        starts = tree.starts(points @ components[:, -1])
         angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
         positions = moduli * np.exp(1j * angles)
     scores = {
@@ -118,6 +116,70 @@ def _with_proxies(
     return hierarchy._replace(
         scores=scores, tree=tree, nodes=nodes, positions=positions, leaf_images=leaf_images
     )
+
+
+def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
+    """The classes, then ever coarser groupings whose groups are unions of the previous groups."""
+    levels = {CLASS: groupings[CLASS]}
+    for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
+        fine, coarse = next(reversed(levels.values())), groupings[name]
+        pairs = np.unique(np.stack([fine.labels, coarse.labels]), axis=1)
+        nested = pairs.shape[1] == len(fine.names)  # Each fine group is in one coarse group.
+        if nested and 1 < len(coarse.names) < len(fine.names):
+            levels[name] = coarse
+    return levels
+
+
+def wrong_first_hits(
+    points: Points, space: Space, groupings: Mapping[str, Grouping]
+) -> dict[str, Any]:
+    """Counts wrong nearest images, and how many of them belong to the query's group.
+
+    Queries are the images with another image of their class.
+
+    Returns:
+        "queries" and "wrong", the numbers of queries and of wrong nearest images; for each
+        grouping, the "share" of wrong images in the query's group, and the share by "chance", if
+        wrong images were random images of other classes.
+    """
+    classes = groupings[CLASS].labels
+    hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
+    class_sizes = np.bincount(classes)[classes]
+    wrong = np.flatnonzero((class_sizes > 1) & (classes[hits] != classes))
+    scores: dict[str, Any] = {"queries": int(np.sum(class_sizes > 1)), "wrong": len(wrong)}
+    for name, grouping in groupings.items():
+        if name == CLASS:
+            continue
+        groups = grouping.labels
+        pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
+        in_class_and_group = np.bincount(pairs)[pairs]
+        others_in_group = np.bincount(groups)[groups] - in_class_and_group
+        chance = others_in_group[wrong] / (len(points) - class_sizes[wrong])
+        same_group = groups[hits[wrong]] == groups[wrong]
+        scores[name] = {
+            "share": float(np.mean(same_group)) if len(wrong) else np.nan,
+            "chance": float(np.mean(chance)) if len(wrong) else np.nan,
+        }
+    return scores
+
+
+def rank_correlations(
+    distances: trees.Distances, levels: Sequence[Int[np.ndarray, " images"]]
+) -> dict[str, float]:
+    """Spearman's correlation of distances with the number of levels at which groups differ.
+
+    Over all pairs, and over pairs of different classes; NaN if all distances are equal.
+    """
+    from scipy.stats import spearmanr
+
+    pairs = np.tri(len(distances), k=-1, dtype=bool)  # Each pair once.
+    num_levels = sum((level[:, None] != level).astype(np.int8) for level in levels)[pairs]
+    correlations = {}
+    for name, chosen in (("all_pairs", slice(None)), ("different_classes", num_levels > 0)):
+        x, y = distances[pairs][chosen], num_levels[chosen]
+        constant = min(np.ptp(x), np.ptp(y)) == 0 if len(x) else True
+        correlations[name] = np.nan if constant else float(spearmanr(x, y).statistic)
+    return correlations
 
 
 def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
@@ -209,8 +271,7 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> str:
     if "known_hierarchy" in runs[0]:
         levels = ", ".join(runs[0]["known_hierarchy"]["levels"])
         title = f"first hits, and distances in the known hierarchy of {levels}:"
-        texts.append(f"{title}\n{known_hierarchy.agreement_table(runs)}")
-        texts.append(f"median distance from the origin:\n{known_hierarchy.radii_table(runs)}")
+        texts.append(f"{title}\n{_agreement_table(runs)}")
     return "\n\n".join(texts)
 
 
@@ -234,6 +295,21 @@ def _scores_table(runs: Sequence[Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
+def _agreement_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Formats a line per run: its wrong first hits, and rank correlations."""
+    _, _, *groupings = runs[0]["known_hierarchy"]["wrong_first_hits"]  # "queries" and "wrong".
+    blanks = [""] * (len(groupings) - 1)
+    rows = [["", "", "of the right group (chance):", *blanks, "rank correlation:", ""]]
+    rows.append(["run", "wrong first hits", *groupings, "all pairs", "different classes"])
+    for run in runs:
+        known = run["known_hierarchy"]
+        queries, wrong, *shares = known["wrong_first_hits"].values()
+        shares = ["{share:.1%} ({chance:.1%})".format(**share) for share in shares]
+        ranks = [f"{rank:.4f}" for rank in known["rank_correlation"].values()]
+        rows.append([run["run"], f"{wrong} of {queries}", *shares, *ranks])
+    return aligned(rows)
+
+
 def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     head = ["run", "proxies used", "median radius: images", "proxies", "nearest proxies"]
     rows = [[*head, "farther in than their images", "images beneath none"]]
@@ -249,28 +325,20 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
 def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> list[pathlib.Path]:
     """Writes a run's tree and figures to a folder named after the run; returns the files."""
     folder = parent / hierarchy.scores["run"].strip("/").replace("/", "-")
-    names = ("tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png")
-    files = [folder / name for name in names]
-    tree_file, affinity_file, tanglegram_file, disk_file, leaves_file = files
+    files = [folder / name for name in ("tree.json", "affinity.png", "disk.png", "leaves.png")]
+    tree_file, affinity_file, disk_file, leaves_file = files
     with writing(folder):
         folder.mkdir(exist_ok=True)
         write_json(tree_file, hierarchy.nodes)
-        for optional in (tanglegram_file, disk_file, leaves_file):
+        for optional in (disk_file, leaves_file):
             optional.unlink(missing_ok=True)  # Left by an earlier call.
-    first_of_class = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
-    groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
-    _draw_affinity(hierarchy, groups, affinity_file)
-    levels = nested_levels(images.groupings)
-    if len(levels) > 1 and len(hierarchy.affinity) <= _MAX_TANGLED_CLASSES:
-        *_, coarsest = levels.values()
-        tree = hierarchy.class_tree, hierarchy.class_heights
-        draw_tanglegram(*tree, levels, coarsest.labels[first_of_class], tanglegram_file)
+    _draw_affinity(hierarchy, images, affinity_file)
     if hierarchy.positions is not None:  # The proxies' tree, its images coloured by group.
         n, grouping = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
         labels, names = images.groupings[grouping]
         image_parents, parents = np.split(hierarchy.tree.parents - n, [n])
         proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), image_parents)
-        panel = disk.Panel("", hierarchy.positions[:n], labels, [], None)
+        panel = disk.Panel("", hierarchy.positions[:n], labels, None)
         disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
     if hierarchy.leaf_images:
         read = functools.partial(disk.read_rgb, images.dataset)
@@ -278,11 +346,13 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
     return [file for file in files if file.exists()]
 
 
-def _draw_affinity(hierarchy: Hierarchy, groups: Levels, output: pathlib.Path) -> None:
+def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
     """Draws the affinity of classes, beside how many of their groups are equal.
 
     Classes are sorted by groups, and within groups by average linkage.
     """
+    first_of_class = np.unique(images.groupings[CLASS].labels, return_index=True)[1]
+    groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
     affinity = hierarchy.affinity
     linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
     order = np.lexsort((linkage_order, *reversed(groups.values())))

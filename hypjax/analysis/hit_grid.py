@@ -1,6 +1,5 @@
-"""Images in figures and pages: rows of pictures, such as a search's hits."""
+"""Images in figures: rows of pictures, such as a search's hits."""
 
-import base64
 import io
 import itertools
 import pathlib
@@ -89,20 +88,6 @@ def save(figure: Figure, file: File) -> None:
     """Writes a figure to a file, whose suffix selects the format."""
     with writing(file):
         figure.savefig(file)
-
-
-def thumbnail_url(image: Image.Image, side: int, quality: int) -> str:
-    """Returns an image, scaled down to `side` pixels on its longer side, as a data URL."""
-    small = image.copy()
-    small.thumbnail((side, side))
-    file = io.BytesIO()
-    small.save(file, "jpeg", quality=quality)
-    return data_url(file.getvalue(), "jpeg")
-
-
-def data_url(content: bytes, kind: str) -> str:
-    """Returns a file of an image type, such as png, as a data URL."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def shortened(name: str, length: int) -> str:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import Points, head_points, restore_trained, searched
-from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
@@ -22,7 +21,6 @@ from hypjax.geometry.learned import learned_scalars
 from hypjax.inference.run import Run
 from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
-from hypjax.training.setup import training_run
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
 _CARRIED_SHARE = 0.9  # Share of the weight that the counted hardest negatives carry.
@@ -37,35 +35,23 @@ Mask = Bool[np.ndarray, "anchors items"]
 
 
 class Choice(NamedTuple):
-    """Anchors whose negatives are weighed, among the test images or the images of a batch."""
+    """Test images whose negatives are weighed."""
 
-    splits: Splits  # The images of a batch take the place of the test images.
+    splits: Splits
     anchors: Int[np.ndarray, " anchors"]  # Indices among the test images.
     num_listed: int  # The first anchors, whose hardest negatives are listed.
     k: int  # Number of hardest negatives listed per anchor.
-    positives: Int[np.ndarray, " anchors"] | None = None  # In a batch, the positive of each anchor.
-    samples_per_class: int = 1  # In a batch, where images of one class are adjacent.
 
     def num_negatives(self) -> Int[np.ndarray, " anchors"]:
         """Number of negatives of each anchor."""
-        num_images = len(searched(self.splits))
-        if self.positives is not None:
-            return np.full(len(self.anchors), 2 * (num_images // self.samples_per_class - 1))
-        return num_images - _class_sizes(self.splits)[self.anchors]
+        return len(searched(self.splits)) - _class_sizes(self.splits)[self.anchors]
 
     def pairs(self, rows: slice) -> tuple[Mask, Mask]:
-        """Masks of the positives and negatives of `anchors[rows]` among the searched images.
-
-        In a batch, only images of the anchor's subset and its positive's subset are negatives.
-        """
+        """Masks of the positives and negatives of `anchors[rows]` among the searched images."""
         anchors, labels = self.anchors[rows, None], searched(self.splits).labels
-        same_class, index = self.splits.test.labels[anchors] == labels, np.arange(len(labels))
-        if self.positives is None:
-            other_image = (index != anchors) | (self.splits.gallery is not None)
-            return same_class & other_image, ~same_class
-        positives, subset = self.positives[rows, None], index % self.samples_per_class
-        in_pair = (subset == subset[anchors]) | (subset == subset[positives])
-        return index == positives, ~same_class & in_pair
+        same_class = self.splits.test.labels[anchors] == labels
+        other_image = (np.arange(len(labels)) != anchors) | (self.splits.gallery is not None)
+        return same_class & other_image, ~same_class
 
 
 def _class_sizes(splits: Splits) -> Int[np.ndarray, " images"]:
@@ -77,69 +63,27 @@ def _class_sizes(splits: Splits) -> Int[np.ndarray, " images"]:
 def choose(
     splits: Splits, indices: Sequence[int], num_anchors: int, num_listed: int, k: int
 ) -> Choice:
-    """Chooses test images with a positive as anchors: by index, or evenly spaced."""
-    anchors = np.flatnonzero(_class_sizes(splits) > (splits.gallery is None))
-    return _choose(Choice(splits, anchors, num_listed, k), indices, num_anchors)
+    """Chooses test images with a positive as anchors: by index, or evenly spaced.
 
-
-def choose_in_batch(
-    images: Dataset,
-    samples_per_class: int,
-    indices: Sequence[int],
-    num_anchors: int,
-    num_listed: int,
-    k: int,
-) -> Choice:
-    """Chooses anchors from a batch, each once per positive.
-
-    Images of one class are adjacent. As in the pairwise cross-entropy, the i-th subset of a batch
-    holds the i-th image of each class.
+    The anchors whose negatives are listed come first: all with an index, or `num_listed`.
     """
-    others = samples_per_class - 1
-    anchors = np.repeat(np.arange(len(images)), others)
-    sample = anchors % samples_per_class
-    offset = 1 + np.arange(len(anchors)) % others
-    positives = anchors - sample + (sample + offset) % samples_per_class
-    splits = Splits(train=None, validation=None, test=images, gallery=None, fingerprint="")
-    choice = Choice(splits, anchors, num_listed, k, positives, samples_per_class)
-    return _choose(choice, indices, num_anchors)
-
-
-def first_batch(run: Run, size: int) -> tuple[Dataset, int]:
-    """The first images of a run's first batch, and the number of images per class."""
-    if run.config.train.unlabelled:
-        raise UserError("--batch shows images with labels, but this run was trained without them")
-    built = training_run(run)
-    samples, batch_size = built.spec.samples_per_class, built.spec.batch_size
-    if not 2 * samples <= size <= batch_size:
-        allowed = f"from {2 * samples} (two classes) to {batch_size}"
-        raise UserError(f"--batch is {size}; it must be {allowed}")
-    images = built.plans.choose(0)[: size // samples * samples]
-    return built.splits.train.take(images), samples
-
-
-def _choose(choice: Choice, indices: Sequence[int], num_anchors: int) -> Choice:
-    """Keeps the anchors with these indices, or evenly spaced anchors, the listed anchors first."""
-    anchors, num_images = choice.anchors, len(choice.splits.test)
+    anchors = np.flatnonzero(_class_sizes(splits) > (splits.gallery is None))
     for index in indices:
-        if not 0 <= index < num_images:
-            raise UserError(f"--index is {index}; the images are 0 to {num_images - 1}")
+        if not 0 <= index < len(splits.test):
+            raise UserError(f"--index is {index}; the images are 0 to {len(splits.test) - 1}")
         if index not in anchors:
             raise UserError(f"--index is {index}, an image without another image of its class")
     if not len(anchors):
         raise UserError("no class has two images, so no anchor has a positive")
     if indices:
-        rows = np.concatenate([np.flatnonzero(anchors == index) for index in indices])
-        num_listed = len(rows)
+        choice = Choice(splits, np.array(indices), len(indices), k)
     else:
-        rows = _evenly_spaced(len(anchors), num_anchors)
-        listed = _evenly_spaced(len(rows), choice.num_listed)
-        rows = np.concatenate([rows[listed], np.delete(rows, listed)])
-        num_listed = len(listed)
-    positives = None if choice.positives is None else choice.positives[rows]
-    choice = choice._replace(anchors=anchors[rows], num_listed=num_listed, positives=positives)
-    if choice.k > (fewest := choice.num_negatives().min()):
-        raise UserError(f"--k is {choice.k}, but an anchor has only {fewest} negatives")
+        anchors = anchors[_evenly_spaced(len(anchors), num_anchors)]
+        listed = _evenly_spaced(len(anchors), num_listed)
+        anchors = np.concatenate([anchors[listed], np.delete(anchors, listed)])
+        choice = Choice(splits, anchors, len(listed), k)
+    if k > (fewest := choice.num_negatives().min()):
+        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
     return choice
 
 

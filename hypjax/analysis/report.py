@@ -1,12 +1,12 @@
 """Reports of trained runs: one HTML page that needs no other file."""
 
+import base64
 import contextlib
 import datetime
 import importlib.resources
 import io
 import itertools
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jinja2
 import numpy as np
-from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from hypjax import __version__
 from hypjax.analysis import disk
-from hypjax.analysis.hit_grid import data_url, thumbnail_url
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, search_test_images
 from hypjax.config import identity
@@ -49,7 +47,6 @@ _STATES = {
     "head": "the embedding that is trained, compared in the space of the loss",
     "encoder": "the embedding that enters the head, compared by its cosine",
 }
-_METRICS = {"map": "mAP", "map@r": "MAP@R", "r_precision": "R-precision", "mrr": "MRR"}
 
 Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
@@ -108,10 +105,10 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
 
 
-def _rows(columns: Sequence[Mapping[Any, Any]], missing: Any = "") -> list[Row]:
+def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:
     """Makes a table with a row for each name and a column for each run."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return [(name, [column.get(name, missing) for column in columns]) for name in names]
+    return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
@@ -126,36 +123,25 @@ def _facts(run: ShownRun) -> dict[str, str]:
 
 
 def _scores(runs: Sequence[ShownRun]) -> list[Row]:
-    """Rows of scores, Recall@1 with its interval first; the best value of each row is bold."""
+    """Rows of scores, Recall@1 with its interval first."""
     rows = []
-    if any(run.searches.interval for run in runs):
-        intervals = [run.searches.interval or [math.nan] * 3 for run in runs]
-        texts = ["{:.3f} ({:.3f} to {:.3f})".format(*bounds) for bounds in intervals]
-        cells = _bold_best([bounds[0] for bounds in intervals], texts)
-        rows.append(("head: Recall@1 (95% interval)", cells))
+    intervals = [run.searches.interval for run in runs]
+    if any(intervals):
+        text = "{:.3f} ({:.3f} to {:.3f})"
+        cells = [text.format(*bounds) if bounds else "" for bounds in intervals]
+        rows.append(("head: recall@1 (95% interval)", cells))
     columns = [
         {
-            (state, part, metric): value
+            (state, part, metric): f"{value:.4f}"
             for state in ("best", "final", "untrained")
             for part, scores in run.results.get(state, {}).items()
             for metric, value in scores.items()
         }
         for run in runs
     ]
-    for (state, part, metric), values in _rows(columns, missing=math.nan):
-        *dataset, name = metric.split("/")
-        label = f"{', '.join([state, part, *dataset])}: {_METRICS.get(name, name.capitalize())}"
-        rows.append((label, _bold_best(values, [f"{value:.4f}" for value in values])))
+    for (state, part, metric), cells in _rows(columns):
+        rows.append((f"{state}, {part}: {metric}", cells))
     return rows
-
-
-def _bold_best(values: Sequence[float], texts: Sequence[str]) -> list[str]:
-    """The texts of values, '' for NaN, and the largest value's in bold unless all are equal."""
-    finite = [value for value in values if math.isfinite(value)]
-    best = max(finite) if len(set(finite)) > 1 else math.nan
-    cells = [text if math.isfinite(v) else "" for v, text in zip(values, texts, strict=True)]
-    bold = Markup("<strong>{}</strong>")
-    return [bold.format(c) if v == best else c for v, c in zip(values, cells, strict=True)]
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:
@@ -193,7 +179,7 @@ def _curves(runs: Sequence[ShownRun]) -> str:
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "hypjax", "text.parse_math": False}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return data_url(file.getvalue(), "svg+xml")
+    return _data_url(file.getvalue(), "svg+xml")
 
 
 def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, list[list[dict]]]]:
@@ -230,8 +216,16 @@ def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
 
 
 def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
-    url = thumbnail_url(disk.read_rgb(images, i), side=80, quality=82)
+    image = disk.read_rgb(images, i)
+    image.thumbnail((80, 80))
+    image.save(file := io.BytesIO(), "jpeg", quality=82)
+    url = _data_url(file.getvalue(), "jpeg")
     return {"image": url, "label": images.class_name(i), **marks}
+
+
+def _data_url(content: bytes, kind: str) -> str:
+    """Returns a file of an image type, such as png, as a data URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _disk(searches: RunSearches) -> dict[str, str]:
@@ -243,7 +237,7 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
-    facts = {"image": data_url(file.getvalue(), "png"), "grouping": drawing.legend_title}
+    facts = {"image": _data_url(file.getvalue(), "png"), "grouping": drawing.legend_title}
     facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))

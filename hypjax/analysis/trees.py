@@ -55,25 +55,21 @@ class Tree:
             np.add.at(sums, self.parents[level], sums[level])
         return sums
 
-    def starts(self, order: Float[ArrayLike, " nodes"] | None = None) -> Int[np.ndarray, " nodes"]:
+    def starts(self, order: Float[ArrayLike, " leaves"] | None = None) -> Int[np.ndarray, " nodes"]:
         """Position of each node's first leaf when all leaves stand in a row.
 
-        Siblings are sorted by `order`, then by index.
+        Siblings are sorted by the mean `order` of their leaves, if given, then by index.
         """
         parents, sizes = self.parents, self.sizes
-        order = np.zeros(len(parents)) if order is None else np.asarray(order)
+        order = np.zeros(self.leaves) if order is None else order
+        means = self.sums(np.pad(order, (0, len(parents) - self.leaves))) / sizes
         starts = np.zeros(len(parents), int)
         for level in self._levels[1:]:
-            level = level[np.lexsort((level, order[level], parents[level]))]
+            level = level[np.lexsort((level, means[level], parents[level]))]
             before = np.cumsum(sizes[level]) - sizes[level]
             _, eldest, family = np.unique(parents[level], return_index=True, return_inverse=True)
             starts[level] = starts[parents[level]] + before - before[eldest[family]]
         return starts
-
-    def sorted_starts(self, values: Float[ArrayLike, " leaves"]) -> Int[np.ndarray, " nodes"]:
-        """The `starts` if siblings are sorted by the mean value of their leaves."""
-        of_leaves = np.pad(values, (0, len(self.parents) - self.leaves))
-        return self.starts(self.sums(of_leaves) / self.sizes)
 
     def counts(self, labels: Labels) -> Iterator[Int[np.ndarray, " nodes"]]:
         """Yields, for each label in order, the number of its leaves beneath each node."""

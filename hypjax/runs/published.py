@@ -56,12 +56,6 @@ class Row(NamedTuple):
         return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.name}"
 
 
-def published_delta(config: ConfigDict) -> float | None:
-    """The encoder's relative δ on the training images in Hyp-ViT, Table 1; None if not listed."""
-    rows = _comparable_rows(config, "encoder", "pretrained", ["relative_delta"])
-    return next((published_rows()[row]["relative_delta"] for row in rows), None)
-
-
 def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     """Lists the published results of a run's experiment, and how the run differs from them.
 
@@ -141,8 +135,6 @@ def _expected(row: Row) -> dict[str, Any]:
     ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:
         ignored.add("train.samples_per_class")
-    if "relative_delta" in published_rows()[row]:  # δ does not depend on how points are compared.
-        paths = [path for path in paths if not path.startswith("eval.") or path == "eval.scales"]
     paths += [change.partition("=")[0] for change in changes]
     return {
         field: value

@@ -122,7 +122,7 @@ def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
         "hierarchy", f"--workdir={tmp_path / 'hier'}", f"--output={folder}", "--images=30"
     )
     assert capsys.readouterr().out.startswith("trees of 30 of 36 test images, 5 of 6 classes:")
-    files = {"tree.json", "affinity.png", "trees.png", "disk.png", "leaves.png"}
+    files = {"tree.json", "affinity.png", "disk.png", "leaves.png"}
     assert {path.name for path in folder.rglob("*")} >= files
     (nodes,) = [json.loads(path.read_text()) for path in folder.rglob("tree.json")]
     (run,) = json.loads((folder / "hierarchy.json").read_text(), parse_constant=pytest.fail)["runs"]

@@ -1,17 +1,15 @@
-"""How embeddings agree with a known hierarchy: closed forms, and loops over all pairs."""
+"""How embeddings agree with a known hierarchy: loops over all pairs."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from hypjax.analysis import known_hierarchy
+from hypjax.analysis import hierarchy
 from hypjax.data.groupings import CLASS, Grouping
-from hypjax.geometry import Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Sphere
 
-ANGLES = np.array([0.2, 0.4, 0.6, math.pi / 2])  # Half the angle between two siblings, by level.
 # Two images of each product, two products of each coarse class, two of these in two departments.
 CLASSES = np.arange(16) // 2
 LEVELS = {CLASS: CLASSES, "coarse class": CLASSES // 2, "department": CLASSES // 4}
@@ -24,29 +22,10 @@ def grouping(labels):
 GROUPINGS = {name: grouping(labels) for name, labels in LEVELS.items()}
 
 
-@pytest.mark.parametrize("kind", [PoincareBall, Lorentz])
-def test_radii_of_a_tree_on_a_circle(kind):
-    """The centroid of points at radius r and angles ±θ has tanh(√c·radius) = tanh(√c·r)·cos θ."""
-    ball, radius = kind(0.1, None), 4.0
-    signs = np.array(list(itertools.product((1, -1), repeat=4)))[:, ::-1]  # By level, images first.
-    angles = np.sort(signs @ ANGLES)
-    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    points = np.asarray(ball.embed(directions * radius / 2))
-    medians = known_hierarchy.radii(points, ball, LEVELS)
-    shrunk = np.cumprod(np.cos([0, *ANGLES]))
-    root = 0.1**0.5
-    in_ball = np.arctanh(math.tanh(root * radius) * shrunk) / root
-    for name, expected in (("ball", in_ball), ("flat", radius * shrunk)):
-        np.testing.assert_allclose([*medians[name].values()], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_levels_are_nested_and_make_a_tree():
+def test_levels_are_nested():
     crossing, constant = np.arange(16) // 2 % 2, np.zeros(16, int)
     shown = {**GROUPINGS, "crossing": grouping(crossing), "constant": grouping(constant)}
-    assert list(known_hierarchy.nested_levels(shown)) == list(LEVELS)
-    tree = known_hierarchy.known_tree(list(LEVELS.values()))
-    assert tree.leaves == 8
-    assert tree.parents.tolist() == [8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, -1]
+    assert list(hierarchy.nested_levels(shown)) == list(LEVELS)
 
 
 def test_rank_correlations_agree_with_a_loop_over_all_pairs():
@@ -54,17 +33,17 @@ def test_rank_correlations_agree_with_a_loop_over_all_pairs():
     order = rng.permutation(16)
     levels = [labels[order] for labels in LEVELS.values()]
     tree = sum(level[:, None] != level for level in levels)
-    perfect = known_hierarchy.rank_correlations(np.exp(tree), levels)
+    perfect = hierarchy.rank_correlations(np.exp(tree), levels)
     assert [*perfect.values()] == pytest.approx([1, 1])
     points = rng.normal(size=(16, 3))
     distances = np.linalg.norm(points[:, None] - points, axis=-1)
     pairs = [(distances[i, j], tree[i, j]) for i, j in itertools.combinations(range(16), 2)]
-    correlations = known_hierarchy.rank_correlations(distances, levels)
+    correlations = hierarchy.rank_correlations(distances, levels)
     for name, least in (("all_pairs", 0), ("different_classes", 1)):
         chosen = [(distance, apart) for distance, apart in pairs if apart >= least]
         expected = spearmanr(*zip(*chosen, strict=True)).statistic
         assert correlations[name] == pytest.approx(expected, abs=1e-12)
-    equal = known_hierarchy.rank_correlations(np.ones((16, 16)), levels)
+    equal = hierarchy.rank_correlations(np.ones((16, 16)), levels)
     assert np.isnan([*equal.values()]).all()
 
 
@@ -74,7 +53,7 @@ def test_wrong_first_hits_agree_with_a_loop():
     of_class = np.append(CLASSES, 8)  # A class of one image is not queried.
     coarse = np.append(LEVELS["coarse class"], 0)
     groupings = {CLASS: grouping(of_class), "coarse class": grouping(coarse)}
-    actual = known_hierarchy.wrong_first_hits(points, Sphere(), groupings)
+    actual = hierarchy.wrong_first_hits(points, Sphere(), groupings)
     shares, chances = [], []
     for i in range(16):
         others = [j for j in range(17) if j != i]

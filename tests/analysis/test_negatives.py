@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.analysis import negatives
-from hypjax.analysis.negatives import choose, choose_in_batch, only_here, weigh
+from hypjax.analysis.negatives import choose, only_here, weigh
 from hypjax.data.parts import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
@@ -60,18 +60,6 @@ def test_anchors_are_evenly_spaced_and_the_listed_anchors_come_first():
     ):
         choice = choose(TEST, indices, num_anchors, limit, 1)
         assert (choice.anchors.tolist(), choice.num_listed) == (anchors, num_listed)
-
-
-def test_anchors_of_a_batch_have_each_of_their_positives():
-    """Three images of each of two classes; the negatives are those of the two subsets."""
-    images = dataset_without_images([4, 4, 4, 1, 1, 1])
-    choice = choose_in_batch(images, 3, [4], 9, 9, 2)
-    assert choice.anchors.tolist() == [4, 4] and choice.num_listed == 2
-    positives, negatives = choice.pairs(slice(None))
-    np.testing.assert_array_equal(positives, np.eye(6)[[5, 3]])
-    np.testing.assert_array_equal(negatives, [[0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
-    with pytest.raises(UserError, match="only 2 negatives"):
-        choose_in_batch(images, 3, [], 9, 9, 3)
 
 
 def test_images_without_a_positive_are_no_anchors():

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.analysis.negatives import choose_in_batch
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall
@@ -22,7 +22,6 @@ from hypjax.objectives import (
 )
 from hypjax.types import Outputs
 from tests.helpers.losses import BALL, SPHERE, configured, embedded, loss_of
-from tests.helpers.pictures import dataset_without_images
 
 
 def transcription(z, distance, temperature):
@@ -261,12 +260,14 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space, samples):
     if name in ("pairwise_cross_entropy", "hypmix"):  # These compare images in another order.
         order, anchors = order.reshape(5, samples).T.reshape(-1), 5
     distances = embedded(objective.space, features)[1]
-    choice = choose_in_batch(dataset_without_images(labels), samples, [], 10**6, 0, 1)
-    pairs = choice.pairs(slice(None))
-    weights = negative_weights(distances[choice.anchors], *pairs, temperature=temperature)
-    assert weights.dtype == np.float64
-    expected = np.zeros(distances.shape)
-    np.add.at(expected, choice.anchors, weights / anchors)
+    expected, subset = np.zeros(distances.shape), np.arange(len(labels)) % samples
+    for anchor, positive in itertools.permutations(range(len(labels)), 2):
+        if labels[anchor] == labels[positive]:  # Negatives are those of the pair's two subsets.
+            in_pair = np.isin(subset, subset[[anchor, positive]]) & (labels != labels[anchor])
+            masks = (np.arange(len(labels)) == positive)[None], in_pair[None]
+            weights = negative_weights(distances[anchor][None], *masks, temperature=temperature)
+            assert weights.dtype == np.float64
+            expected[anchor] += weights[0] / anchors
     expected = expected[order[:, None], order]
     negatives = labels[order][:, None] != labels[order]
     assert (expected[negatives] > 0).all() and not expected[~negatives].any()
