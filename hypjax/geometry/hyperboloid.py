@@ -34,7 +34,6 @@ class Lorentz(CurvedSpace):
         feature_scale: Factor of features, above 0.
         riemannian: Whether gradients of features are scaled by the ball's inverse metric, as in
             `PoincareBall`.
-        max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
     """
 
     functions = lorentz
@@ -44,7 +43,6 @@ class Lorentz(CurvedSpace):
         default=1.0, metadata={"learnable": True}
     )
     riemannian: bool = static(False)
-    max_distance: float | None = static(None)
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a field is out of range or no number."""
@@ -55,7 +53,7 @@ class Lorentz(CurvedSpace):
         return f"the hyperboloid of c = {self.c}"
 
     def _embed(self, features: Vectors) -> Points:
-        return self.from_tangent(self._shortened(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
+        return self.from_tangent(self._clip(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
@@ -71,11 +69,11 @@ class Lorentz(CurvedSpace):
 
     def features(self, x: Vectors) -> Points:
         """The clipped features: half the logarithmic map at the origin, without the scale."""
-        v = self._unshortened(lorentz.logmap0(x, self.c) / 2)
+        v = lorentz.logmap0(x, self.c) / 2
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of shortened features, both times √c."""
+        """Norms of points from norms of clipped features, both times √c."""
         return xp.sinh(2 * norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
@@ -109,8 +107,8 @@ class Lorentz(CurvedSpace):
         )
 
     def ball(self) -> PoincareBall:
-        """The ball with the same c, which shortens features in the same way."""
-        return PoincareBall(self.c, self.clip_radius, self.riemannian, self.max_distance)
+        """The ball with the same c, which clips features in the same way."""
+        return PoincareBall(self.c, self.clip_radius, self.riemannian)
 
     def to_ball(self, x: Vectors) -> Points:
         """The isometry to the ball, x / (1 + √(1 + c‖x‖²))."""
