@@ -5,6 +5,7 @@ import math
 from types import ModuleType
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
@@ -18,7 +19,6 @@ from hypjax.geometry.spaces import (
     InnerProductSpace,
     Role,
     SearchTerms,
-    as_tree,
     require_nonnegative,
 )
 
@@ -107,7 +107,7 @@ class CurvedSpace(InnerProductSpace):
         super().check(x, first=first)
 
 
-@as_tree
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PoincareBall(CurvedSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).

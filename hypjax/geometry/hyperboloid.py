@@ -4,6 +4,7 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
@@ -11,12 +12,12 @@ from jaxtyping import Array, Bool, Float
 from hypjax.geometry import arithmetic, lorentz
 from hypjax.geometry.arithmetic import Points, Rows, Vectors
 from hypjax.geometry.ball import CurvedSpace, PoincareBall, static
-from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, as_tree, require_nonnegative
+from hypjax.geometry.spaces import MAX_SQUARE_NORM, Role, SearchTerms, require_nonnegative
 
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
 
 
-@as_tree
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Lorentz(CurvedSpace):
     """The hyperboloid of curvature −c with the geodesic distance (MERU, ICML 2023).

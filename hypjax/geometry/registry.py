@@ -1,15 +1,18 @@
 """Registry of spaces: their names in configurations and files."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
 
 from hypjax.errors import UserError, require_free
 from hypjax.geometry.ball import PoincareBall
 from hypjax.geometry.fused import Composite, Fused, Product
 from hypjax.geometry.hyperboloid import Lorentz
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import Space, as_tree
+from hypjax.geometry.spaces import Space
 from hypjax.geometry.sphere import Sphere
 
 SPACES: dict[str, type[Space]] = {
@@ -44,7 +47,9 @@ def register_space(name: str, space: type[Space]) -> None:
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
         raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
-    SPACES[name] = as_tree(space)
+    with contextlib.suppress(ValueError):  # Raised if the class is already registered.
+        jax.tree_util.register_dataclass(space)
+    SPACES[name] = space
 
 
 def space_name(space: Space) -> str | None:
