@@ -8,9 +8,8 @@ from typing import Any
 import jax
 
 from hypjax.errors import UserError, require_free
-from hypjax.geometry.ball import PoincareBall
 from hypjax.geometry.fused import Composite, Fused, Product
-from hypjax.geometry.hyperboloid import Lorentz
+from hypjax.geometry.hyperbolic import Lorentz, PoincareBall
 from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.spaces import Space
 from hypjax.geometry.sphere import Sphere
