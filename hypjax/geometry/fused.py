@@ -156,10 +156,7 @@ class Product(Composite):
 
     With weight w and length l in each part, the distance is √Σ(w·l)², as in the product manifold.
     The length is the part's distance; on the sphere, whose distance is a squared chord, it is the
-    chord.
-
-    Attributes:
-        parts: Pairs of a space and its weight w.
+    chord. `parts` are pairs of a space and its weight.
     """
 
     def __str__(self) -> str:
