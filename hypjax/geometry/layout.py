@@ -52,7 +52,7 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     smallest = 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _MEDIAN_DISTANCE / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     fixed = jnp.asarray(points), space, scaling
-    pairs = _all_targets(*fixed) if count <= _MOST_PAIRED else None
+    pairs = _target_distances(points, *fixed) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
     for rate in np.linspace(_RATE, 0, _STEPS, dtype=np.float32):
         rows = np.sort(rng.permutation(count)[:block])
@@ -231,6 +231,7 @@ def _add(
     return lax.scan(step, layout[misfits.argmin(axis=1)], rates)[0]
 
 
+@jax.jit
 def _target_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], space: Space, scaling: _Scaling
 ) -> Float[Array, "n m"]:
@@ -238,13 +239,6 @@ def _target_distances(
     nearest, scale = scaling
     distances = scale * jnp.maximum(space.distance_matrix(x, y) - nearest, 0)
     return jnp.minimum(distances, 2 * _FARTHEST)
-
-
-@jax.jit
-def _all_targets(
-    points: Float[Array, "n d"], space: Space, scaling: _Scaling
-) -> Float[Array, "n n"]:
-    return _target_distances(points, points, space, scaling)
 
 
 def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:

@@ -38,10 +38,6 @@ def register_space(name: str, space: type[Space]) -> None:
         UserError: The name belongs to hypjax, or the space lacks a method.
     """
     require_free("a space", name, _BUILT_IN)
-    if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
-        raise UserError(
-            f"the space {name} is not a dataclass; decorate its class with @dataclass(frozen=True)"
-        )
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
