@@ -171,13 +171,7 @@ class PoincareBall(CurvedSpace):
         gap = 1 - c * jnp.sum(x * x, axis=-1, keepdims=True)
         offset = s / (inside * gap)
         vectors = _SQRT2 * (inside * moved - c * s * centre) / (inside * gap)
-        last = jnp.sqrt(2 * c) * offset
-        return SearchTerms(
-            jnp.concatenate([vectors, -last], axis=-1),
-            jnp.concatenate([vectors, last], axis=-1),
-            offset[:, 0],
-            condition=(1 / gap + 1 / inside)[:, 0],
-        )
+        return _search_terms(vectors, offset, c, (1 / gap + 1 / inside)[:, 0])
 
     def ball(self) -> "PoincareBall":
         """The ball itself."""
@@ -275,14 +269,8 @@ class Lorentz(CurvedSpace):
         x, centre = arithmetic.inexact(x, centre)
         c = jnp.asarray(self.c, x.dtype)
         moved, offset = lorentz.moved_to_origin(x, centre, c)
-        vectors, last = moved / 2**0.5, jnp.sqrt(2 * c) * offset
         cosh, centre_cosh = (jnp.sqrt(1 + c * jnp.sum(z * z, axis=-1)) for z in (x, centre))
-        return SearchTerms(
-            jnp.concatenate([vectors, -last], axis=-1),
-            jnp.concatenate([vectors, last], axis=-1),
-            offset[:, 0],
-            condition=2 * (cosh + centre_cosh),
-        )
+        return _search_terms(moved / _SQRT2, offset, c, 2 * (cosh + centre_cosh))
 
     def ball(self) -> PoincareBall:
         """The ball with the same c, which clips features in the same way."""
@@ -301,3 +289,10 @@ class Lorentz(CurvedSpace):
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         return {"is too far out": ~((xx < MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2))}
+
+
+def _search_terms(vectors: Array, offset: Array, c: Array, condition: Array) -> SearchTerms:
+    """Appends the coordinate √(2c)·offset, whose sign differs between queries and gallery."""
+    last = jnp.sqrt(2 * c) * offset
+    query, gallery = (jnp.concatenate([vectors, x], axis=-1) for x in (-last, last))
+    return SearchTerms(query, gallery, offset[:, 0], condition)
