@@ -73,7 +73,6 @@ def place_among(
     distances = np.asarray(spaces.distance_matrix(space, added, points), np.float64)
     nearest = np.argsort(distances, axis=1)[:, :_NEIGHBOURS]
     weights = np.maximum(np.take_along_axis(distances, nearest, axis=1), _SMALLEST) ** -2
-    # On the hyperboloid, a centroid is a normalised sum of points (time, plane).
     squares = np.abs(positions) ** 2
     time, plane = (1 + squares) / (1 - squares), 2 * positions / (1 - squares)
     time, plane = (np.sum(weights * x[nearest], axis=1) for x in (time, plane))

@@ -196,9 +196,9 @@ class HypHC(TreeExtension):
     """Adds HypHC's loss of triples of images to a base loss.
 
     Leaves are the directions of the head's outputs, at a fixed radius in the ball of c = 1, for any
-    space of the base. The similarity of two leaves is the share of levels (classes and coarse
-    classes) at which their labels agree. This similarity and the choice of triples are hypjax's:
-    HypHC takes similarities as its input, and no labels.
+    space of the base. The similarity of two leaves is the share of levels
+    (classes and coarse classes) at which their labels agree. This similarity and the choice of
+    triples are hypjax's: HypHC takes similarities as its input, and no labels.
     """
 
     prefix = "hyphc_"

@@ -11,7 +11,6 @@ from flax.traverse_util import flatten_dict
 
 from hypjax.config.choices import GROUPS
 from hypjax.config.optimizers import OPTIMIZERS
-from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group
 from hypjax.training import optim
@@ -81,9 +80,6 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
     frozen = {"model": params["model"]}
     updates, _ = optimizer.update(frozen, optimizer.init(frozen), frozen)
     assert jax.tree.structure(updates) == jax.tree.structure(frozen)
-    decayed = load_glyphs("optim.groups=('objective/proxies', 20, 0.1, 0)").optim
-    with pytest.raises(UserError, match="objective/proxies are points"):
-        optim.configured_optimizer(decayed, lambda step: 1e-2, (group,))
 
 
 def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyphs):
