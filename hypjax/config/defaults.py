@@ -299,10 +299,11 @@ def _space_fields() -> dict[str, Field]:
         "curvatures": Field(
             (), each(within(0, _CURVATURES[1]).holds, numbers, most=100), kind=float
         ),
-        # Spaces of a product, or of a fused space, which adds distances of the same features; and
-        # weights of their distances, () for 1.
+        # Spaces of a product, or of a fused space, which adds distances of the same features;
+        # weights of their distances, () for 1; and whether a product adds its distances, too.
         "parts": Field((), _PARTS),
         "weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
+        "summed": Field(False),
         "learn": Field(()),  # Further learned scalars, such as 'temperature'.
         # Norm to which features are clipped before they enter the ball. None disables clipping.
         "clip_radius": Field(2.3, ABOVE_0, optional=True),

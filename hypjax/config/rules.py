@@ -111,6 +111,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("objective.learn_c", *_CURVED),
     ("objective.parts", *_PARTS),
     ("objective.weights", *_PARTS),
+    ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),
     ("run.cache", "data.decoder is exact", lambda c: c.data.decoder == "exact"),
     ("train.lora_rank", *_TRAINED),
     ("train.head_warmup_steps", *_TRAINED),
@@ -148,6 +149,9 @@ def _batch_rules(config: ConfigDict) -> Rules:
     uneven = train.batch_size % samples or train.batch_size < 2 * samples
     rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
     yield train.sampling in GROUPED and uneven, "train.batch_size", rule
+    proxies = fields.get("objective.hyphc_leaves") == "proxies"
+    rule = "images, unless the loss has proxies"
+    yield proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule
     if neighbors := config.objective.get("hier_neighbors"):  # Otherwise all points are neighbours.
         for field in ("objective.hier_proxies", "train.batch_size"):
             yield fields[field] <= neighbors, field, f"above objective.hier_neighbors ({neighbors})"

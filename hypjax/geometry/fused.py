@@ -156,14 +156,22 @@ class Product(Composite):
 
     With weight w and length l in each part, the distance is √Σ(w·l)², as in the product manifold.
     The length is the part's distance; on the sphere, whose distance is a squared chord, it is the
-    chord. `parts` are pairs of a space and its weight.
+    chord.
+
+    Attributes:
+        parts: Pairs of a space and its weight w.
+        summed: Whether the distance is Σ w·d instead, the weighted sum of the parts' distances d.
     """
+
+    summed: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __str__(self) -> str:
         return f"the product {super().__str__()}"
 
     def combine(self, distances: Iterable[Numbers]) -> Numbers:
-        """√Σ(w·l)², with gradient 0 at 0."""
+        """√Σ(w·l)², with gradient 0 at 0; if `summed`, the weighted sum of distances."""
+        if self.summed:
+            return super().combine(distances)
         pairs = zip(self.parts, distances, strict=True)
         return arithmetic.sqrt(sum((w * part.length(d)) ** 2 for (part, w), d in pairs))
 

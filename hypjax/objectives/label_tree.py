@@ -34,7 +34,7 @@ _Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 class TreeExtension(Extension):
     """Adds a subclass's `tree_loss` to a base loss in any space.
 
-    `tree_loss` gets outputs, key, `levels`, the images' labels at each level of the tree
+    `tree_loss` gets params, outputs, key, `levels`, the images' labels at each level of the tree
     from the classes up to the root, and `counts`, the number of labels at each level.
     """
 
@@ -63,9 +63,8 @@ class TreeExtension(Extension):
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
         levels, counts = jnp.stack(levels), [*map(len, state["tree"]), 1]
-        tree_loss, tree_metrics = self.tree_loss(
-            outputs=outputs, levels=levels, counts=counts, key=tree_key
-        )
+        values = {"params": params, "outputs": outputs, "key": tree_key}
+        tree_loss, tree_metrics = self.tree_loss(**values, levels=levels, counts=counts)
         return loss + tree_loss, (state | {"base": base_state}, metrics | tree_metrics)
 
 
@@ -171,21 +170,24 @@ def hyphc(
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
-def label_triples(levels: _Levels, key: PRNGKeyArray, count: int) -> Triplets:
+def label_triples(
+    levels: _Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int
+) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
-    At that level, j is another leaf with the label of i, and k has another label; if no leaf
-    qualifies as j or as k, the triple is not valid. Draws are with replacement.
+    At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as
+    k, the triple is not valid. Rows with equal `ids` are the same leaf, and never i and j of a
+    triple.
+    Draws are with replacement.
     """
-    leaves = jnp.arange(levels.shape[1])
     triples, valid = [], []
     for labels, level_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
         same = labels[:, None] == labels
-        same_label, other_label = same & (leaves[:, None] != leaves), ~same
+        same_label, other_label = same & (ids[:, None] != ids), ~same
         masks = same_label, other_label
         keys = jax.random.split(level_key)
         j, k = (draw(key, mask, count) for key, mask in zip(keys, masks, strict=True))
-        i = jnp.broadcast_to(leaves[:, None], j.shape)
+        i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
         valid.append(jnp.repeat(same_label.any(axis=1) & other_label.any(axis=1), count))
     return Triplets(jnp.concatenate(triples), jnp.concatenate(valid))
@@ -193,10 +195,10 @@ def label_triples(levels: _Levels, key: PRNGKeyArray, count: int) -> Triplets:
 
 @dataclasses.dataclass(frozen=True)
 class HypHC(TreeExtension):
-    """Adds HypHC's loss of triples of images to a base loss.
+    """Adds HypHC's loss, of triples of images or of their classes' proxies, to a base loss.
 
-    Leaves are the directions of the head's outputs, at a fixed radius in the ball of c = 1, for any
-    space of the base. The similarity of two leaves is the share of levels
+    Leaves are the directions of the head's outputs or of the proxies, at a fixed radius in the ball
+    of c = 1, for any space of the base. The similarity of two leaves is the share of levels
     (classes and coarse classes) at which their labels agree. This similarity and the choice of
     triples are hypjax's: HypHC takes similarities as its input, and no labels.
     """
@@ -206,14 +208,22 @@ class HypHC(TreeExtension):
     temperature: float = setting(0.05, ABOVE_0)  # τ.
     radius: float = setting(0.9, within(0.01, 0.999))  # Norm of all leaves; HypHC learns it.
     triples: int = setting(10, within(1, 10**4))  # Triples of each leaf at each level of labels.
+    leaves: str = setting("images", one_of("images", "proxies"))
 
     def tree_loss(
-        self, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
+        self, params: dict, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
     ) -> tuple[Loss, Metrics]:
         """Computes the loss of triples in a batch, and its metrics."""
-        levels = levels[:-1]  # All leaves agree at the root.
-        leaves = self.radius * Sphere().embed(outputs.projected)
-        triples = label_triples(levels, key, self.triples)
+        features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
+        ids = jnp.arange(len(features))
+        if self.leaves == "proxies":
+            proxies = params["base"]["proxies"]  # [classes, dim] or [classes, centres, dim].
+            class_ids = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
+            ids = class_ids[levels[0]].ravel()
+            features = proxies.reshape(-1, proxies.shape[-1])[ids]
+            levels = jnp.repeat(levels, class_ids.shape[1], axis=1)
+        leaves = self.radius * Sphere().embed(features)
+        triples = label_triples(levels, ids, key, self.triples)
         similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)
         loss = hyphc(leaves, triples, similarities, temperature=self.temperature)
         return self.weight * loss, {"hyphc_loss": loss}

@@ -15,9 +15,10 @@ CURVED = [PoincareBall, Lorentz]
 RANKING = [Sphere(), *(kind(c, 2.3) for kind in CURVED for c in (0.1, 1.0, 0.0))]
 FUSED = Fused(((Sphere(), 2.0), (PoincareBall(0.1, 2.3), 0.5)))
 PARTS = ((Sphere(), 2.0), (PoincareBall(0.5, 2.3), 0.5), (Lorentz(1.0, 1.5), 1.0), (Sphere(), 1.0))
-PRODUCT = Product(PARTS[:2])
-SPACES = [*RANKING, FUSED, PRODUCT]
-DEFAULT = [*RANKING, PRODUCT, pytest.param(FUSED, marks=pytest.mark.slow)]
+PRODUCTS = [Product(PARTS[:2]), Product(PARTS[:2], summed=True)]
+SPACES = [*RANKING, FUSED, *PRODUCTS]
+SLOW = [pytest.param(space, marks=pytest.mark.slow) for space in (FUSED, PRODUCTS[1])]
+DEFAULT = [*RANKING, PRODUCTS[0], *SLOW]
 UNCLIPPED = [kind(1e-4, None) for kind in CURVED]
 features = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
 WEIGHTS = np.random.default_rng(2).normal(size=(5, 4))
@@ -153,16 +154,18 @@ def test_fused_distances_are_weighted_sums_over_one_direction():
     np.testing.assert_allclose(longer[:, 8:], embed(PoincareBall(0.1, 2.3), features), atol=1e-6)
 
 
-def test_a_product_combines_the_distances_of_its_parts(float64):
-    space = Product(PARTS)
+@pytest.mark.parametrize("summed", [False, True], ids=["root", "sum"])
+def test_a_product_combines_the_distances_of_its_parts(summed, float64):
+    space = Product(PARTS, summed=summed)
     v = features.astype(np.float64)
     apart = 0
     for (part, weight), share in zip(PARTS, np.split(v, 4, axis=1), strict=True):
         between = weight * np.asarray(distances(part, embed(part, share)))
-        # Weights are those of lengths.
-        apart += weight * between if part == Sphere() else between**2
+        if not summed:  # Weights are those of lengths.
+            between = weight * between if part == Sphere() else between**2
+        apart += between
     actual = np.asarray(distances(space, embed(space, v)))
-    np.testing.assert_allclose(actual, np.sqrt(apart), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(actual, apart if summed else np.sqrt(apart), rtol=1e-9, atol=1e-9)
     with jax.enable_x64(False):  # Equal points are at the distance 0, without a gradient.
         x = np.asarray(embed(space, features))[[0, 0]]
         slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(x)

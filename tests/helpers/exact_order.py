@@ -8,7 +8,7 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 
 FUSED = Fused(((Sphere(), 10.0), (PoincareBall(1.0, 2.3), 15.0)), normalized=False)
-PRODUCT = Product(FUSED.parts)
+PRODUCTS = [Product(FUSED.parts), Product(FUSED.parts, summed=True)]
 
 
 def crowds(space, spread, n=1000, dim=32):
@@ -27,7 +27,7 @@ def keys(space, query, gallery):
         (x, y), other = halves
         gap = 1 - np.sum(other[0].astype(np.float64) ** 2)
         distance = 2 * np.arcsinh(np.sqrt(keys(PoincareBall(1.0), *other) / gap))
-        if space == PRODUCT:
+        if space == PRODUCTS[0]:
             return 100 * keys(Sphere(), x, y) + 225 * distance**2
         return 10 * keys(Sphere(), x, y) + 15 * distance
     if isinstance(space, Lorentz):

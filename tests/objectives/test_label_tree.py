@@ -1,5 +1,6 @@
 """HypStructure and HypHC: losses that know the tree of labels, against float64 on the host."""
 
+import functools
 import itertools
 
 import jax
@@ -118,19 +119,37 @@ def test_hyphc_equals_a_loop_over_triples(float64):
 
 def test_triples_separate_labels_at_each_level():
     levels = levels_of(LABELS)[:-1]
-    drawn = label_triples(levels, KEY, 30)
+    drawn = label_triples(levels, np.arange(8), KEY, 30)
     assert drawn.valid.shape == (3 * 8 * 30,) and drawn.valid.all()
     for labels, triples in zip(levels, drawn.indices.reshape(3, -1, 3), strict=True):
         i, j, k = triples.T
         assert np.array_equal(i, np.repeat(np.arange(8), 30)) and np.all(i != j)
         assert np.all((labels[i] == labels[j]) & (labels[i] != labels[k]))
     assert {*j[i == 2].tolist()} == {3, 4, 5, 6, 7} and {*k[i == 2].tolist()} == {0, 1}
-    assert not label_triples(0 * levels, KEY, 2).valid.any()
-    assert label_triples(np.array([[0, 1, 1]]), KEY, 1).valid.tolist() == [
+    assert not label_triples(0 * levels, np.arange(8), KEY, 2).valid.any()
+    assert label_triples(np.array([[0, 1, 1]]), np.arange(3), KEY, 1).valid.tolist() == [
         False,
         True,
         True,
     ]
+
+
+def test_leaves_may_be_proxies():
+    """With several proxies of a class, each is a leaf; the head's outputs do not count."""
+    fields = {"hyphc_leaves": "proxies", "hyphc_weight": 1.0, "centres": 3}
+    objective = losses.objective("hyphc+soft_triple", **fields)
+    params, state = objective.init(KEY, SPEC)
+    features = np.random.default_rng(0).normal(size=(8, 7)).astype("f")
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def gradients(proxies, features):
+        started = {"base": {"proxies": proxies}}, state
+        return losses.loss_of(objective, started, features, LABELS, key=KEY)[1][1]["hyphc_loss"]
+
+    of_proxies, of_features = gradients(params["base"]["proxies"], features)
+    assert np.any(of_proxies, axis=(1, 2)).tolist() == [True, True, True, False, False, True]
+    assert not np.any(of_features)
 
 
 def test_what_would_not_train_is_refused():
@@ -140,11 +159,19 @@ def test_what_would_not_train_is_refused():
         validate(config)
     config.objective.structure_features = "head"
     validate(config)
+    with pytest.raises(UserError, match="hyphc_leaves .* images, unless the loss has proxies"):
+        validate(losses.configured("hyphc+supcon", hyphc_leaves="proxies"))
 
 
-@pytest.mark.parametrize("name", ["hypstructure+pairwise_cross_entropy", "hyphc+soft_triple"])
-def test_train_steps(name):
-    fields = [f"objective.name={name}", *small_runs.SHORT_GLYPHS, "data.validation_classes=0"]
+# The known parts of CHEST: SoftTriple in two parts, and proxies as leaves.
+CHEST = ["name=hyphc+soft_triple", "hyphc_leaves=proxies", "space=product", "summed=True"]
+CHEST += ["parts=sphere,poincare"]
+
+
+@pytest.mark.parametrize("fields", [["name=hypstructure+pairwise_cross_entropy"], CHEST])
+def test_train_steps(fields):
+    fields = [f"objective.{field}" for field in fields]
+    fields += [*small_runs.SHORT_GLYPHS, "data.validation_classes=0"]
     config = load_config(str(small_runs.REPOSITORY / "configs/glyphs.py"), fields)
     state, step = steps.start(config)
     for seed in range(2):

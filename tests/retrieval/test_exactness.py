@@ -24,7 +24,7 @@ from hypjax.retrieval import (
 )
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import DOUBLE, SINGLE, Score, highest, lowest
-from tests.helpers.exact_order import FUSED, PRODUCT, crowds, match_ranks, true_order, true_ranks
+from tests.helpers.exact_order import FUSED, PRODUCTS, crowds, match_ranks, true_order, true_ranks
 from tests.helpers.galleries import points
 from tests.helpers.steps import float32_products
 
@@ -32,7 +32,7 @@ SPACES = [Sphere(), PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)]
 SPACES += [PoincareBall(0.0, None), PoincareBall(10.0, None), Lorentz(0.0, None), Lorentz(1.0, 2.0)]
 SPREADS = [0.003, 0, 1, 0.1, 0.01, 1e-6]
 CROWDS = [*itertools.product(SPACES[:3], SPREADS)]
-CROWDS += itertools.product([*SPACES[3:], FUSED, PRODUCT], SPREADS[:3])
+CROWDS += itertools.product([*SPACES[3:], FUSED, *PRODUCTS], SPREADS[:3])
 QUICK = [(SPACES[1], spread) for spread in SPREADS[:2]]
 
 
@@ -110,8 +110,8 @@ def test_small_galleries_are_searched_as_in_exact_arithmetic(seed, c, exponent, 
 
 
 _separations = jax.jit(lambda space, x: space.separation(x[:, None], x))
-OFTEN = [*SPACES[:3], PRODUCT]
-RARE = [pytest.param(x, marks=pytest.mark.slow) for x in (*SPACES[3:], FUSED)]
+OFTEN = [*SPACES[:3], PRODUCTS[0]]
+RARE = [pytest.param(x, marks=pytest.mark.slow) for x in (*SPACES[3:], FUSED, PRODUCTS[1])]
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
