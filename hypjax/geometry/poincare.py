@@ -56,6 +56,23 @@ def clip_features(v: Vectors, radius: Scalar) -> Points:
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
 
 
+def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
+    """Moves points, [..., d], towards the origin: the weight decay of Riemannian AdamW.
+
+    A point p becomes its centroid with the origin o, which is (1 − w)·p + w·o on the hyperboloid,
+    normalised, for a weight w from 0 to 1 (Bdeir et al., 2024; experimental, after code of the
+    authors' group). A point at distance R/√c from the origin keeps its direction and moves to
+    R'/√c, where tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w). At c = 0 the centroid is
+    (1 − w)·x.
+    """
+    (x,) = arithmetic.floating(x)
+    u, point_weight = c * arithmetic.square_norm(x), 1 - weight
+    # √((1 − w)² + w² + 2w(1 − w)·cosh R)·(1 − u), in sums of positive terms.
+    length = (point_weight**2 + weight**2) * (1 - u) + 2 * weight * point_weight * (1 + u)
+    norm = jnp.sqrt(length * (1 - u))
+    return x * (2 * point_weight / (norm + point_weight * (1 + u) + weight * (1 - u)))
+
+
 def project(x: Vectors, c: Scalar) -> Points:
     """Moves points, [..., d], whose norm exceeds (1 − 1e-5)/√c radially to that norm."""
     (x,) = arithmetic.floating(x)

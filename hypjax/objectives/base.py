@@ -43,7 +43,8 @@ class Group(NamedTuple):
     weight_decay: float | None = None  # None for the optimiser's.
     start: int = 0  # First step that changes the group; until then its moments accumulate.
     # c of the ball whose points the parameters are; `LEARNED` for tangent vectors at the origin of
-    # a ball with learned c. `riemannian_adam` moves both, without gradient clipping and decay.
+    # a ball with learned c. `riemannian_adam` moves both, without gradient clipping and without
+    # weight decay other than the group's.
     ball_c: float | str | None = None
 
 

@@ -146,6 +146,8 @@ class Hier(Extension):
     # 'adam': gradients are scaled by the inverse metric, as in the authors' code; 'riemannian':
     # proxies are points, which Riemannian Adam moves.
     optimizer: str = setting("adam", one_of("adam", "riemannian"))
+    # Weight decay of the proxies. None: the optimiser's for vectors, no decay for points.
+    decay: float | None = setting(None, at_least(0), kind=float, optional=True)
     ball_c: float | str | None = None  # `Group.ball_c` of the hierarchical proxies.
 
     @classmethod
@@ -170,7 +172,7 @@ class Hier(Extension):
     @property
     def groups(self) -> tuple[Group, ...]:
         """The base's groups, and the hierarchical proxies."""
-        proxies = Group(("hierarchy",), self.rate, ball_c=self.ball_c)
+        proxies = Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c)
         return (*super().groups, proxies)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:

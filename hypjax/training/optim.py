@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS, parameter_path
 from hypjax.config.optimizers import OPTIMIZERS
-from hypjax.errors import UserError
 from hypjax.objectives import Group
 from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
@@ -210,12 +209,11 @@ def _move_points(
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
 
     def optimizer_of(group: Group) -> optax.GradientTransformation:
-        settings = _group_of(groups, group.path)  # A group of `optim.groups` may set the rate.
-        if settings.weight_decay:
-            path = "/".join(group.path)
-            raise UserError(f"optim.groups: {path} are points, whose weight decay must be 0")
+        # A group of `optim.groups` may set rate and decay.
+        settings = _group_of(groups, group.path)
+        options = {**moments, "weight_decay": settings.weight_decay or 0.0}
         c = None if group.ball_c == LEARNED else group.ball_c
-        return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **moments)
+        return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
 
     point_groups = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 

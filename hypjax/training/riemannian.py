@@ -1,4 +1,4 @@
-"""Riemannian Adam, for parameters that are points of the Poincaré ball."""
+"""Riemannian Adam and AdamW, for parameters that are points of the Poincaré ball."""
 
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ def riemannian_adam(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    weight_decay: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on the Poincaré ball (Bécigneul and Ganea, ICLR 2019), with the same steps as geoopt.
 
@@ -46,6 +47,11 @@ def riemannian_adam(
     1 and 2): all parameters move at the old c; c moves; points and moments are carried through the
     origin to the new c. Their released code does not carry the moments, and differentiates by the
     curvature with the points fixed.
+
+    A `weight_decay` λ above 0 gives Riemannian AdamW (Bdeir et al.; experimental, after their
+    group's code): before its step, a point moves to its centroid with the origin, in which the
+    origin has the weight min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are
+    transported to the centroid; that code does not transport them.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:
@@ -61,16 +67,20 @@ def riemannian_adam(
         corrections = 1 - b1**count, 1 - b2**count
         ball_c = options["c"] if c is None else c
 
-        def move(x: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
-            scale = poincare.lambda_x(x, ball_c)
+        def move(start: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
+            x, scale = start, poincare.lambda_x(start, ball_c)
             g = g / scale**2
+            if weight_decay:
+                x = poincare.shrink(start, jnp.minimum(rate * weight_decay, 1), ball_c)
+                g, mean = (poincare.transport(start, x, vector, ball_c) for vector in (g, mean))
+                scale = poincare.lambda_x(x, ball_c)
             mean = b1 * mean + (1 - b1) * g
             square_norm = scale**2 * jnp.sum(g * g, axis=-1, keepdims=True)
             square = b2 * square + (1 - b2) * square_norm
             root = jnp.sqrt(square / corrections[1]) + eps
             moved = poincare.expmap(x, -rate * mean / corrections[0] / root, ball_c)
             moved = poincare.project(moved, ball_c)
-            return moved - x, poincare.transport(x, moved, mean, ball_c), square
+            return moved - start, poincare.transport(x, moved, mean, ball_c), square
 
         def move_tangent(v: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
             origin, x = jnp.zeros_like(v), poincare.project(poincare.expmap0(v, ball_c), ball_c)

@@ -1,4 +1,4 @@
-"""Riemannian Adam with a curvature that moves, on a hyperboloid in NumPy."""
+"""Riemannian AdamW with a curvature that moves, on a hyperboloid in NumPy."""
 
 import jax
 import numpy as np
@@ -32,19 +32,29 @@ def transport(x, y, v, k):
     return v + inner(y, v) * (x + y) / (k - inner(x, y))
 
 
-def adam(p, m, s, count, targets, k):
+def centroid(p, weight, k):
+    """The normalised sum of points and the origin, which has this weight."""
+    v = (1 - weight) * p
+    v[:, :1] += weight * np.sqrt(k)
+    return np.sqrt(k / -inner(v, v)) * v
+
+
+def adamw(p, m, s, count, targets, decay, k):
     """A step by the gradient of −2⟨p, t⟩_L, a squared Lorentzian distance."""
     g = -2 * (targets + inner(p, targets) * p / k)
+    x = centroid(p, RATE * decay, k)
+    g, m = transport(p, x, g, k), transport(p, x, m, k)
     m, s = B1 * m + (1 - B1) * g, B2 * s + (1 - B2) * inner(g, g)
     u = -RATE * m / (1 - B1**count) / (np.sqrt(s / (1 - B2**count)) + EPS)
     length = np.sqrt(inner(u, u) / k)
-    moved = np.cosh(length) * p + np.sinh(length) * u / length
-    return moved, transport(p, moved, m, k), s
+    moved = np.cosh(length) * x + np.sinh(length) * u / length
+    return moved, transport(x, moved, m, k), s
 
 
-def test_points_and_moments_follow_a_curvature_that_moves(float64):
+@pytest.mark.parametrize("decay", [0.0, 0.4])
+def test_points_and_moments_follow_a_curvature_that_moves(float64, decay):
     v, targets = np.random.default_rng(0).normal(size=(2, 5, 3))
-    optimizer = riemannian_adam(RATE, c=None, b1=B1, b2=B2, eps=EPS)
+    optimizer = riemannian_adam(RATE, c=None, b1=B1, b2=B2, eps=EPS, weight_decay=decay)
 
     @jax.jit
     def step(v, state, c):
@@ -58,7 +68,7 @@ def test_points_and_moments_follow_a_curvature_that_moves(float64):
     p, m, s, state = on_hyperboloid(v, 1 / curvatures[0]), np.zeros((5, 4)), 0, optimizer.init(v)
     for count, (old, new) in enumerate(1 / np.stack([curvatures[:-1], curvatures[1:]], axis=1), 1):
         v, state = step(v, state, 1 / old)
-        p, m, s = adam(p, m, s, count, on_hyperboloid(targets, old), old)
+        p, m, s = adamw(p, m, s, count, on_hyperboloid(targets, old), decay, old)
         # The point and its moment go to the new curvature through the origin.
         origins = np.sqrt([[[k, 0, 0, 0]] for k in (old, new)])
         at_origin, expected = transport(p, origins[0], m, old), tangent_vectors(p, old)
