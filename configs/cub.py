@@ -12,6 +12,8 @@ labels on two views of each image, as in Hyp-ViT's supplement.
 
 `hier` in place of `hyp` trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa`
 with Proxy-Anchor only, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
+`lhier` is an experiment in the direction of LHIER+ (Bdeir and Landwehr, 2024): HIER on the
+hyperboloid, with a learned curvature, and proxies that are trained by Riemannian Adam.
 
 Every loss also exists with recent encoders: `-dinov2`, `-dinov3`, `-siglip2`, `-clip`, and
 `-lite`, the small EfficientNet-Lite0, as in `configs/cub.py:hyp-dinov2`. With these encoders there

@@ -309,4 +309,6 @@ def _space_fields() -> dict[str, Field]:
         "clip_radius": Field(2.3, ABOVE_0, optional=True),
         # Factor of features before they are clipped, on the hyperboloid.
         "feature_scale": Field(1.0, ABOVE_0),
+        # Largest distance from the origin: features are rescaled to it instead of being clipped.
+        "max_distance": Field(None, ABOVE_0, kind=float, optional=True),
     }

@@ -34,6 +34,9 @@ def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     choose_objective(config, OBJECTIVE_OF_LOSS[loss])
     in_ball = loss in ("hyp", "mix", "moco", *HIER)
     config.objective.space = "poincare" if in_ball else "sphere"
+    if loss == "lhier":
+        config.objective.update(space="lorentz", learn_c=True, hier_optimizer="riemannian")
+        config.objective.max_distance = 9.56  # 1.2·arcosh(1/(2·1.2e-7))/2, as in the later copies.
     if "proxy_rate" in config.objective:
         config.objective.proxy_rate = proxy_rate
     if loss == "mix":  # The head is scored by cosine, as in the paper, and in the fused space.

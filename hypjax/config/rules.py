@@ -109,6 +109,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.load_head", *_HEAD),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
+    ("objective.max_distance", *_CURVED),
     ("objective.parts", *_PARTS),
     ("objective.weights", *_PARTS),
     ("objective.summed", "objective.space is product", lambda c: is_product(c.objective.space)),

@@ -12,6 +12,8 @@ from hypjax.system import machine
 HYP_VIT_SPACES = {"hyp": "poincare", "sph": "sphere"}  # Spaces of Hyp-ViT's loss, by variant.
 # HIER on top of Proxy-Anchor, as published, and on top of Hyp-ViT's loss.
 HIER = {"hier": "hier+proxy_anchor", "hyp+hier": "hier+pairwise_cross_entropy"}
+# LHIER+ (Bdeir and Landwehr, 2024), as much as is known of it, see docs/papers.md. Experimental.
+HIER["lhier"] = HIER["hier"]
 # λ of IRT's losses, the weight of the differential entropy.
 KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 # Baseline losses on the sphere, with the defaults of their fields.

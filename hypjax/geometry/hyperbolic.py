@@ -41,6 +41,7 @@ class CurvedSpace(InnerProductSpace):
     c: float | Float[Array, ""]
     clip_radius: float | None
     riemannian: bool
+    max_distance: float | None
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a field is out of range or no number."""
@@ -50,11 +51,13 @@ class CurvedSpace(InnerProductSpace):
 
     @property
     def longest(self) -> float:
-        """Largest norm of features after clipping."""
+        """Largest norm of features after clipping or rescaling."""
+        if self.max_distance is not None:
+            return self.max_distance / 2
         return math.inf if self.clip_radius is None else self.clip_radius
 
     def embed(self, features: Vectors) -> Points:
-        """Clips features v, and maps them to points at distance 2‖v‖ from the origin."""
+        """Clips or rescales features v; maps them to points at distance 2‖v‖ from the origin."""
         if self.riemannian:
             scale = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
             constant = lax.stop_gradient(features)
@@ -62,14 +65,23 @@ class CurvedSpace(InnerProductSpace):
         return self._embed(features)
 
     def _embed(self, features: Vectors) -> Points:
-        return self.from_tangent(self._clip(features))
+        return self.from_tangent(self._shortened(features))
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
         return self.from_ball(poincare.project(poincare.expmap0(v, self.c), self.c))
 
-    def _clip(self, v: Vectors, max_norm: float = MAX_SQUARE_NORM**0.5) -> Points:
+    def _shortened(self, v: Vectors, max_norm: float = MAX_SQUARE_NORM**0.5) -> Points:
+        """Clips or rescales features."""
+        if self.max_distance is not None:
+            return poincare.rescale_features(v, self.max_distance)
         return poincare.clip_features(v, min(self.longest, max_norm))
+
+    def _unshortened(self, v: Vectors) -> Points:
+        """Inverts the rescaling of features, if any."""
+        if self.max_distance is None:
+            return v
+        return poincare.unrescale_features(v, self.max_distance)
 
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
@@ -98,6 +110,12 @@ class CurvedSpace(InnerProductSpace):
         root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
         projected = math.atanh(poincare.MAX_NORM) / root  # Norm that `poincare.project` allows.
+        if self.max_distance is not None:
+            factor = scale * poincare.RESCALING / self.longest
+            if projected < self.longest:
+                norms = xp.clip(norms, None, math.atanh(projected / self.longest) / factor)
+            rescaled = self.longest * xp.tanh(factor * norms)
+            return norms, [self._point_norms(root * rescaled, xp) / root]
         clipped = xp.clip(norms, None, min(self.longest, projected) / scale)
         return clipped, [self._point_norms(root * scale * clipped, xp) / root]
 
@@ -118,27 +136,31 @@ class PoincareBall(CurvedSpace):
         clip_radius: Largest norm of features before the exponential map, or None for no clipping.
         riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
+        max_distance: Bound of points' distances from the origin. Features are rescaled to it
+            instead of being clipped (`poincare.rescale_features`); None for no rescaling.
     """
 
     functions = poincare
     c: float | Float[Array, ""] = 0.1
     clip_radius: float | None = static(2.3)
     riemannian: bool = static(False)
+    max_distance: float | None = static(None)
 
     def __str__(self) -> str:
         return f"the ball of c = {self.c}"
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
-        """Marks features longer than the clip radius."""
+        """Marks features longer than the clip radius; none if features are rescaled."""
+        radius = jnp.inf if self.max_distance is not None else self.longest
         scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
-        return jnp.linalg.norm(scaled, axis=-1) > self.longest / scale[..., 0]
+        return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
     def features(self, x: Vectors) -> Points:
         """The clipped features, by the logarithmic map at the origin."""
-        return poincare.logmap0(x, self.c)
+        return self._unshortened(poincare.logmap0(x, self.c))
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of clipped features, both times √c."""
+        """Norms of points from norms of shortened features, both times √c."""
         return xp.tanh(norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
@@ -206,6 +228,7 @@ class Lorentz(CurvedSpace):
         feature_scale: Factor of features, above 0.
         riemannian: Whether gradients of features are scaled by the ball's inverse metric, as in
             `PoincareBall`.
+        max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
     """
 
     functions = lorentz
@@ -215,6 +238,7 @@ class Lorentz(CurvedSpace):
         default=1.0, metadata={"learnable": True}
     )
     riemannian: bool = static(False)
+    max_distance: float | None = static(None)
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` if a field is out of range or no number."""
@@ -225,7 +249,7 @@ class Lorentz(CurvedSpace):
         return f"the hyperboloid of c = {self.c}"
 
     def _embed(self, features: Vectors) -> Points:
-        return self.from_tangent(self._clip(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
+        return self.from_tangent(self._shortened(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
@@ -241,11 +265,11 @@ class Lorentz(CurvedSpace):
 
     def features(self, x: Vectors) -> Points:
         """The clipped features: half the logarithmic map at the origin, without the scale."""
-        v = lorentz.logmap0(x, self.c) / 2
+        v = self._unshortened(lorentz.logmap0(x, self.c) / 2)
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of clipped features, both times √c."""
+        """Norms of points from norms of shortened features, both times √c."""
         return xp.sinh(2 * norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
@@ -273,8 +297,8 @@ class Lorentz(CurvedSpace):
         return _search_terms(moved / _SQRT2, offset, c, 2 * (cosh + centre_cosh))
 
     def ball(self) -> PoincareBall:
-        """The ball with the same c, which clips features in the same way."""
-        return PoincareBall(self.c, self.clip_radius, self.riemannian)
+        """The ball with the same c, which shortens features in the same way."""
+        return PoincareBall(self.c, self.clip_radius, self.riemannian, self.max_distance)
 
     def to_ball(self, x: Vectors) -> Points:
         """The isometry to the ball, x / (1 + √(1 + c‖x‖²))."""

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -39,6 +40,7 @@ MAX_NORM = 1 - 1e-5
 
 _FRECHET_STEPS = 1000
 _LONGEST = 1e18  # The ‖v‖² of longer vectors overflows in float32.
+RESCALING = float(np.arctanh(0.99)) / 3  # Factor of small distances in `rescale_features`.
 
 
 def lambda_x(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
@@ -54,6 +56,25 @@ def clip_features(v: Vectors, radius: Scalar) -> Points:
     square = arithmetic.square_norm(scaled)
     outside = square > (radius / scale) ** 2
     return jnp.where(outside, scaled * (radius / jnp.sqrt(jnp.where(outside, square, 1))), v)
+
+
+def rescale_features(v: Vectors, max_distance: Scalar) -> Points:
+    """Maximum-distance rescaling of vectors, [..., d], before `expmap0` (Bdeir et al., 2024).
+
+    `expmap0` maps v to the distance D = 2‖v‖ from the origin, and the rescaled v to the distance
+    M·tanh(D·artanh(0.99)/(3M)), where M is `max_distance`; this is 0.99·M at D = 3M. Experimental:
+    the formula is from code of the authors' group, not from the paper.
+    """
+    v = clip_features(v, _LONGEST)
+    u = arithmetic.square_norm(v) * (2 * RESCALING / max_distance) ** 2
+    return v * (RESCALING * arithmetic.tanh_ratio(u))
+
+
+def unrescale_features(v: Vectors, max_distance: Scalar) -> Points:
+    """Inverts `rescale_features`; finite even for lengths of max_distance / 2 or more."""
+    (v,) = arithmetic.floating(v)
+    u = arithmetic.square_norm(v) * (2 / max_distance) ** 2
+    return v * arithmetic.artanh_ratio(u) / RESCALING
 
 
 def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:

@@ -258,3 +258,22 @@ def test_integers_count_as_floats(space):
     actual, expected = (results(x[:2], x[2:]) for x in (x, x.astype(np.float32)))
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [PoincareBall, Lorentz])
+def test_rescaled_features_stay_below_the_greatest_distance(kind, float64):
+    """The values of the two sets of constants in circulation, for c = 1."""
+    older, later = 0.9 * np.arccosh(2000), 1.2 * np.arccosh(1 / (2 * 1.2e-7)) / 2
+    norms = np.array([[0.5], [2.0], [8.0], [1e30]])  # Half the distances before.
+    v = norms * [0.6, 0.0, -0.8]
+    for most, expected in ((older, (0.88, 3.29, 7.13)), (later, (0.88, 3.38, 8.61))):
+        space = kind(1.0, 2.3, max_distance=most)
+        points = embed(space, v)
+        found = space.distance(points, np.zeros_like(points))
+        np.testing.assert_allclose(found, [*expected, most], atol=0.005)
+        np.testing.assert_allclose(space.features(points)[:3], v[:3], rtol=1e-6)
+        of_points = space.radii(norms, np)[1][0][:, 0]
+        np.testing.assert_allclose(of_points, np.linalg.norm(points, axis=1), rtol=1e-6)
+    with jax.enable_x64(False):
+        slopes = jax.vmap(jax.grad(lambda v: space.embed(v).sum()))(np.float32([v[0] * 0, *v]))
+    assert np.isfinite(slopes).all() and np.all(np.any(slopes[:3] != 0, axis=1))

@@ -490,7 +490,7 @@ def test_proxies_may_be_points_of_a_hyperbolic_space():
 def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features):
     """Also the gradients by features, c and proxies, which are vectors at the origin either way."""
     fields = {"hier_proxies": 16, "hier_neighbors": 4, "hier_decay": 0.1, "learn_c": True}
-    fields |= {"hier_optimizer": optimizer}
+    fields |= {"hier_optimizer": optimizer, "max_distance": 5.0}
     actual = []
     for space in ("poincare", "lorentz"):
         built = create_objective(configured("hier+proxy_anchor", space=space, **fields))

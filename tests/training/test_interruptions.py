@@ -79,7 +79,7 @@ def test_a_signal_ends_a_run_which_saves_first(photos_folder, tmp_path, number, 
     [
         ["optim.name=muon", "train.head_warmup_steps=1"],
         ["objective.learn_c=True", "objective.c_rate=50", "train.ema_decay=0.9", *RIEMANNIAN]
-        + ["objective.space=lorentz", "objective.hier_decay=0.1"],
+        + ["objective.space=lorentz", "objective.max_distance=9.56", "objective.hier_decay=0.1"],
         ["run.cache=device", "run.microbatch=3"],
         ["train.cached_features=True", "optim.frozen=encoder", *RIEMANNIAN],
     ],
