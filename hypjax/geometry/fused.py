@@ -14,7 +14,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Numbers, Points, Vectors
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import InnerProductSpace, Space, as_tree, require_nonnegative
+from hypjax.geometry.spaces import InnerProductSpace, Space, require_nonnegative
 from hypjax.geometry.sphere import Sphere
 
 
@@ -110,7 +110,7 @@ class Composite(Space):
             space.check(coordinates, first=first)
 
 
-@as_tree
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fused(Composite):
     """Adds the distances of several spaces, each of which embeds all features (HypMix, Eq. 10).
@@ -149,7 +149,7 @@ class Fused(Composite):
         return self._by_part(x)
 
 
-@as_tree
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Product(Composite):
     """A product of spaces, which share the features equally (Gu et al., ICLR 2019, Section 3).

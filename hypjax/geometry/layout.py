@@ -8,12 +8,10 @@ distances, which keeps their order.
 """
 
 import warnings
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Complex, Float, Float32, Int
 
 from hypjax.errors import UserError, require_package
@@ -22,7 +20,7 @@ from hypjax.geometry.arithmetic import inner_products
 from hypjax.geometry.spaces import Space
 
 _STEPS = 400
-_ADDED, _ADDING_STEPS = 16, 100  # Points that are added to a layout at once, and the steps.
+_NEIGHBOURS = 8  # Points of a layout between which `place_among` puts an added point.
 _BLOCK = 1024  # Points whose distances to each other are compared in one step.
 _MOST_PAIRED = 4096  # Points among which all distances are computed once, not in each step.
 _RATE = 0.5  # Learning rate of the first step, from which it falls to 0.
@@ -52,7 +50,7 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     smallest = 1e-6 * np.abs(features).max() + _SMALLEST
     start *= _MEDIAN_DISTANCE / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
     fixed = jnp.asarray(points), space, scaling
-    pairs = _all_targets(*fixed) if count <= _MOST_PAIRED else None
+    pairs = _target_distances(points, *fixed) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
     for rate in np.linspace(_RATE, 0, _STEPS, dtype=np.float32):
         rows = np.sort(rng.permutation(count)[:block])
@@ -60,31 +58,25 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     return to_disk(np.asarray(tangents))
 
 
-def placing_among(
-    points: Float[np.ndarray, "n d"], positions: Positions, space: Space
-) -> Callable[[Float[np.ndarray, "m d"]], Positions]:
-    """Returns a function that adds points to a layout by `lay_out`, which stays as it is.
+def place_among(
+    added: Float[np.ndarray, "m d"],
+    points: Float[np.ndarray, "n d"],
+    positions: Positions,
+    space: Space,
+) -> Positions:
+    """Positions of further points in a layout, by inverse distance weighting (Shepard, 1968).
 
-    The layout has at most 1,024 points. An added point starts from the position of the layout that
-    fits it best, and minimises the squared differences of its distances to all points of the
-    layout.
+    An added point lies at the centroid, on the hyperboloid, of its 8 nearest points of the layout.
+    Their weights are their inverse squared distances in the space, so a point that the layout
+    contains has the same position.
     """
-    tangents = np.stack([positions.real, positions.imag], axis=1)
-    radii = np.abs(positions)[:, None]
-    tangents *= 2 * np.arctanh(radii) / np.maximum(radii, _SMALLEST)
-    layout = jnp.asarray(tangents, jnp.float32), jnp.asarray(points)
-    scaling = _scaling(points, space)
-
-    def place(added: Float[np.ndarray, "m d"]) -> Positions:
-        added_tangents = np.empty((len(added), 2), np.float32)
-        for first in range(0, len(added), _ADDED):
-            rows = added[first : first + _ADDED]
-            padded = np.resize(rows, (_ADDED, rows.shape[1]))  # One size to compile for.
-            moved = np.asarray(_add(padded, *layout, space, scaling))
-            added_tangents[first : first + _ADDED] = moved[: len(rows)]
-        return to_disk(added_tangents)
-
-    return place
+    distances = np.asarray(spaces.distance_matrix(space, added, points), np.float64)
+    nearest = np.argsort(distances, axis=1)[:, :_NEIGHBOURS]
+    weights = np.maximum(np.take_along_axis(distances, nearest, axis=1), _SMALLEST) ** -2
+    squares = np.abs(positions) ** 2
+    time, plane = (1 + squares) / (1 - squares), 2 * positions / (1 - squares)
+    time, plane = (np.sum(weights * x[nearest], axis=1) for x in (time, plane))
+    return plane / (time + np.sqrt(time**2 - np.abs(plane) ** 2))
 
 
 def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
@@ -209,28 +201,6 @@ def _step(
 
 
 @jax.jit
-def _add(
-    added: Float[Array, "m d"],
-    layout: Float[Array, "n 2"],
-    points: Float[Array, "n d"],
-    space: Space,
-    scaling: _Scaling,
-) -> Float[Array, "m 2"]:
-    """Minimises the stress of each added point by gradient descent; the layout stays."""
-    targets = _target_distances(added, points, space, scaling)
-
-    def stress(tangents: Float[Array, "m 2"]) -> Array:
-        return jnp.sum((_distances(tangents, layout) - targets) ** 2) / len(layout) / 2
-
-    def step(tangents: Float[Array, "m 2"], rate: Float[Array, ""]) -> tuple[Array, None]:
-        return tangents - rate * _bounded(jax.grad(stress)(tangents)), None
-
-    distances = _distances(layout, layout)
-    misfits = (distances**2).sum(axis=1) - 2 * targets @ distances  # By position, up to a constant.
-    rates = jnp.linspace(_RATE, 0, _ADDING_STEPS)
-    return lax.scan(step, layout[misfits.argmin(axis=1)], rates)[0]
-
-
 def _target_distances(
     x: Float[Array, "n d"], y: Float[Array, "m d"], space: Space, scaling: _Scaling
 ) -> Float[Array, "n m"]:
@@ -240,23 +210,9 @@ def _target_distances(
     return jnp.minimum(distances, 2 * _FARTHEST)
 
 
-@jax.jit
-def _all_targets(
-    points: Float[Array, "n d"], space: Space, scaling: _Scaling
-) -> Float[Array, "n n"]:
-    return _target_distances(points, points, space, scaling)
-
-
 def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
     lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
     return moves / jnp.maximum(lengths / _LARGEST_MOVE, 1)
-
-
-def _distances(x: Float[Array, "n 2"], y: Float[Array, "m 2"]) -> Float[Array, "n m"]:
-    """Distances in the hyperbolic plane of the points to which tangents at the origin lead."""
-    # arcosh(−⟨x, y⟩) on the hyperboloid, with finite gradients for equal points.
-    x, y = _lift(x), _lift(y)
-    return jnp.arccosh(jnp.maximum(x[:, :1] * y[:, 0] - x[:, 1:] @ y[:, 1:].T, _LEAST_COSH))
 
 
 def _lift(tangents: Float[Array, "n 2"]) -> Float[Array, "n 3"]:

@@ -1,15 +1,17 @@
 """Registry of spaces: their names in configurations and files."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from hypjax.errors import UserError, require_free
-from hypjax.geometry.ball import PoincareBall
 from hypjax.geometry.fused import Composite, Fused, Product
-from hypjax.geometry.hyperboloid import Lorentz
+from hypjax.geometry.hyperbolic import Lorentz, PoincareBall
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import Space, as_tree
+from hypjax.geometry.spaces import Space
 from hypjax.geometry.sphere import Sphere
 
 SPACES: dict[str, type[Space]] = {
@@ -36,15 +38,13 @@ def register_space(name: str, space: type[Space]) -> None:
         UserError: The name belongs to hypjax, or the space lacks a method.
     """
     require_free("a space", name, _BUILT_IN)
-    if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
-        raise UserError(
-            f"the space {name} is not a dataclass; decorate its class with @dataclass(frozen=True)"
-        )
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
         raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
-    SPACES[name] = as_tree(space)
+    with contextlib.suppress(ValueError):  # Raised if the class is already registered.
+        jax.tree_util.register_dataclass(space)
+    SPACES[name] = space
 
 
 def space_name(space: Space) -> str | None:

@@ -1,7 +1,7 @@
 """The interface of spaces, and functions that several spaces share."""
 
-import contextlib
 import dataclasses
+import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
@@ -185,30 +185,6 @@ class InnerProductSpace(Space, Protocol):
         """
 
 
-def as_tree(space: type) -> type:
-    """Registers a frozen dataclass as a pytree; fields marked as static belong to its structure.
-
-    Unlike with `jax.tree_util.register_dataclass`, trees are built without the constructor, which
-    may reject values: trees of this structure also hold gradients, labels and placeholders. A class
-    that is already registered stays as it is.
-    """
-    fields = dataclasses.fields(space)
-    leaves = [field.name for field in fields if not field.metadata.get("static")]
-    static = [field.name for field in fields if field.metadata.get("static")]
-
-    def flatten(tree: Any) -> tuple[tuple[Any, ...], ...]:
-        return tuple(tuple(getattr(tree, name) for name in names) for names in (leaves, static))
-
-    def unflatten(constants: tuple[Any, ...], children: Iterable[Any]) -> Any:
-        tree = object.__new__(space)
-        vars(tree).update(zip((*leaves, *static), (*children, *constants), strict=True))
-        return tree
-
-    with contextlib.suppress(ValueError):  # Raised if the class is already registered.
-        jax.tree_util.register_pytree_node(space, flatten, unflatten)
-    return space
-
-
 # Methods of a space, each jitted as one program instead of one for each operation.
 distance_matrix = jax.jit(lambda space, x, y: space.distance_matrix(x, y))
 features = jax.jit(lambda space, x: space.features(x))
@@ -221,12 +197,10 @@ def _flaws(space: Space, x: Rows) -> dict[str, Bool[Array, " n"]]:
 
 
 def require_nonnegative(name: str, value: Any) -> None:
-    """Raises a `ValueError` unless a value is a finite number of at least 0.
+    """Raises a `ValueError` for a number that is not finite and at least 0, and for a text.
 
-    JAX arrays pass unchecked: they may be traced, or still being computed.
+    Arrays and other objects pass: JAX also builds spaces of traced numbers and of placeholders.
     """
-    if isinstance(value, jax.Array):
-        return
-    number = isinstance(value, numbers.Real | np.ndarray) and np.asarray(value).dtype.kind in "iuf"
-    if not number or not np.all((0 <= np.asarray(value)) & (np.asarray(value) < np.inf)):
+    is_number = isinstance(value, numbers.Real)
+    if isinstance(value, str) or (is_number and not 0 <= value < math.inf):
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")

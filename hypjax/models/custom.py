@@ -64,16 +64,12 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     if isinstance(module, Encoder):
         return module.clone(**options)
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
-    title = f"the encoder {name.removeprefix('own:')}"
-    try:
-        output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
-    except Exception as error:  # The user's code may raise anything.
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"{title} cannot embed images {images.shape} ({why})") from error
+    output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     if set(variables) - {"params"} or getattr(output, "ndim", 0) != 2 or len(output) != 2:
         raise UserError(
-            f"{title} must map images of shape {images.shape} to [2, dim] by parameters only; it "
-            f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, output)}"
+            f"the encoder {name.removeprefix('own:')} must map images of shape {images.shape} to "
+            f"[2, dim] by parameters only; it has {', '.join(variables)}, and returns "
+            f"{jax.tree.map(lambda x: x.shape, output)}"
         )
     return CustomEncoder(module, output.shape[1], view.side)
 

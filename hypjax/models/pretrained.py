@@ -71,9 +71,9 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
     Weights are named as in timm, such as `vit_small_patch16_224.dino`, or as another model of the
-    hub, such as `hf-hub:facebook/dinov2-small`, whose tensors may have Transformers' names. Files
-    end in `.safetensors`, or in `.pth`, `.pt` or `.bin`, which need torch and may contain only
-    tensors. Raises a `UserError` for weights that are missing, damaged or of another model.
+    hub whose tensors have timm's names, such as `hf-hub:OWNER/NAME`. Files end in `.safetensors`,
+    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors. Raises a
+    `UserError` for weights that are missing, damaged or of another model.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -264,4 +264,5 @@ def _raise_on_names(problem: str, names: set[str]) -> None:
     if names:
         listed = ", ".join(sorted(names)[:_MAX_LISTED])
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        raise UserError(f"{problem} {listed}{more}: the weights belong to another model")
+        rule = "the weights belong to another model, or have other names than timm's"
+        raise UserError(f"{problem} {listed}{more}: {rule}")

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from hypjax.errors import UserError, installation, reason
-from hypjax.models import packaged, transformers_names
+from hypjax.models import packaged
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.models.encoder import renamed
 from hypjax.system import hub
@@ -40,8 +40,7 @@ def read_state_dict(name_or_path: str) -> StateDict:
         raise UserError("there is no such file")
     try:
         state = _READERS[path.suffix](path)
-        state = {renamed(name, _RELEASES): value for name, value in state.items()}
-        return transformers_names.to_timm(state)
+        return {renamed(name, _RELEASES): value for name, value in state.items()}
     except UserError:
         raise
     except Exception as error:  # Readers raise many kinds of errors.

@@ -18,7 +18,6 @@ from hypjax.objectives.happier import smooth_hap as smooth_hap
 from hypjax.objectives.hier import Hier as Hier
 from hypjax.objectives.hier import hier as hier
 from hypjax.objectives.hier import reciprocal_triplets as reciprocal_triplets
-from hypjax.objectives.koleo import koleo as koleo
 from hypjax.objectives.label_tree import HypHC as HypHC
 from hypjax.objectives.label_tree import HypStructure as HypStructure
 from hypjax.objectives.label_tree import hyp_cpcc as hyp_cpcc
@@ -28,6 +27,7 @@ from hypjax.objectives.matryoshka import Matryoshka as Matryoshka
 from hypjax.objectives.pair_losses import PairObjective as PairObjective
 from hypjax.objectives.pair_losses import circle as circle
 from hypjax.objectives.pair_losses import contrastive as contrastive
+from hypjax.objectives.pair_losses import koleo as koleo
 from hypjax.objectives.pair_losses import multi_similarity as multi_similarity
 from hypjax.objectives.pair_losses import scalable_nca as scalable_nca
 from hypjax.objectives.pair_losses import supcon as supcon

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
-from hypjax.types import Batch, Outputs
 
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
@@ -168,13 +167,9 @@ class Extension(Objective):
 
 
 LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
-LossFunction = Callable[
-    [PyTree, PyTree, Outputs, Outputs | None, Batch, PRNGKeyArray],
-    tuple[Loss, tuple[PyTree, Metrics]],
-]
 
 
-def loss_function(objective: Objective) -> LossFunction:
+def loss_function(objective: Objective) -> Callable[..., tuple[Loss, tuple[PyTree, Metrics]]]:
     """Wraps `objective.loss` as a function from all `LOSS_ARGUMENTS` to (loss, (state, metrics)).
 
     Raises a `UserError` if the method requires any other argument.

@@ -33,7 +33,7 @@ def test_outliers_of_a_crowd_are_placed_inside_the_disk():
     x[:3] = -np.eye(32)[:3]
     points = np.asarray(Sphere().embed(x.astype(np.float32)))
     positions = layout.lay_out(points, Sphere())
-    among = layout.placing_among(points, positions, Sphere())(points[[0, 1, 30]])
+    among = layout.place_among(points[[0, 1, 30]], points, positions, Sphere())
     assert np.isfinite(among).all() and max(np.abs(positions).max(), np.abs(among).max()) < 1
 
 
@@ -50,7 +50,7 @@ def test_points_of_the_plane_keep_their_distances():
     points = np.asarray(ball.embed(np.random.default_rng(1).normal(size=(30, 2))))
     positions = layout.lay_out(points, ball)
     assert layout.faithfulness(points, positions, ball)[0] > 0.98
-    again = layout.placing_among(points, positions, ball)(points[[3]])
+    again = layout.place_among(points[[3]], points, positions, ball)
     assert abs(again[0] - positions[3]) < 0.05
     positions = points[:, 0] + 1j * points[:, 1]
     faithful, plain = layout.faithfulness(points, positions, ball)

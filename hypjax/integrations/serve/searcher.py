@@ -40,7 +40,9 @@ class Searcher:
         self._root = _shared_folder([item.path for item in sample])
         points = np.stack([item.point for item in sample])
         positions = layout.lay_out(points, model.space)
-        self._place = layout.placing_among(points, positions, model.space)
+        self._place = functools.partial(
+            layout.place_among, points=points, positions=positions, space=model.space
+        )
         self.about: _Answer = {
             "images": len(gallery),
             "space": str(model.space),
