@@ -86,7 +86,7 @@ def main(
         from hypjax.train import train_and_evaluate
 
         report = _write_report if fields.run.report else None
-        options = {"launched": stopwatch.launch(), "report": report}
+        options = {"launched": stopwatch.LAUNCHED, "report": report}
         train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
 
 

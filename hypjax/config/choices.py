@@ -19,7 +19,7 @@ DATASETS = (
 )
 CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
 HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
-HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
+HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/states.py
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
 TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
