@@ -25,10 +25,10 @@ from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.files import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.
-_ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
-# A run's files, except checkpoints, that its readers may need.
+# A run's files, except checkpoints, that its readers may need, by the beginnings of their names.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
+_NEEDED += (files.PROJECTIONS,)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
@@ -181,28 +181,20 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     elif is_url(workdir):
         folder = cache_folder() / "workdirs" / f"{url_hash(workdir)}-read"
         with locked(folder, f"reading {workdir}"):
-            with explained(f"cannot copy {workdir} to {folder}"):
-                _download_to_read(workdir, folder, training)
+            # A run that is being trained may remove a checkpoint meanwhile.
+            with explained(f"cannot copy {workdir} to {folder}", "; run the command again"):
+                cloud = CloudFolder(workdir)
+                stored = {n: size for n, size in cloud.sizes().items() if _is_read(n, training)}
+                if files.CONFIG not in stored:
+                    raise UserError(f"{workdir} holds no run; name a run's folder with --workdir")
+                _download(cloud, stored, folder)
             yield folder
     else:
         yield pathlib.Path(workdir).expanduser()
 
 
-def _download_to_read(url: str, folder: pathlib.Path, training: bool) -> None:
-    """Downloads a run's files; retries if training removes a checkpoint meanwhile."""
-
-    def is_needed(name: str) -> bool:
-        if checkpoint := _STEP.match(name):
-            return training or not name.startswith("training/", checkpoint.end())
-        return name in _NEEDED or name.startswith(files.PROJECTIONS)
-
-    cloud = CloudFolder(url)
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        stored = {name: size for name, size in cloud.sizes().items() if is_needed(name)}
-        if files.CONFIG not in stored:
-            raise UserError(f"{url} holds no run; name the folder of one with --workdir")
-        try:
-            return _download(cloud, stored, folder)
-        except FileNotFoundError:
-            if not attempts_left:
-                raise
+def _is_read(name: str, training: bool) -> bool:
+    """Whether readers need a file of a run; what only training needs, if `training`."""
+    if checkpoint := _STEP.match(name):
+        return training or not name.startswith("training/", checkpoint.end())
+    return name.startswith(_NEEDED)
