@@ -63,7 +63,8 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     try:
         yield temporary
-        sync_all(temporary)
+        for written in (*temporary.rglob("*"), temporary):
+            sync(written)
         if temporary.is_dir() and path.is_dir():
             # No system can rename a folder to one that is not empty.
             previous = path.with_name(f".{path.name}.previous")
@@ -117,12 +118,6 @@ def sync(path: pathlib.Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def sync_all(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder and everything below it, is on the disk."""
-    for inner in (*path.rglob("*"), path):
-        sync(inner)
 
 
 @contextlib.contextmanager

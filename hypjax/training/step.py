@@ -315,21 +315,6 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
     )
 
 
-def jit_train_steps(
-    learner: Learner, state: TrainState, store: device_crops.Store | None
-) -> tuple[TrainStep, TrainStep]:
-    """Jits a run's train step, and the step that trains only the head.
-
-    With a `store`, batches hold crops of it instead of images.
-    """
-
-    def jitted(head_only: bool) -> TrainStep:
-        step = make_train_step(learner, head_only=head_only)
-        return functools.partial(jit_train_step(step, learner.mesh, state), store=store)
-
-    return jitted(head_only=False), jitted(head_only=True)
-
-
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
     """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
     images, flips = parallel.shard(mesh, (batch.images, batch.flips))
