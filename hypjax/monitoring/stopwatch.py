@@ -22,10 +22,6 @@ PARTS = (
 )
 
 _COMPILING = "/jax/core/compile/"  # Prefix of JAX's compilation events.
-_PROGRAMS = {
-    "/jax/compilation_cache/cache_misses": "compiled",
-    "/jax/compilation_cache/cache_hits": "cached",
-}
 _threads = threading.local()  # Each thread's latest stopwatch: JAX reports events in its thread.
 
 
@@ -41,8 +37,6 @@ class Stopwatch:
 
     def __init__(self, launched: float | None = None) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        # Programs compiled, and read from the compilation cache; 0 without a cache.
-        self.programs = {"compiled": 0, "cached": 0}
         self._compiled: list[tuple[float, float]] = []  # End and length of the outermost events.
         self._part = "import"
         self._since = self._began = time.monotonic() if launched is None else launched
@@ -95,16 +89,11 @@ class Stopwatch:
 
 @functools.cache
 def _listen() -> None:
-    """Registers listeners for JAX's compilation events, once: not every JAX can remove them."""
+    """Registers a listener for JAX's compilation events, once: not every JAX can remove it."""
     from jax import monitoring
 
     def on_duration(event: str, seconds: float, **_: object) -> None:
         if event.startswith(_COMPILING) and hasattr(_threads, "stopwatch"):
             _threads.stopwatch._count_compiling(seconds)
 
-    def on_event(event: str, **_: object) -> None:
-        if event in _PROGRAMS and hasattr(_threads, "stopwatch"):
-            _threads.stopwatch.programs[_PROGRAMS[event]] += 1
-
     monitoring.register_event_duration_secs_listener(on_duration)
-    monitoring.register_event_listener(on_event)

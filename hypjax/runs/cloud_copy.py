@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -144,23 +143,11 @@ class CloudCopy:
         changed = {name for name in local if everything or local[name] != stored.get(name)}
         changed = {name for name in changed if not _steps([name])}
         self._cloud.put(changed - {files.RESULTS}, self.folder)
+        # If a checkpoint is removed while it is uploaded, the error keeps the cloud's older ones.
         for step in sorted(_changed_steps(local, stored)):
-            self._put_checkpoint(step, [name for name in local if _steps([name]) == {step}])
+            self._cloud.put([name for name in local if _steps([name]) == {step}], self.folder)
         self._cloud.remove(name for name in stored if _steps([name]) and name not in local)
         self._cloud.put(changed & {files.RESULTS}, self.folder)
-
-    def _put_checkpoint(self, step: int, names: Iterable[str]) -> None:
-        """Uploads hard links to a checkpoint, which may be removed during a slow upload."""
-        source = self.folder / files.CHECKPOINTS / str(step)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
-            target = pathlib.Path(links, files.CHECKPOINTS, str(step))
-            try:
-                shutil.copytree(source, target, copy_function=os.link)
-            except OSError:
-                if source.exists():
-                    raise
-                return
-            self._cloud.put(names, pathlib.Path(links))
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, 
     learner, mesh = run.learner, run.learner.mesh
 
     def activations(params: PyTree, images: Array) -> Array:
-        pixels = normalize(images, *learner.pixel_scaling)
+        pixels = normalize(images, run.config.data.mean, run.config.data.std)
         return lower_blocks(learner.model.encoder, learner.cached_block, params, pixels)
 
     features_to_keep(run, params)

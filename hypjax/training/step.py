@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
 from hypjax.data import device_crops
-from hypjax.geometry.learned import initial_parameters, named_scalars, scalar_values, within_bounds
+from hypjax.geometry import learned
 from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
@@ -55,7 +55,8 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
     params = {
-        "model": variables["params"] | initial_parameters(learner.scalars),
+        "model": variables["params"]
+        | learned.initial_parameters(learned.initial_scalars(learner.config.objective)),
         "objective": objective_params,
     }
     if learner.lora is not None:
@@ -149,7 +150,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(active, waiting), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                scalars = scalar_values(params["model"].get("scalars", {}))
+                scalars = learned.scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
 
                 def loss_at(outputs: Outputs) -> tuple[Array, tuple[PyTree, Metrics]]:
@@ -204,11 +205,13 @@ def _apply_gradient(
     with jax.named_scope("optimizer"):
         moments, curvature = state.opt_state, {}
         if any(group.ball_c == LEARNED for group in learner.objective.groups):
-            curvature = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
+            curvature = {"c": learned.scalar_values(state.params["model"]["scalars"])["c"]}
         updates, opt_state = learner.optimizer.update(gradient, moments, trained, **curvature)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
-            scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
+            scalars = learned.within_bounds(
+                updated["model"]["scalars"], learned.bounds(learner.config.objective)
+            )
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _update_averages(learner, state, updated.get("model", {}))
     norms = {
@@ -233,7 +236,9 @@ def _apply_gradient(
         "skipped": skipped,
     }
     if "scalars" in state.params["model"]:
-        metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
+        metrics |= jax.tree.map(
+            jnp.float32, learned.named_scalars(state.params["model"]["scalars"])
+        )
     state = state._replace(
         step=state.step + 1,
         params=optim.merge(updated, frozen),
@@ -284,12 +289,12 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
 
 def _embed_function(learner: Learner) -> Callable[..., Outputs]:
     """Builds the function that embeds a batch's images, cached features or cached activations."""
-    model, encoder = learner.model, learner.model.encoder
+    model, encoder, data = learner.model, learner.model.encoder, learner.config.data
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         if not learner.config.train.cached_features:
             with jax.named_scope("pixels"):
-                images = mirror(normalize(images, *learner.pixel_scaling), flips)
+                images = mirror(normalize(images, data.mean, data.std), flips)
         # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
         # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):

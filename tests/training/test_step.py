@@ -82,7 +82,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     config = load_glyphs(f"model.precision={precision}", variant=variant)
     learner, state = steps.first_shapes(config)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    embed = embed_function(learner.model, learner.pixel_scaling, spaces, (1.0, 0.5))
+    embed = embed_function(learner.model, (config.data.mean, config.data.std), spaces, (1.0, 0.5))
     for program in (
         lower(make_train_step(learner), state, random_batch()),
         lower(embed, state.params["model"], random_batch().images),
