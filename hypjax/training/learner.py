@@ -1,6 +1,7 @@
 """The learner: a train step's model, objective and optimiser, built from a configuration."""
 
 import dataclasses
+
 import numpy as np
 import optax
 from jax.sharding import Mesh

@@ -54,9 +54,9 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
         if not any(optim.matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
+    scalars = learned.initial_parameters(learned.initial_scalars(learner.config.objective))
     params = {
-        "model": variables["params"]
-        | learned.initial_parameters(learned.initial_scalars(learner.config.objective)),
+        "model": variables["params"] | scalars,
         "objective": objective_params,
     }
     if learner.lora is not None:
@@ -209,9 +209,8 @@ def _apply_gradient(
         updates, opt_state = learner.optimizer.update(gradient, moments, trained, **curvature)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
-            scalars = learned.within_bounds(
-                updated["model"]["scalars"], learned.bounds(learner.config.objective)
-            )
+            bounds = learned.bounds(learner.config.objective)
+            scalars = learned.within_bounds(updated["model"]["scalars"], bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _update_averages(learner, state, updated.get("model", {}))
     norms = {
@@ -236,9 +235,8 @@ def _apply_gradient(
         "skipped": skipped,
     }
     if "scalars" in state.params["model"]:
-        metrics |= jax.tree.map(
-            jnp.float32, learned.named_scalars(state.params["model"]["scalars"])
-        )
+        scalars = learned.named_scalars(state.params["model"]["scalars"])
+        metrics |= jax.tree.map(jnp.float32, scalars)
     state = state._replace(
         step=state.step + 1,
         params=optim.merge(updated, frozen),
