@@ -36,11 +36,6 @@ class Learner:
     cached_block: str | None = None
 
 
-def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
-    """Builds the learner of a validated configuration, without images."""
-    return learner_of(Run(config, mesh=mesh))
-
-
 def learner_of(run: Run) -> Learner:
     """Builds the learner of a run."""
     config, objective = run.config, run.objective
