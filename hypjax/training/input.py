@@ -81,11 +81,10 @@ class Input:
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
-        ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
+        ids, rows = np.unique(np.concatenate([anchors, pool]), return_inverse=True)
         images = self.run.splits.train.take(ids)
         points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
-        ends = [len(anchors), 2 * len(anchors)]
-        anchor_points, _, pool_points = np.split(points[rows], ends)
+        anchor_points, pool_points = np.split(points[rows], [len(anchors)])
         searched = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
         negatives = hardest_negatives(*searched, count=plans.negatives, space=space)
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)

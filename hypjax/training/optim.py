@@ -112,15 +112,12 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """Builds an optimiser with gradient clipping; the defaults are Hyp-ViT's published recipe.
 
-    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. `b1`, `b2` and `eps` are Adam's;
-    `momentum` is for SGD and Muon. First, the model's gradient is multiplied by `gradient_factor`.
-    Then all values are clipped to `clip_value`, and the global norm to `clip_norm`, unless None.
-
-    Weight decay acts on all trained parameters, including biases and LayerNorms. `groups` set
-    factors of the learning rate and weight decays by path; a factor also multiplies the decay, as
-    in PyTorch's parameter groups. `layer_rate` returns a further factor by path, see `layer_rates`.
-    During the first `head_warmup_steps`, model/encoder does not change. If a group's c is learned,
-    `update` takes the step's c as an argument.
+    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`; `momentum` is for SGD and Muon. First,
+    the model's gradient is multiplied by `gradient_factor`. Then all values are clipped to
+    `clip_value`, and the global norm to `clip_norm`, unless None. Weight decay acts on all trained
+    parameters. The factor of the learning rate that a group sets also multiplies the decay, as in
+    PyTorch. `layer_rate` returns a further factor by path. During the first `head_warmup_steps`,
+    model/encoder does not change. If a group's c is learned, `update` takes the step's c.
     """
     groups = [Group(()), *groups]
     moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
