@@ -4,7 +4,6 @@ import fnmatch
 from collections.abc import Collection
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import views
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
@@ -18,12 +17,10 @@ DATASETS = (
     *BENCHMARKS,
 )
 CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
-HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
-HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/states.py
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
-TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
-SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
+# Optimisers (hypjax/training/optim.py), and whether their weight decay is added to the update.
+OPTIMIZERS = {"adamw": True, "adam": False, "sgd": False, "muon": True}
 METRICS = (*AT_K, *WITHOUT_K, *GRADED)
 # Names of groups of parameters, and their paths in {"model": ..., "objective": ...}.
 GROUPS = {
