@@ -152,13 +152,10 @@ class CloudCopy:
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Yields a local folder with a run's files, to read from.
+    """Yields a local folder with the files of a run, a URL or a published model, hf://OWNER/NAME.
 
-    Args:
-        workdir: A folder, a URL, or a published model, hf://OWNER/NAME. Remote files are
-            downloaded; the download of a URL stays locked until the context ends.
-        training: Whether to download also what only training needs: the state of the optimiser and
-            of the objective.
+    Remote files are downloaded, with the state of the optimiser and the objective if `training`.
+    The download of a URL stays locked until the context ends.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, files.MODEL_FILES)

@@ -111,11 +111,9 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step. Jit it with `donate_argnums=0`.
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
-    its norm cover only trained parameters. If `train.on_nonfinite` is "skip", updates that are not
-    finite are dropped. The teacher embeds the same pixels without stochastic depth.
-
-    With `head_only`, for the first `train.head_warmup_steps`, the step omits the encoder's
-    gradient, which saves most of the time and memory.
+    its norm cover only trained parameters; with `head_only`, for the first
+    `train.head_warmup_steps`, not the encoder's, which saves most of the time and memory. The
+    teacher embeds the same pixels without stochastic depth.
 
     `batch.images` are pixels; with cached features, the encoder's embeddings or the output of its
     highest frozen block; with the device cache, `Crops` of the store.
