@@ -1,7 +1,7 @@
 """Names that configuration fields accept, unless a registry lists them."""
 
 import fnmatch
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hypjax.catalogue import PREPARED
 from hypjax.objectives.base import GROUPED
@@ -37,14 +37,15 @@ def parameter_path(name: str) -> tuple[str, ...]:
     return GROUPS.get(name) or tuple(name.split("/"))
 
 
+def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a path begins with names that match a pattern's, such as 'block_*'."""
+    return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
+
+
 def freezes_encoder(frozen: Collection[str]) -> bool:
     """Whether the names in `optim.frozen` freeze the whole encoder."""
-    encoder = GROUPS["encoder"]
-    for path in map(parameter_path, frozen):
-        matches = all(map(fnmatch.fnmatchcase, encoder, path))
-        if matches and path[len(encoder) :] in ((), ("*",)):
-            return True
-    return False
+    all_parameters = (*GROUPS["encoder"], "*")
+    return any(matches(parameter_path(name), all_parameters) for name in frozen)
 
 
 def names_parameters(value: object) -> bool:

@@ -1,6 +1,5 @@
 """The optimiser: parameter groups, learning rates and frozen parameters."""
 
-import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import GROUPS, OPTIMIZERS, parameter_path
+from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
 from hypjax.objectives import Group
 from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
@@ -22,11 +21,6 @@ from hypjax.training.riemannian import riemannian_adam
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
 ADAPTER = "lora"  # Name of a kernel's adapter, see `hypjax.training.lora`.
 _Path = tuple[str, ...]
-
-
-def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path begins with names that match a pattern's, such as 'block_*'."""
-    return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
 
 
 def in_encoder(path: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
+from hypjax.config.choices import matches
 from hypjax.data import device_crops
 from hypjax.geometry import learned
 from hypjax.models import colours
@@ -51,7 +52,7 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     model, objective = learner.model, learner.objective
     objective_params, objective_state = objective.init(objective_key, spec)
     for group in objective.groups:
-        if not any(optim.matches(group.path, path) for path in flatten_dict(objective_params)):
+        if not any(matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
     scalars = learned.initial_parameters(learned.initial_scalars(learner.config.objective))
