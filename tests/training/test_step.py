@@ -101,12 +101,12 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     params = {"model": model, "objective": {}}
     objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9, groups=())
     train = SimpleNamespace(ema_decay=0.0, on_nonfinite="skip")
+    fields = {"learn": (), "learn_c": True, "curvatures": (), "c": 1.0, "c_bounds": (0.5, 2.0)}
     learner = SimpleNamespace(
         frozen=(),
         optimizer=optimizer,
         objective=objective,
-        bounds={"c": (0.5, 2.0)},
-        config=SimpleNamespace(train=train),
+        config=SimpleNamespace(train=train, objective=fields),
         schedule=lambda updates: 0.1 * updates,
     )
     old, new = ({"memory": jnp.int32(i), "other": jnp.int32(i)} for i in (0, 1))
