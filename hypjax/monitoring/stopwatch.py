@@ -30,9 +30,8 @@ class Stopwatch:
 
     The first part is "import", which begins at `launched`, a value of `time.monotonic`, or now. The
     time of a nested part, or of compilation, does not count in the part around it. The device's
-    time counts where the loop waits for the device: in "steps", or in "input" if the next batch
-    arrives after the device is ready. "input" is therefore an upper bound of the time that faster
-    input could save.
+    time counts where the loop waits for the device: in "steps", or in "input", which is therefore
+    an upper bound of the time that faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
