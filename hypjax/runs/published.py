@@ -1,9 +1,10 @@
 """Published results to compare runs with.
 
 `published.csv` holds the papers' scores. Each row names the configuration in `configs/` that
-repeats the experiment, and the fields to change; docs/papers.md describes the tables. IRT has three
-tables: of categories ("irt"), of studies of margin, λ and pooling ("irt-studies"), and of
-particular objects ("irt-objects").
+repeats the experiment, and the fields to change; docs/papers.md describes the tables. Embeddings of
+heads are compared in the head's space, except HypMix's by cosine and HIER's in the ball; embeddings
+of encoders by cosine. IRT has three tables: of categories ("irt"), of studies of margin, λ and
+pooling ("irt-studies"), and of particular objects ("irt-objects").
 """
 
 import csv
