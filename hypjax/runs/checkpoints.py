@@ -69,7 +69,8 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        i = jax.process_index()  # Orbax does not wait for the other processes.
+        i = jax.process_index()
+        # Orbax would wait for the other processes, which do not save.
         this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
         options = ocp.CheckpointManagerOptions(
             # Created asynchronously, a folder that cannot be created costs minutes.
@@ -119,7 +120,8 @@ class Checkpoints:
         trees = parallel.gather(trees)
         if self._manager is None:
             return
-        # Of a jax.Array, Orbax expects every process to save its part.
+        # Of a jax.Array, Orbax expects every process to save its part. It copies NumPy arrays before
+        # it returns, as it must, since the next step overwrites the state.
         trees = jax.tree.map(np.asarray, trees)
         self.wait()
         facts = {
