@@ -128,8 +128,7 @@ def parse_variant(
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
         pairs = [f"{loss}-{name}" for name, row in ENCODERS.items() for loss in row.losses]
-        frozen = [f"{pair},frozen" for pair in pairs] if comma else []
-        rule += similar(name, [*pairs, *frozen, *others])
+        rule += similar(stem, [*pairs, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 

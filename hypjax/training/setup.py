@@ -267,7 +267,6 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
 
 
 def _steps(config: ConfigDict, images: int) -> int:
-    """Chooses the number of steps for a number of training images."""
     size = config.train.batch_size
     if config.model.head_init != "pca":
         return math.ceil(_SHOWN_IMAGES / size)
