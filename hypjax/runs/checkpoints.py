@@ -120,8 +120,8 @@ class Checkpoints:
         trees = parallel.gather(trees)
         if self._manager is None:
             return
-        # Of a jax.Array, Orbax expects every process to save its part. NumPy arrays it copies before
-        # it returns, as it must, since the next step overwrites the state.
+        # Of a jax.Array, Orbax expects every process to save its part. Orbax copies NumPy arrays
+        # before it returns: the next step overwrites the state.
         trees = jax.tree.map(np.asarray, trees)
         self.wait()
         facts = {
