@@ -31,9 +31,9 @@ from hypjax.objectives import ProblemSizes, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
+from hypjax.training.dry_run import assumed_sizes, lower_step
 from hypjax.training.learner import Learner, learner_of
-from hypjax.training.step import create_state, jit_train_step, make_train_step
-from hypjax.types import Batch, View
+from hypjax.types import View
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
 # Sizes of the search: queries in a block, points on each device, dimension, and neighbours.
@@ -168,29 +168,6 @@ def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSi
     if config.data.name == "sop":
         sizes = sizes._replace(training_images=_SOP[0], classes=_SOP[1])
     return learner, sizes
-
-
-def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
-    """Sizes for a training set of ten batches, for use without the data."""
-    size, samples = config.train.batch_size, config.train.samples_per_class
-    dims = learner.model.encoder.dim, learner.model.head_dim
-    return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)
-
-
-def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
-    """Lowers the training step on images, from the shapes of parameters and batch."""
-    mesh, view = learner.mesh, learner.view
-    state = jax.eval_shape(lambda: create_state(learner, spec))
-    shardings = parallel.parameter_shardings(mesh, state)
-    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
-    rows = parallel.slices(spec.batch_size, mesh, learner.config.run.microbatch).rows
-    shape = (rows, view.side, view.side, view.channels)
-    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
-    replicated = parallel.replicated(mesh)
-    numbers = jax.ShapeDtypeStruct((spec.batch_size,), jnp.int32, sharding=replicated)
-    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    step = jit_train_step(make_train_step(learner), mesh, state)
-    return step.lower(state, Batch(images, numbers, numbers, flips))
 
 
 def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:

@@ -1,43 +1,60 @@
-"""Estimates of a run's memory and time, from its first steps."""
+"""Estimates of a run's memory and time, from its first steps or from a lowered step."""
 
 import contextlib
 import dataclasses
 import datetime
+import math
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
+from hypjax.errors import UserError
 from hypjax.inference.pretrained import only_encoder
 from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.monitoring.stopwatch import Stopwatch
+from hypjax.objectives import ProblemSizes
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
+from hypjax.training.learner import Learner, learner_of
 from hypjax.training.setup import TrainingRun, print_summary
 from hypjax.training.states import build_with_weights, random_state, with_pretrained
 from hypjax.training.step import (
     TrainState,
+    create_state,
     evaluated_model,
     jit_train_step,
     make_train_step,
     shard_batch,
 )
-from hypjax.types import View
+from hypjax.types import Batch, View
 
 _STEPS = 6  # Steps to run; the first is not timed.
 _GIB = 2**30
+# Operations and bytes per second from NVIDIA's data sheets, and the bytes that the compiled step of
+# ViT-S/16 moves per operation of a matrix product (docs/scale.md). A T4 computes in float32.
+_GPUS = {
+    "T4": (8.1e12, 320e9, 0.0173),
+    "A100": (312e12, 2039e9, 0.00504),
+    "H100": (989e12, 3352e9, 0.00504),
+}
+# The least time by these figures, divided by the 86.0 ms that a step took on an H200.
+_EFFICIENCY = 0.57
 
 
 def dry_run(config: ConfigDict) -> None:
     """Opens data and weights, embeds a batch, runs the first steps, and prints an estimate.
 
-    Saves nothing but caches, and raises the errors that the run would raise in these steps.
+    Saves nothing but caches, and raises the errors that the run would raise in these steps. If data
+    or weights are missing, first estimates the hours of training on GPUs.
     """
     validate(config)
     if config.train.total_steps == 0:
@@ -45,7 +62,12 @@ def dry_run(config: ConfigDict) -> None:
         embedding = _seconds_of_embedding(run, only_encoder(run))
         print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
         return
-    run, pretrained = build_with_weights(Run(config))
+    try:
+        run, pretrained = build_with_weights(Run(config))
+    except UserError:
+        with contextlib.suppress(UserError):  # Some objectives need the data's classes.
+            print_gpu_hours(config)
+        raise
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
     _print_size(config)
@@ -62,6 +84,8 @@ def dry_run(config: ConfigDict) -> None:
         f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
         f"about {_time(step * total)}, and embedding every image once {_time(embedding)}"
     )
+    if jax.default_backend() == "cpu":
+        print_gpu_hours(run.config, run.spec)
 
 
 def _time(seconds: float) -> datetime.timedelta:
@@ -133,3 +157,54 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
         f"caches, and {step_size:.2f} GiB during a step{available}"
     )
     return seconds
+
+
+def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> float:
+    """Counts the additions and multiplications in the lowered training step."""
+    config = config.copy_and_resolve_references()
+    # XLA counts the body of a loop once, and operations of cuDNN's attention not at all.
+    config.run.microbatch = 0
+    config.model.precision = "float32"
+    learner = learner_of(Run(config, mesh=parallel.create_mesh((1, 1), jax.devices()[:1])))
+    lowered = lower_step(learner, spec or assumed_sizes(config, learner))
+    return lowered.cost_analysis()["flops"]
+
+
+def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
+    """Sizes for a training set of ten batches, for use without the data."""
+    size, samples = config.train.batch_size, config.train.samples_per_class
+    dims = learner.model.encoder.dim, learner.model.head_dim
+    return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)
+
+
+def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
+    """Lowers the training step on images, from the shapes of parameters and batch."""
+    mesh, view = learner.mesh, learner.view
+    state = jax.eval_shape(lambda: create_state(learner, spec))
+    shardings = parallel.parameter_shardings(mesh, state)
+    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
+    rows = parallel.slices(spec.batch_size, mesh, learner.config.run.microbatch).rows
+    shape = (rows, view.side, view.side, view.channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
+    replicated = parallel.replicated(mesh)
+    numbers = jax.ShapeDtypeStruct((spec.batch_size,), jnp.int32, sharding=replicated)
+    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
+    step = jit_train_step(make_train_step(learner), mesh, state)
+    return step.lower(state, Batch(images, numbers, numbers, flips))
+
+
+def print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> None:
+    """Estimates the hours of training on GPUs, if the run trains on images in known steps."""
+    train = config.train
+    if train.cached_features or not (train.batch_size and train.total_steps):
+        return
+    operations, times = step_operations(config, spec), []
+    for name, (peak, bandwidth, moved) in _GPUS.items():
+        # Each kernel of a step either moves bytes or computes products, so their times add up.
+        seconds = operations * (1 / peak + moved / bandwidth) / _EFFICIENCY
+        minutes = math.ceil(train.total_steps * seconds / 60)
+        times.append(f"{datetime.timedelta(minutes=minutes)} on one {name}")
+    print(
+        f"{train.total_steps} steps of {operations / 1e12:.3g} TFLOP take about {', '.join(times)} "
+        "(estimated from the computed program; the input may be slower)"
+    )

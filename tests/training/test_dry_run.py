@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from benchmarks.programs import TINY, config_of
+from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training.dry_run import dry_run
+from hypjax.training.dry_run import dry_run, step_operations
 from tests.helpers import small_runs
 
 
@@ -25,3 +27,15 @@ def test_prints_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, c
     seconds = re.search(r"a step takes (\S+) s \(([\d,]+) images per second\)", printed)
     assert 0 < float(seconds[1]) < 10
     assert not list(tmp_path.iterdir())
+
+
+def test_hours_on_gpus_are_estimated_without_data_and_weights(tmp_path, capsys):
+    config = config_of(*TINY, "train.batch_size=8", "run.microbatch=2")
+    config.run.data_dir = str(tmp_path)
+    with pytest.raises(UserError, match="prepare"):
+        dry_run(config)
+    assert re.search("25000 steps of .* on one T4, .* A100, .* H100", capsys.readouterr().out)
+    # Forward and backward, 2 and 4 operations for each token and number of 2 blocks of width 128,
+    # without attention's matrices, of which the last block computes the class token alone.
+    kernels, tokens = 12 * 128**2, 17 * 8
+    assert 6 * kernels * tokens < step_operations(config) < 2 * 6 * kernels * 2 * tokens
