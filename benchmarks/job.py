@@ -145,7 +145,5 @@ def _run(
         **{f"{part}, s": times["seconds"][part] for part in (*PARTS, "total")},
         "whole process, s": seconds,
         **{f"{part} memory, peak, GB": peak and peak / 1e9 for part, peak in peaks.items()},
-        "programs compiled": times["programs"]["compiled"],
-        "programs read from the cache": times["programs"]["cached"],
         "final recall@1 of the head": results["final"]["head"]["recall@1"],
     }

@@ -24,6 +24,7 @@ from hypjax.config import load_config
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
+from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.embedder import model_shapes
 from hypjax.objectives import ProblemSizes, create_objective
@@ -31,7 +32,7 @@ from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.system import console
 from hypjax.training.dry_run import assumed_sizes, lower_step
-from hypjax.training.learner import Learner, build_learner
+from hypjax.training.learner import Learner, learner_of
 from hypjax.types import View
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
@@ -162,7 +163,7 @@ def config_of(*fields: str) -> ConfigDict:
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSizes]:
     """The learner of a configuration, and the sizes of its problem: SOP's, or assumed sizes."""
-    learner = build_learner(config, mesh)
+    learner = learner_of(Run(config, mesh=mesh))
     sizes = assumed_sizes(config, learner)
     if config.data.name == "sop":
         sizes = sizes._replace(training_images=_SOP[0], classes=_SOP[1])

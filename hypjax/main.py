@@ -85,7 +85,7 @@ def main(
     else:
         from hypjax.train import train_and_evaluate
 
-        options = {"launched": stopwatch.launch(), "report": fields.run.report}
+        options = {"launched": stopwatch.LAUNCHED, "report": fields.run.report}
         train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
 
 

@@ -29,7 +29,7 @@ from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
 from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance
 from hypjax.training.states import Measured, build_with_weights, restore_or_start, score_untrained
-from hypjax.training.step import TrainState, jit_train_steps
+from hypjax.training.step import TrainState
 
 
 @at_the_call
@@ -165,8 +165,7 @@ def _run_steps(
     measured = measured or score_untrained(run, state, stopwatch)
     source = open_input(run, steps, state.params["model"])
     monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
-    jitted_steps = jit_train_steps(run.learner, state, source.store)
-    loop = Loop(run, *jitted_steps, source, checkpoints, monitor)
+    loop = Loop(run, source, checkpoints, monitor)
     with contextlib.closing(source), monitor:
         if steps.start == 0:
             monitor.write(0, measured.untrained)

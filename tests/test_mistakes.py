@@ -109,6 +109,6 @@ def test_out_of_memory_names_the_fields_to_lower(run, tmp_path, monkeypatch):
     def exhausted(*args, **kwargs):
         return lambda *args, **kwargs: jax.numpy.zeros(2**50)
 
-    monkeypatch.setattr("hypjax.training.step.jit_train_step", exhausted)
+    monkeypatch.setattr("hypjax.training.loop.jit_train_step", exhausted)
     with pytest.raises(errors.UserError, match="out of memory on cpu; lower train.batch_size"):
         train.train_and_evaluate(saved_config(run), tmp_path)  # Its programs are compiled.

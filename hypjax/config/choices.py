@@ -1,10 +1,9 @@
 """Names that configuration fields accept, unless a registry lists them."""
 
 import fnmatch
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hypjax.catalogue import PREPARED
-from hypjax.data import views
 from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
@@ -18,12 +17,10 @@ DATASETS = (
     *BENCHMARKS,
 )
 CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
-HEADS = ("dense", "norm_dense", "none")  # hypjax/models/embedder.py
-HEAD_INITS = ("orthogonal", "pca")  # hypjax/models/embedder.py, hypjax/training/head_init.py
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
-TRAIN_VIEWS, TEST_VIEWS = tuple(views.TRAIN_VIEWS), tuple(views.TEST_VIEWS)
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
-SPLITS_BY = ("classes", "images")  # hypjax/data/parts.py
+# Optimisers (hypjax/training/optim.py), and whether their weight decay is added to the update.
+OPTIMIZERS = {"adamw": True, "adam": False, "sgd": False, "muon": True}
 METRICS = (*AT_K, *WITHOUT_K, *GRADED)
 # Names of groups of parameters, and their paths in {"model": ..., "objective": ...}.
 GROUPS = {
@@ -40,14 +37,15 @@ def parameter_path(name: str) -> tuple[str, ...]:
     return GROUPS.get(name) or tuple(name.split("/"))
 
 
+def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether a path begins with names that match a pattern's, such as 'block_*'."""
+    return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
+
+
 def freezes_encoder(frozen: Collection[str]) -> bool:
     """Whether the names in `optim.frozen` freeze the whole encoder."""
-    encoder = GROUPS["encoder"]
-    for path in map(parameter_path, frozen):
-        matches = all(map(fnmatch.fnmatchcase, encoder, path))
-        if matches and path[len(encoder) :] in ((), ("*",)):
-            return True
-    return False
+    all_parameters = (*GROUPS["encoder"], "*")
+    return any(matches(parameter_path(name), all_parameters) for name in frozen)
 
 
 def names_parameters(value: object) -> bool:

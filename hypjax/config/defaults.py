@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference
 
 from hypjax.config import choices
-from hypjax.config.optimizers import OPTIMIZERS
+from hypjax.data import views
 from hypjax.errors import UserError
 from hypjax.fields import (
     ABOVE_0,
@@ -108,9 +108,9 @@ _FIELDS = {
     "data.channels": Field(3, Rule(lambda value: value in (1, 3), "1 or 3")),
     "data.image_size": Field(224, within(1, SIDE)),  # Side of the model's square input, in pixels.
     # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
-    "data.train_view": Field("area_crop", one_of(*choices.TRAIN_VIEWS)),
+    "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),
     # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
-    "data.test_view": Field("centre_crop", one_of(*choices.TEST_VIEWS)),
+    "data.test_view": Field("centre_crop", one_of(*views.TEST_VIEWS)),
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     "data.resize": Field(224, within(1, SIDE)),
     # For pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
@@ -125,7 +125,7 @@ _FIELDS = {
     "data.colour_jitter": Field((0.0,) * 4, _JITTER),
     "data.grey": Field(0.0, within(0, 1)),
     "data.blur": Field(0.0, within(0, 1)),
-    "data.split": Field("classes", one_of(*choices.SPLITS_BY)),  # What is held out for the test.
+    "data.split": Field("classes", one_of("classes", "images")),  # What is held out for the test.
     # Number of held-out classes, or their share if below 1.
     "data.validation_classes": Field(0.0, _CLASSES),
     "data.test_classes": Field(0.0, _CLASSES),
@@ -147,17 +147,17 @@ _FIELDS = {
     # above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
-    "model.head": Field("dense", one_of(*choices.HEADS)),
+    "model.head": Field("dense", one_of("dense", "norm_dense", "none")),
     # Dimension of the head's embedding; ignored without a head. None: the features' dimension.
     "model.head_dim": Field(128, within(1, DIM), optional=True),
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
-    "model.head_init": Field("orthogonal", one_of(*choices.HEAD_INITS)),
+    "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
     # Precision of the encoder's matrix products, see `layers.compute_dtype`.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),
     # The optimiser, its learning rate, and which parameters are frozen.
     "optim.learning_rate": Field(3e-5, at_least(0)),  # Peak. ViT and DeiT; DINO: 1e-5.
-    "optim.name": Field("adamw", one_of(*OPTIMIZERS)),  # See `hypjax.config.optimizers`.
+    "optim.name": Field("adamw", one_of(*choices.OPTIMIZERS)),
     # After the warm-up. 'step' and 'exponential' decay by decay_factor in decay_every steps.
     "optim.schedule": Field("constant", one_of("constant", "cosine", "step", "exponential")),
     "optim.decay_every": Field(1000, within(1, STEPS)),

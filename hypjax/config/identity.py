@@ -46,9 +46,8 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     short_names, values = [field.rpartition(".")[2] for field in new], {}
     for (field, value), short_name in zip(new.items(), short_names, strict=True):
         if old.get(field) != value:
-            is_unique = short_names.count(short_name) == 1
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            values[short_name if is_unique else field] = text
+            name = short_name if short_names.count(short_name) == 1 else field
+            values[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     listed = "+".join(f"{name}={value}" for name, value in values.items())
     if len(listed) > _MAX_LENGTH or not all(map(_PLAIN.fullmatch, values.values())):
         listed = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]

@@ -78,7 +78,6 @@ def _errors_located(path: pathlib.Path) -> Iterator[None]:
 
 
 def _set(config: ConfigDict, override: str) -> None:
-    """Applies one override."""
     field, equals, text = override.partition("=")
     values = flatten(config)
     for member in values:

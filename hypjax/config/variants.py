@@ -102,13 +102,8 @@ def parse_variant(
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; raises a UserError for an unknown one.
 
-    Args:
-        name: The variant, or a short name.
-        short: Variants by short name.
-        further: Variants that the caller parses itself, which messages list, too.
-        released: Whether the suffix 'released' is valid.
-        with_irt: Whether `IRT_VARIANTS` are valid.
-        losses: Losses that are valid in addition to those for all datasets.
+    `short` holds variants by short names, and `further` the variants that the caller parses itself,
+    for messages. The suffix 'released', `IRT_VARIANTS` and more `losses` are valid on request.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
@@ -133,8 +128,7 @@ def parse_variant(
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
         pairs = [f"{loss}-{name}" for name, row in ENCODERS.items() for loss in row.losses]
-        frozen = [f"{pair},frozen" for pair in pairs] if comma else []
-        rule += similar(name, [*pairs, *frozen, *others])
+        rule += similar(stem, [*pairs, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 

@@ -90,7 +90,7 @@ class Monitor(contextlib.AbstractContextManager):
         scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
         self._latest = {"learning_rate", *scalars}
         self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.
-        self._restart_clock()
+        self.restart_clock()
 
     def __exit__(self, *args: object) -> None:
         self._trace.end()
@@ -114,7 +114,7 @@ class Monitor(contextlib.AbstractContextManager):
         self.settle()
         self._unchecked = step, ids, metrics
         if step == self._first + 1:
-            self._restart_clock()  # The first step includes compilation.
+            self.restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
     def report(self, step: int, *, judging: bool = True) -> None:
@@ -135,7 +135,7 @@ class Monitor(contextlib.AbstractContextManager):
             values["input_wait"] = (self.stopwatch.seconds()["input"] - self._waited) / seconds
         values |= machine.memory_peaks()
         self._metrics = []
-        self._restart_clock()
+        self.restart_clock()
         self._telemetry.write(step, values)
         self._progress.show(values)
         if judging:
@@ -151,9 +151,9 @@ class Monitor(contextlib.AbstractContextManager):
     def write(self, step: int, values: Values) -> None:
         """Writes other values of a step; the time since the last report does not count in rates."""
         self._telemetry.write(step, values)
-        self._restart_clock()
+        self.restart_clock()
 
-    def _restart_clock(self) -> None:
+    def restart_clock(self) -> None:
         """Excludes the time until now, such as a compilation, from the rates."""
         jax.block_until_ready(self._metrics[-1:])
         self._waited = self.stopwatch.seconds()["input"]

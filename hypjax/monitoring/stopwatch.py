@@ -2,13 +2,11 @@
 
 import contextlib
 import functools
-import os
-import pathlib
 import threading
 import time
 from collections.abc import Iterator
 
-_IMPORTED = time.monotonic()
+LAUNCHED = time.monotonic()  # `hypjax.main` imports this module before others that take time.
 
 # Parts of a run's time, which do not overlap, in the order of their beginnings.
 PARTS = (
@@ -24,30 +22,22 @@ PARTS = (
 )
 
 _COMPILING = "/jax/core/compile/"  # Prefix of JAX's compilation events.
-_PROGRAMS = {
-    "/jax/compilation_cache/cache_misses": "compiled",
-    "/jax/compilation_cache/cache_hits": "cached",
-}
 _threads = threading.local()  # Each thread's latest stopwatch: JAX reports events in its thread.
 
 
 class Stopwatch:
     """Splits a run's time into `PARTS`, for the thread that creates the stopwatch.
 
-    The first part is "import", which begins at `launched`, a value of `time.monotonic` (see
-    `launch`), or now. The time of a nested part, or of compilation, does not count in the part
-    around it. The device's time counts where the loop waits for the device: in "steps", or in
-    "input" if the next batch arrives after the device is ready. "input" is therefore an upper bound
-    of the time that faster input could save.
+    The first part is "import", which begins at `launched`, a value of `time.monotonic`, or now. The
+    time of a nested part, or of compilation, does not count in the part around it. The device's
+    time counts where the loop waits for the device: in "steps", or in "input", which is therefore
+    an upper bound of the time that faster input could save.
     """
 
     def __init__(self, launched: float | None = None) -> None:
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        # Programs compiled, and read from the compilation cache; 0 without a cache.
-        self.programs = {"compiled": 0, "cached": 0}
         self._compiled: list[tuple[float, float]] = []  # End and length of the outermost events.
         self._part = "import"
-        self._from_launch = launched is not None
         self._since = self._began = time.monotonic() if launched is None else launched
         _threads.stopwatch = self
         _listen()
@@ -77,13 +67,13 @@ class Stopwatch:
         return {**self._seconds, "total": self._since - self._began}
 
     def describe(self) -> str:
-        """Returns one line: '58 s from launch: 6 import, 14 compile, 38 steps'."""
+        """Returns one line: '58 s in all: 6 import, 14 compile, 38 steps'."""
         seconds = self.seconds()
         digits = 0 if seconds["total"] >= 10 else 1
         shown = {name: f"{value:.{digits}f}" for name, value in seconds.items()}
-        total, since = shown.pop("total"), "from launch" if self._from_launch else "in all"
+        total = shown.pop("total")
         parts = ", ".join(f"{value} {name}" for name, value in shown.items() if float(value))
-        return f"{total} s {since}: {parts}"
+        return f"{total} s in all: {parts}"
 
     def _count_compiling(self, seconds: float) -> None:
         """Moves the time of an event that ends now from the current part to "compile"."""
@@ -96,29 +86,13 @@ class Stopwatch:
         self._seconds["compile"] += outermost
 
 
-def launch() -> float:
-    """Value of `time.monotonic` at the process's launch, or at this module's import if unknown."""
-    try:
-        stat = pathlib.Path("/proc/self/stat").read_text()
-        ticks = int(stat.rpartition(")")[2].split()[19])  # Since the machine booted.
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return _IMPORTED
-    return min(time.monotonic() - age, _IMPORTED)
-
-
 @functools.cache
 def _listen() -> None:
-    """Registers listeners for JAX's compilation events, once: not every JAX can remove them."""
+    """Registers a listener for JAX's compilation events, once: not every JAX can remove it."""
     from jax import monitoring
 
     def on_duration(event: str, seconds: float, **_: object) -> None:
         if event.startswith(_COMPILING) and hasattr(_threads, "stopwatch"):
             _threads.stopwatch._count_compiling(seconds)
 
-    def on_event(event: str, **_: object) -> None:
-        if event in _PROGRAMS and hasattr(_threads, "stopwatch"):
-            _threads.stopwatch.programs[_PROGRAMS[event]] += 1
-
     monitoring.register_event_duration_secs_listener(on_duration)
-    monitoring.register_event_listener(on_event)

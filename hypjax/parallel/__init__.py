@@ -40,9 +40,8 @@ def create_mesh(
     # Processes without a device of the mesh would wait forever.
     idle = all_devices and jax.process_count() > 1 and needed < present
     if needed > present or idle:
-        rule = "be all of these" if idle else "not exceed this number"
         problem = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
-        raise UserError(f"{problem}; copies times shards must {rule}")
+        raise UserError(f"{problem}; let copies times shards be {present}")
     return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
 
 

@@ -21,7 +21,6 @@ from hypjax import parallel
 from hypjax.errors import UserError, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
-from hypjax.system.files import sync, sync_all
 
 _ADVICE = "; restore a backup, or start over in another folder with --workdir"
 _RECORD = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
@@ -50,10 +49,9 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background; after `wait`, they survive a power failure. A failed save is
-    reported and leaves earlier checkpoints intact. All processes call the methods together: the
-    first process writes gathered arrays, and broadcasts the arrays that it reads. If `read_only`,
-    each process reads independently.
+    Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
+    All processes call the methods together: the first process writes gathered arrays, and
+    broadcasts the arrays that it reads. If `read_only`, each process reads independently.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -71,15 +69,12 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        this_process = ocp.options.MultiprocessingOptions()
-        if jax.process_count() > 1:  # Otherwise Orbax waits for the other processes.
-            i = jax.process_index()
-            this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
+        i = jax.process_index()
+        # Orbax would wait for the other processes, which do not save.
+        this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
         options = ocp.CheckpointManagerOptions(
             # Created asynchronously, a folder that cannot be created costs minutes.
-            async_options=ocp.AsyncOptions(
-                create_directories_asynchronously=False, post_finalization_callback=self._sync
-            ),
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             create=False,
             multiprocessing_options=this_process,
             cleanup_tmp_directories=not self._read_only,  # Killed processes leave some.
@@ -125,8 +120,9 @@ class Checkpoints:
         trees = parallel.gather(trees)
         if self._manager is None:
             return
-        if jax.process_count() > 1:  # Orbax expects every process to save its part of a jax.Array.
-            trees = jax.tree.map(np.asarray, trees)
+        # Of a jax.Array, Orbax expects every process to save its part. Orbax copies NumPy arrays
+        # before it returns: the next step overwrites the state.
+        trees = jax.tree.map(np.asarray, trees)
         self.wait()
         facts = {
             "score": score,
@@ -144,21 +140,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being saved is complete; warns if the save fails."""
-        if self._saving_step is not None and self._attempt(self._finish):
+        if self._saving_step is not None and self._attempt(self._manager.wait_until_finished):
             self._saving_step = None
-
-    def _finish(self) -> None:
-        self._manager.wait_until_finished()
-        for folder in (self._path, self._path.parent, self._path.parent.parent):
-            sync(folder)  # The names of the new files.
-
-    def _sync(self) -> None:
-        """Syncs an unfinished checkpoint before Orbax renames it, and the run's other files."""
-        for unfinished in self._path.glob("*.orbax-checkpoint-tmp*"):
-            sync_all(unfinished)
-        for path in filter(pathlib.Path.is_file, self._path.parent.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
-                sync(path)
 
     def _attempt(self, action: Callable[[], object]) -> bool:
         """Runs one stage of a save; warns if the stage fails, and returns whether it succeeds."""

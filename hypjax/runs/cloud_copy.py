@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,10 +24,10 @@ from hypjax.system.cloud import CloudFolder, is_url, url_hash
 from hypjax.system.files import locked
 
 _INTERVAL = 30.0  # Seconds between uploads.
-_ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
-# A run's files, except checkpoints, that its readers may need.
+# A run's files, except checkpoints, that its readers may need, by the beginnings of their names.
 _NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
+_NEEDED += (files.PROJECTIONS,)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
@@ -144,34 +143,19 @@ class CloudCopy:
         changed = {name for name in local if everything or local[name] != stored.get(name)}
         changed = {name for name in changed if not _steps([name])}
         self._cloud.put(changed - {files.RESULTS}, self.folder)
+        # If a checkpoint is removed while it is uploaded, the error keeps the cloud's older ones.
         for step in sorted(_changed_steps(local, stored)):
-            self._put_checkpoint(step, [name for name in local if _steps([name]) == {step}])
+            self._cloud.put([name for name in local if _steps([name]) == {step}], self.folder)
         self._cloud.remove(name for name in stored if _steps([name]) and name not in local)
         self._cloud.put(changed & {files.RESULTS}, self.folder)
-
-    def _put_checkpoint(self, step: int, names: Iterable[str]) -> None:
-        """Uploads hard links to a checkpoint, which may be removed during a slow upload."""
-        source = self.folder / files.CHECKPOINTS / str(step)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as links:
-            target = pathlib.Path(links, files.CHECKPOINTS, str(step))
-            try:
-                shutil.copytree(source, target, copy_function=os.link)
-            except OSError:
-                if source.exists():
-                    raise
-                return
-            self._cloud.put(names, pathlib.Path(links))
 
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Yields a local folder with a run's files, to read from.
+    """Yields a local folder with the files of a run, a URL or a published model, hf://OWNER/NAME.
 
-    Args:
-        workdir: A folder, a URL, or a published model, hf://OWNER/NAME. Remote files are
-            downloaded; the download of a URL stays locked until the context ends.
-        training: Whether to download also what only training needs: the state of the optimiser and
-            of the objective.
+    Remote files are downloaded, with the state of the optimiser and the objective if `training`.
+    The download of a URL stays locked until the context ends.
     """
     if hub.is_repository(workdir):
         folder = hub.download(workdir, files.MODEL_FILES)
@@ -181,28 +165,20 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
     elif is_url(workdir):
         folder = cache_folder() / "workdirs" / f"{url_hash(workdir)}-read"
         with locked(folder, f"reading {workdir}"):
-            with explained(f"cannot copy {workdir} to {folder}"):
-                _download_to_read(workdir, folder, training)
+            # A run that is being trained may remove a checkpoint meanwhile.
+            with explained(f"cannot copy {workdir} to {folder}", "; run the command again"):
+                cloud = CloudFolder(workdir)
+                stored = {n: size for n, size in cloud.sizes().items() if _is_read(n, training)}
+                if files.CONFIG not in stored:
+                    raise UserError(f"{workdir} holds no run; name a run's folder with --workdir")
+                _download(cloud, stored, folder)
             yield folder
     else:
         yield pathlib.Path(workdir).expanduser()
 
 
-def _download_to_read(url: str, folder: pathlib.Path, training: bool) -> None:
-    """Downloads a run's files; retries if training removes a checkpoint meanwhile."""
-
-    def is_needed(name: str) -> bool:
-        if checkpoint := _STEP.match(name):
-            return training or not name.startswith("training/", checkpoint.end())
-        return name in _NEEDED or name.startswith(files.PROJECTIONS)
-
-    cloud = CloudFolder(url)
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        stored = {name: size for name, size in cloud.sizes().items() if is_needed(name)}
-        if files.CONFIG not in stored:
-            raise UserError(f"{url} holds no run; name the folder of one with --workdir")
-        try:
-            return _download(cloud, stored, folder)
-        except FileNotFoundError:
-            if not attempts_left:
-                raise
+def _is_read(name: str, training: bool) -> bool:
+    """Whether readers need a file of a run; what only training needs, if `training`."""
+    if checkpoint := _STEP.match(name):
+        return training or not name.startswith("training/", checkpoint.end())
+    return name.startswith(_NEEDED)

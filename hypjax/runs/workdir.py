@@ -93,14 +93,8 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
-    """Reads the distinct warnings of all starts of a run."""
-    starts = _read_starts(workdir)
-    return list(dict.fromkeys(text for start in starts for text in start.get("warnings", [])))
-
-
-def _read_starts(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    last = files.read_object(workdir / _STARTS)
-    return [*last.pop("earlier_starts", []), last] if last else []
+    """Reads the distinct warnings of the start that finished a run."""
+    return (files.read_object(workdir / _STARTS) or {}).get("warnings", [])
 
 
 def has_checkpoint(workdir: pathlib.Path) -> bool:
@@ -246,10 +240,13 @@ class Workdir:
                 require_identity(self.path, self._config)
                 require_provenance(self.path, provenance)
                 this_start = machine.describe(self._config.seed)
+                last_start = files.read_object(self.path / _STARTS) or {}
+                this_start["earlier_starts"] = last_start.pop("earlier_starts", [])
+                if last_start:
+                    this_start["earlier_starts"].append(last_start)
                 with writing(self.path):
                     write_json(self.path / files.CONFIG, fields)
-                    earlier = {"earlier_starts": _read_starts(self.path)}
-                    write_json(self.path / _STARTS, this_start | earlier)
+                    write_json(self.path / _STARTS, this_start)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 

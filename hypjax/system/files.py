@@ -6,7 +6,6 @@ import csv
 import errno
 import fcntl
 import functools
-import glob
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ import pathlib
 import pickle
 import shutil
 import socket
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +24,6 @@ from hypjax.types import class_names
 
 if TYPE_CHECKING:
     import pyarrow
-
-_ABANDONED_AGE = 86400  # Age in seconds at which a temporary file must be a killed process's.
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
@@ -56,14 +52,11 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     A file is always there, with the old content or the new. A folder that is replaced is missing
     for a moment; a kill in that moment leaves the old folder as .NAME.previous.
     """
-    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
-        with contextlib.suppress(OSError):
-            if time.time() - abandoned.stat().st_mtime > _ABANDONED_AGE:
-                remove(abandoned)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     try:
         yield temporary
-        sync_all(temporary)
+        for written in (*temporary.rglob("*"), temporary):
+            sync(written)
         if temporary.is_dir() and path.is_dir():
             # No system can rename a folder to one that is not empty.
             previous = path.with_name(f".{path.name}.previous")
@@ -117,12 +110,6 @@ def sync(path: pathlib.Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def sync_all(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder and everything below it, is on the disk."""
-    for inner in (*path.rglob("*"), path):
-        sync(inner)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import ProblemSizes
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.learner import Learner, build_learner
+from hypjax.training.learner import Learner, learner_of
 from hypjax.training.setup import TrainingRun, print_summary
 from hypjax.training.states import build_with_weights, random_state, with_pretrained
 from hypjax.training.step import (
@@ -165,7 +165,7 @@ def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> flo
     # XLA counts the body of a loop once, and operations of cuDNN's attention not at all.
     config.run.microbatch = 0
     config.model.precision = "float32"
-    learner = build_learner(config, parallel.create_mesh((1, 1), jax.devices()[:1]))
+    learner = learner_of(Run(config, mesh=parallel.create_mesh((1, 1), jax.devices()[:1])))
     lowered = lower_step(learner, spec or assumed_sizes(config, learner))
     return lowered.cost_analysis()["flops"]
 

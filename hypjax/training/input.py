@@ -14,7 +14,6 @@ from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError, counted
-from hypjax.geometry import Space
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.models.layers import normalize
 from hypjax.models.split_at_block import lower_blocks
@@ -60,8 +59,8 @@ class Input:
                 epoch, position = divmod(step, plans.batches_per_epoch)
                 if position == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
-                        table, metrics = self.mine(trained_model(self.run.learner, state), epoch)
-                    monitor.write(step + 1, {"mining": metrics})  # A resumed run writes it again.
+                        table = self.mine(trained_model(self.run.learner, state), epoch)
+                    monitor.restart_clock()
                     state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
                 plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
                 self._end = min((epoch + 1) * plans.batches_per_epoch, self._end)
@@ -73,37 +72,23 @@ class Input:
         if self._open is not None:
             self._open.close()
 
-    def mine(
-        self, params: PyTree, epoch: int
-    ) -> tuple[Int[np.ndarray, "tuples size"], dict[str, float]]:
+    def mine(self, params: PyTree, epoch: int) -> Int[np.ndarray, "tuples size"]:
         """Mines the tuples of an epoch, counted from 0, by embeddings under the test view.
 
-        Returns each tuple's positions in the training set (anchor, positive, negatives), and the
-        mean distances of anchors to positives, mined negatives and random images.
+        Returns each tuple's positions in the training set: anchor, positive, negatives.
         """
         plans, space = self.run.plans, self.run.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
-        ids, rows = np.unique(np.concatenate([anchors, positives, pool]), return_inverse=True)
+        ids, rows = np.unique(np.concatenate([anchors, pool]), return_inverse=True)
         images = self.run.splits.train.take(ids)
         points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
-        ends = [len(anchors), 2 * len(anchors)]
-        anchor_points, positive_points, pool_points = np.split(points[rows], ends)
+        anchor_points, pool_points = np.split(points[rows], [len(anchors)])
         searched = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
         negatives = hardest_negatives(*searched, count=plans.negatives, space=space)
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
-        table = processes.arrays_from_first(lambda: table, table)
-
-        def mean_distance(x: np.ndarray, y: np.ndarray) -> float:
-            return float(np.mean(_distances(space, x, y)))
-
-        random_points = np.resize(pool_points, anchor_points.shape)
-        return table, {
-            "positive_distance": mean_distance(anchor_points, positive_points),
-            "negative_distance": mean_distance(anchor_points[:, None], pool_points[negatives]),
-            "random_distance": mean_distance(anchor_points, random_points),
-        }
+        return processes.arrays_from_first(lambda: table, table)
 
 
 def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
@@ -152,7 +137,7 @@ def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, 
     learner, mesh = run.learner, run.learner.mesh
 
     def activations(params: PyTree, images: Array) -> Array:
-        pixels = normalize(images, *learner.pixel_scaling)
+        pixels = normalize(images, run.config.data.mean, run.config.data.std)
         return lower_blocks(learner.model.encoder, learner.cached_block, params, pixels)
 
     features_to_keep(run, params)
@@ -171,8 +156,3 @@ def _feature_batches(
         images = np.zeros((len(rows), *features.shape[1:]), features.dtype)
         images[: len(local)] = features[local]
         yield plan._replace(images=images, flips=np.zeros(len(rows), bool))
-
-
-@jax.jit
-def _distances(space: Space, x: Array, y: Array) -> Float[Array, "*b"]:
-    return space.length(space.distance(x, y))

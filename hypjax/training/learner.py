@@ -1,14 +1,13 @@
 """The learner: a train step's model, objective and optimiser, built from a configuration."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from hypjax.geometry.learned import CURVATURES, Scalars, bounds, initial_scalars
+from hypjax.geometry.learned import CURVATURES, initial_scalars
 from hypjax.inference.run import Run
 from hypjax.models import Embedder
 from hypjax.models.colours import ColourChanges
@@ -26,23 +25,15 @@ class Learner:
     config: ConfigDict
     model: Embedder  # With the pooling of training.
     objective: Objective  # With the initial values of learned scalars.
-    scalars: Scalars  # Initial values of learned scalars.
-    bounds: Mapping[str, tuple[float, float]]  # Bounds of learned scalars, by name.
     optimizer: optax.GradientTransformation  # For the trained parameters.
     schedule: optax.Schedule
     frozen: tuple[str, ...]
     lora: Lora | None
-    pixel_scaling: tuple[Sequence[float], Sequence[float]]  # Mean and deviation by channel.
     view: View
     mesh: Mesh
     colour_changes: ColourChanges | None
     # With cached features, the block whose output is cached; None for the encoder's embeddings.
     cached_block: str | None = None
-
-
-def build_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
-    """Builds the learner of a validated configuration, without images."""
-    return learner_of(Run(config, mesh=mesh))
 
 
 def learner_of(run: Run) -> Learner:
@@ -51,10 +42,9 @@ def learner_of(run: Run) -> Learner:
     model = pooled_by(run.model, config.model.pooling)
     train, fields = config.train, config.objective
     schedule = learning_rate(config.optim, train.total_steps)
-    scalars = initial_scalars(fields)
     scalar_groups = [
         Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in scalars
+        for name in initial_scalars(fields)
     ]
     rates = None
     if (decay := config.optim.layer_decay) != 1:
@@ -68,13 +58,10 @@ def learner_of(run: Run) -> Learner:
         config=config,
         model=model,
         objective=objective,
-        scalars=scalars,
-        bounds=bounds(fields),
         optimizer=optimizer,
         schedule=schedule,
         frozen=tuple(config.optim.frozen),
         lora=lora if train.lora_rank else None,
-        pixel_scaling=(config.data.mean, config.data.std),
         view=View.of(config.data),
         mesh=run.mesh,
         colour_changes=changes if np.any([*changes.jitter, *changes[1:]]) else None,

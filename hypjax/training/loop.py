@@ -14,7 +14,13 @@ from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
 from hypjax.training.setup import TrainingRun
 from hypjax.training.states import Measured, trees
-from hypjax.training.step import TrainState, TrainStep, evaluated_model, shard_batch
+from hypjax.training.step import (
+    TrainState,
+    evaluated_model,
+    jit_train_step,
+    make_train_step,
+    shard_batch,
+)
 
 _STOPPING = "interrupted: finishing this step and saving; interrupt again to stop at once"
 
@@ -28,8 +34,6 @@ class Loop:
     """
 
     run: TrainingRun
-    train_step: TrainStep
-    head_step: TrainStep  # For the head's warm-up, while the encoder does not change.
     source: Input
     checkpoints: Checkpoints
     monitor: Monitor
@@ -46,6 +50,11 @@ class Loop:
         config, learner, monitor = self.run.config, self.run.learner, self.monitor
         first, total = int(state.step), config.train.total_steps
         agree_on = processes.Agreement(learner.mesh)
+        # The head's step is for the warm-up, in which the encoder does not change.
+        train_step, head_step = (
+            jit_train_step(make_train_step(learner, head_only=head_only), learner.mesh, state)
+            for head_only in (False, True)
+        )
         with (
             exits.deferred(_STOPPING) as interrupted,
             machine.memory_explained("train.batch_size, data.image_size or the model's size"),
@@ -68,9 +77,10 @@ class Loop:
                 warmup_steps = config.train.head_warmup_steps
                 if step == warmup_steps + 1 and step > first + 1:
                     console.say("training the encoder, too, from this step on: compiling the step")
-                train_step = self.head_step if step <= warmup_steps else self.train_step
+                run_step = head_step if step <= warmup_steps else train_step
                 with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
-                    state, metrics = train_step(state, shard_batch(learner.mesh, batch))
+                    batch_on_devices = shard_batch(learner.mesh, batch)
+                    state, metrics = run_step(state, batch_on_devices, store=self.source.store)
                 last = step == total
                 saving = last or _due(step, config.run.checkpoint_every)
                 validating = last or _due(step, config.eval.every)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PRNGKeyArray, PyTree
 
-from hypjax.config.choices import parameter_path
+from hypjax.config.choices import matches, parameter_path
 from hypjax.errors import UserError
-from hypjax.training.optim import ADAPTER, matches
+from hypjax.training.optim import ADAPTER
 
 
 class Lora(NamedTuple):

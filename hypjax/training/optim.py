@@ -1,6 +1,5 @@
 """The optimiser: parameter groups, learning rates and frozen parameters."""
 
-import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import GROUPS, parameter_path
-from hypjax.config.optimizers import OPTIMIZERS
+from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
 from hypjax.objectives import Group
 from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
@@ -22,11 +21,6 @@ from hypjax.training.riemannian import riemannian_adam
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
 ADAPTER = "lora"  # Name of a kernel's adapter, see `hypjax.training.lora`.
 _Path = tuple[str, ...]
-
-
-def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path begins with names that match a pattern's, such as 'block_*'."""
-    return len(pattern) <= len(path) and all(map(fnmatch.fnmatchcase, path, pattern))
 
 
 def in_encoder(path: Sequence[str]) -> bool:
@@ -112,19 +106,16 @@ def create_optimizer(
 ) -> optax.GradientTransformation:
     """Builds an optimiser with gradient clipping; the defaults are Hyp-ViT's published recipe.
 
-    `name` is a key of `hypjax.config.optimizers.OPTIMIZERS`. `b1`, `b2` and `eps` are Adam's;
-    `momentum` is for SGD and Muon. First, the model's gradient is multiplied by `gradient_factor`.
-    Then all values are clipped to `clip_value`, and the global norm to `clip_norm`, unless None.
-
-    Weight decay acts on all trained parameters, including biases and LayerNorms. `groups` set
-    factors of the learning rate and weight decays by path; a factor also multiplies the decay, as
-    in PyTorch's parameter groups. `layer_rate` returns a further factor by path, see `layer_rates`.
-    During the first `head_warmup_steps`, model/encoder does not change. If a group's c is learned,
-    `update` takes the step's c as an argument.
+    `name` is a key of `hypjax.config.choices.OPTIMIZERS`; `momentum` is for SGD and Muon. First,
+    the model's gradient is multiplied by `gradient_factor`. Then all values are clipped to
+    `clip_value`, and the global norm to `clip_norm`, unless None. Weight decay acts on all trained
+    parameters. The factor of the learning rate that a group sets also multiplies the decay, as in
+    PyTorch. `layer_rate` returns a further factor by path. During the first `head_warmup_steps`,
+    model/encoder does not change. If a group's c is learned, `update` takes the step's c.
     """
     groups = [Group(()), *groups]
-    moments, optimizer = {"b1": b1, "b2": b2, "eps": eps}, OPTIMIZERS[name]
-    scale = _delay_encoder(head_warmup_steps, optimizer.scale(**moments, momentum=momentum))
+    moments = {"b1": b1, "b2": b2, "eps": eps}
+    scale = _delay_encoder(head_warmup_steps, _scale(name, momentum, moments))
 
     def decay_of(path: _Path) -> float:
         group_decay = _group_of(groups, path).weight_decay
@@ -134,7 +125,7 @@ def create_optimizer(
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
 
     decay = _change_by_path(decay_of, lambda g, p, d: g + d * p)
-    scaled = (scale, decay) if optimizer.decoupled else (decay, scale)
+    scaled = (scale, decay) if OPTIMIZERS[name] else (decay, scale)
     steps = []
     if gradient_factor != 1:
         factor_of = lambda path: gradient_factor if path[0] == "model" else 1.0  # noqa: E731
@@ -151,6 +142,29 @@ def create_optimizer(
     if head_warmup_steps or any(group.start for group in groups):
         steps.append(_delay_updates(groups, head_warmup_steps))
     return optax.chain(*steps)
+
+
+def _scale(
+    name: str, momentum: float, moments: Mapping[str, float]
+) -> optax.GradientTransformation:
+    """Turns gradients into the updates of an optimiser for a learning rate of 1."""
+
+    def kind(path: tuple[Any, ...], x: jax.Array) -> str:
+        return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
+
+    adam = optax.scale_by_adam(**moments)
+    # Muon is for the model's matrices; vectors, convolutions, tokens and proxies have Adam. The
+    # rate is -1, because optax and `create_optimizer` both negate the update. With this root mean
+    # square of updates (Liu et al., 2025, arXiv:2502.16982), Adam's rate and decay suit Muon.
+    muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
+    kinds = functools.partial(jax.tree_util.tree_map_with_path, kind)
+    scales = {
+        "adamw": adam,
+        "adam": adam,
+        "sgd": optax.trace(decay=momentum),
+        "muon": optax.partition({"matrix": muon, "other": adam}, kinds),
+    }
+    return scales[name]
 
 
 def configured_optimizer(

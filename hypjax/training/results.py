@@ -107,7 +107,6 @@ def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
     times = {
         "steps": steps,
         "seconds": {name: round(value, 3) for name, value in stopwatch.seconds().items()},
-        "programs": stopwatch.programs,
         **machine.memory_peaks(),
     }
     with console.tolerating(str(folder / TIMES)):

@@ -12,7 +12,7 @@ from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten
-from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, parameter_path
+from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, matches, parameter_path
 from hypjax.config.custom import code_hash
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
@@ -32,7 +32,7 @@ from hypjax.parallel import processes
 from hypjax.runs.images import images_in_memory
 from hypjax.system import console
 from hypjax.training.learner import Learner, learner_of
-from hypjax.training.optim import matches, split_frozen
+from hypjax.training.optim import split_frozen
 from hypjax.training.step import create_state
 
 
@@ -267,7 +267,6 @@ def fit_to_images(config: ConfigDict, splits: Splits) -> ConfigDict:
 
 
 def _steps(config: ConfigDict, images: int) -> int:
-    """Chooses the number of steps for a number of training images."""
     size = config.train.batch_size
     if config.model.head_init != "pca":
         return math.ceil(_SHOWN_IMAGES / size)

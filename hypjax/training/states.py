@@ -1,4 +1,4 @@
-"""Initial and restored states of a run."""
+"""Initial and restored states of a run, and heads that start from principal components."""
 
 import functools
 from collections.abc import Sequence
@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Float, PyTree
 
 from hypjax import parallel
+from hypjax.errors import UserError
 from hypjax.geometry.learned import named_scalars
 from hypjax.inference.pretrained import pretrained_parameters, warn_of_known_classes
 from hypjax.inference.run import Run
@@ -17,13 +19,16 @@ from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
-from hypjax.training.head_init import pca_head
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
 from hypjax.training.setup import TrainingRun, build, print_summary
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
+
+# Root mean square of the projected features' norms: twice Hyp-ViT's clip radius, so that almost all
+# are clipped, and the same learning rate suits all encoders.
+_NORM = 4.6
 
 
 class Measured(NamedTuple):
@@ -158,3 +163,42 @@ def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
     if learner.lora is not None or state.average is not None:
         training["model"] = state.params["model"]
     return {"model": evaluated_model(learner, state), "training": training}
+
+
+def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, np.ndarray]:
+    """Computes a head that decorrelates features, and whitens them halfway.
+
+    The head maps centred features to their principal components, by descending variance, each
+    divided by the square root of its standard deviation. Full whitening, which divides by the
+    standard deviation, would give directions of low variance, mostly noise, the same weight as
+    others; without whitening, a few directions would dominate.
+
+    Variances are shrunk towards their mean, more strongly for fewer images (Ledoit and Wolf, "A
+    well-conditioned estimator for large-dimensional covariance matrices", 2004), so that directions
+    in which the images do not vary remain.
+
+    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Equal features are a
+    `UserError`.
+    """
+    mean = features.mean(axis=0, dtype=np.float64)
+    centred = features - mean
+    n, d = centred.shape
+    covariance = centred.T @ centred / n
+    average = np.trace(covariance) / d
+    if not average > 0:
+        raise UserError(
+            "the encoder's embeddings of the training images are equal, or not finite; check "
+            "model.weights, or set model.head_init=orthogonal"
+        )
+    squares = np.sum(covariance**2)
+    # Sums over all coefficients of the squared distance to `average` times the identity, and of
+    # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
+    distance = squares - d * average**2
+    lengths = np.einsum("nd,nd->n", centred, centred)
+    error = (np.mean(lengths**2) - squares) / n
+    share = min(error / distance, 1.0)
+    variances, directions = np.linalg.eigh(covariance)
+    variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
+    kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25
+    kernel *= _NORM / np.sqrt(np.sum(kernel * (covariance @ kernel)))
+    return {"kernel": kernel.astype(np.float32), "bias": (-mean @ kernel).astype(np.float32)}

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from hypjax import parallel
+from hypjax.config.choices import matches
 from hypjax.data import device_crops
-from hypjax.geometry.learned import initial_parameters, named_scalars, scalar_values, within_bounds
+from hypjax.geometry import learned
 from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
 from hypjax.models.split_at_block import upper_blocks
@@ -51,11 +52,12 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     model, objective = learner.model, learner.objective
     objective_params, objective_state = objective.init(objective_key, spec)
     for group in objective.groups:
-        if not any(optim.matches(group.path, path) for path in flatten_dict(objective_params)):
+        if not any(matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
+    scalars = learned.initial_parameters(learned.initial_scalars(learner.config.objective))
     params = {
-        "model": variables["params"] | initial_parameters(learner.scalars),
+        "model": variables["params"] | scalars,
         "objective": objective_params,
     }
     if learner.lora is not None:
@@ -110,11 +112,9 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step. Jit it with `donate_argnums=0`.
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
-    its norm cover only trained parameters. If `train.on_nonfinite` is "skip", updates that are not
-    finite are dropped. The teacher embeds the same pixels without stochastic depth.
-
-    With `head_only`, for the first `train.head_warmup_steps`, the step omits the encoder's
-    gradient, which saves most of the time and memory.
+    its norm cover only trained parameters; with `head_only`, for the first
+    `train.head_warmup_steps`, not the encoder's, which saves most of the time and memory. The
+    teacher embeds the same pixels without stochastic depth.
 
     `batch.images` are pixels; with cached features, the encoder's embeddings or the output of its
     highest frozen block; with the device cache, `Crops` of the store.
@@ -149,7 +149,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
             params = optim.merge(optim.merge(active, waiting), frozen)
             outputs = outputs_of(params["model"], *noise)
             with jax.named_scope("loss"):
-                scalars = scalar_values(params["model"].get("scalars", {}))
+                scalars = learned.scalar_values(params["model"].get("scalars", {}))
                 loss = loss_function(learner.objective.with_scalars(scalars))
 
                 def loss_at(outputs: Outputs) -> tuple[Array, tuple[PyTree, Metrics]]:
@@ -204,11 +204,12 @@ def _apply_gradient(
     with jax.named_scope("optimizer"):
         moments, curvature = state.opt_state, {}
         if any(group.ball_c == LEARNED for group in learner.objective.groups):
-            curvature = {"c": scalar_values(state.params["model"]["scalars"])["c"]}
+            curvature = {"c": learned.scalar_values(state.params["model"]["scalars"])["c"]}
         updates, opt_state = learner.optimizer.update(gradient, moments, trained, **curvature)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
-            scalars = within_bounds(updated["model"]["scalars"], learner.bounds)
+            bounds = learned.bounds(learner.config.objective)
+            scalars = learned.within_bounds(updated["model"]["scalars"], bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _update_averages(learner, state, updated.get("model", {}))
     norms = {
@@ -233,7 +234,8 @@ def _apply_gradient(
         "skipped": skipped,
     }
     if "scalars" in state.params["model"]:
-        metrics |= jax.tree.map(jnp.float32, named_scalars(state.params["model"]["scalars"]))
+        scalars = learned.named_scalars(state.params["model"]["scalars"])
+        metrics |= jax.tree.map(jnp.float32, scalars)
     state = state._replace(
         step=state.step + 1,
         params=optim.merge(updated, frozen),
@@ -284,12 +286,12 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
 
 def _embed_function(learner: Learner) -> Callable[..., Outputs]:
     """Builds the function that embeds a batch's images, cached features or cached activations."""
-    model, encoder = learner.model, learner.model.encoder
+    model, encoder, data = learner.model, learner.model.encoder, learner.config.data
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         if not learner.config.train.cached_features:
             with jax.named_scope("pixels"):
-                images = mirror(normalize(images, *learner.pixel_scaling), flips)
+                images = mirror(normalize(images, data.mean, data.std), flips)
         # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
         # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):
@@ -313,21 +315,6 @@ def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> Trai
         out_shardings=(shardings, parallel.replicated(mesh)),
         compiler_options=parallel.compiler_options(mesh),
     )
-
-
-def jit_train_steps(
-    learner: Learner, state: TrainState, store: device_crops.Store | None
-) -> tuple[TrainStep, TrainStep]:
-    """Jits a run's train step, and the step that trains only the head.
-
-    With a `store`, batches hold crops of it instead of images.
-    """
-
-    def jitted(head_only: bool) -> TrainStep:
-        step = make_train_step(learner, head_only=head_only)
-        return functools.partial(jit_train_step(step, learner.mesh, state), store=store)
-
-    return jitted(head_only=False), jitted(head_only=True)
 
 
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:

@@ -11,8 +11,8 @@ import pytest
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.inference.run import Run
-from hypjax.training.head_init import pca_head
 from hypjax.training.setup import build
+from hypjax.training.states import pca_head
 from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.training.head_init import pca_head
+from hypjax.training.states import pca_head
 
 
 def features(images, dim):

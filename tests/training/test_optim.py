@@ -9,8 +9,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from hypjax.config.choices import GROUPS
-from hypjax.config.optimizers import OPTIMIZERS
+from hypjax.config.choices import GROUPS, OPTIMIZERS
 from hypjax.geometry import PoincareBall
 from hypjax.objectives import Group
 from hypjax.training import optim

@@ -82,7 +82,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     config = load_glyphs(f"model.precision={precision}", variant=variant)
     learner, state = steps.first_shapes(config)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    embed = embed_function(learner.model, learner.pixel_scaling, spaces, (1.0, 0.5))
+    embed = embed_function(learner.model, (config.data.mean, config.data.std), spaces, (1.0, 0.5))
     for program in (
         lower(make_train_step(learner), state, random_batch()),
         lower(embed, state.params["model"], random_batch().images),
@@ -101,12 +101,12 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     params = {"model": model, "objective": {}}
     objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9, groups=())
     train = SimpleNamespace(ema_decay=0.0, on_nonfinite="skip")
+    fields = {"learn": (), "learn_c": True, "curvatures": (), "c": 1.0, "c_bounds": (0.5, 2.0)}
     learner = SimpleNamespace(
         frozen=(),
         optimizer=optimizer,
         objective=objective,
-        bounds={"c": (0.5, 2.0)},
-        config=SimpleNamespace(train=train),
+        config=SimpleNamespace(train=train, objective=fields),
         schedule=lambda updates: 0.1 * updates,
     )
     old, new = ({"memory": jnp.int32(i), "other": jnp.int32(i)} for i in (0, 1))
