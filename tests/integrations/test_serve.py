@@ -107,7 +107,7 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
 
 
 def test_slow_uploads_do_not_stop_searches(port, gallery):
-    slow = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(limits.AT_ONCE + 1)]
+    slow = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(17)]
     with contextlib.ExitStack() as stack:
         for connection in slow:
             stack.enter_context(contextlib.closing(connection))

@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import AT_ONCE, Guard, read_upload, search_slot
+from hypjax.integrations.serve.limits import Guard, read_upload
 from hypjax.integrations.serve.searcher import Searcher
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -55,7 +55,7 @@ class _Handlers:
     """Answers requests with a searcher."""
 
     def __init__(self, searcher: Searcher) -> None:
-        self._searcher, self._slots = searcher, asyncio.Semaphore(AT_ONCE)
+        self._searcher = searcher
         self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
         self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
 
@@ -74,15 +74,13 @@ class _Handlers:
 
     async def embed(self, request: Request) -> Response:
         encoded = await read_upload(request)
-        async with search_slot(self._slots):
-            point = await _run_in(self._search_pool, self._searcher.embed, encoded)
+        point = await _run_in(self._search_pool, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         options = _search_options(request)
         query = request.path_params.get("key") or await read_upload(request)
-        async with search_slot(self._slots):
-            answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
+        answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
         return JSONResponse(answer)
 
 
