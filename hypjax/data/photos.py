@@ -21,7 +21,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
-from hypjax.errors import UserError, reason, require_utf8
+from hypjax.errors import UserError, explained, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
@@ -111,7 +111,9 @@ def list_images(where: str) -> Dataset:
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
-        images = _files([path.parent / row["path"] for row in _read_rows(path)])
+        with explained(f"cannot read {path}"):
+            lines = map(str.strip, path.read_text("utf-8-sig").split("\n"))
+        images = _files([path.parent / line for line in lines if line])
     else:
         names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
         images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
@@ -303,21 +305,14 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads a table's rows as dictionaries; non-empty lines of a .txt file are paths."""
-    try:
-        if table.suffix.lower() == ".txt":
-            lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
-            return [{"path": line.strip()} for line in lines if line.strip()]
-        if table.suffix.lower() in (".csv", ".tsv"):
-            columns, cells = read_csv(table)
-            rows = [dict(zip(columns, row, strict=True)) for row in cells]
-        else:
+    """Reads the rows of a CSV or Parquet table as dictionaries."""
+    with explained(f"cannot read {table}"):
+        if table.suffix.lower() == ".parquet":
             content = read_parquet(table)
             columns, rows = content.column_names, content.to_pylist()
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {table}: save it as UTF-8") from error
-    except Exception as error:  # pyarrow raises almost anything on damaged files.
-        raise UserError(f"cannot read {table}: {reason(error)}") from error
+        else:
+            columns, cells = read_csv(table)
+            rows = [dict(zip(columns, row, strict=True)) for row in cells]
     if missing := {"path", "label"} - set(columns):
         raise UserError(f"{table} has no column {max(missing)}, only {', '.join(columns)}")
     return rows
