@@ -343,18 +343,13 @@ def _labelled(dataset: Any) -> Dataset:
     """Lists the images of a dataset without splits by name, see `labelled_images`."""
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
-    if isinstance(dataset, tuple) and len(dataset) == 2:
-        images, labels = dataset
-        if len(images) != len(labels):
-            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
-        images = np.asarray(images) if hasattr(images, "__array__") else images
-    else:
-        try:
-            pairs = [(image, label) for image, label in dataset]
-        except (TypeError, ValueError) as error:
-            remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
-            raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
-        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
+    is_pair = isinstance(dataset, tuple) and len(dataset) == 2
+    try:
+        pairs = [*zip(*dataset, strict=True)] if is_pair else [(x, label) for x, label in dataset]
+    except (TypeError, ValueError) as error:
+        remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
+        raise UserError(f"{type(dataset).__name__} is no dataset ({error}); {remedy}") from error
+    images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"
