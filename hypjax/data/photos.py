@@ -344,11 +344,13 @@ def _labelled(dataset: Any) -> Dataset:
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
     is_pair = isinstance(dataset, tuple) and len(dataset) == 2
+    if is_pair and len(dataset[0]) != len(dataset[1]):
+        raise UserError(f"the dataset has {len(dataset[0])} images, but {len(dataset[1])} labels")
     try:
         pairs = [*zip(*dataset, strict=True)] if is_pair else [(x, label) for x, label in dataset]
     except (TypeError, ValueError) as error:
         remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
-        raise UserError(f"{type(dataset).__name__} is no dataset ({error}); {remedy}") from error
+        raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
     images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
