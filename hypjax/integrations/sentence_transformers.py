@@ -56,16 +56,6 @@ tags:
 
 {description}. Trained by hypjax {version} in {space}.
 
-```python
-from PIL import Image
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-images = [Image.open(path).convert("RGB") for path in ("one.jpg", "two.jpg")]
-vectors = model.encode(images)
-similarities = model.similarity(vectors, vectors)  # Cosines.
-```
-
 {exact}
 """
 _SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance cosine may rank by.
@@ -85,10 +75,9 @@ def write_folder(workdir: str, folder: pathlib.Path) -> str:
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
         _write_modules(staged, config, model, embedder.params)
-        values = {"space": space, "name": folder.name, "exact": exact}
-        values |= {"description": describe(config), "version": __version__}
-        write_text(staged / "README.md", _CARD.format(**values))
-    return f"wrote {folder}; its README.md says how to load it. {exact}"
+        values = {"description": describe(config), "version": __version__, "space": space}
+        write_text(staged / "README.md", _CARD.format(**values, exact=exact))
+    return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {exact}'
 
 
 def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
