@@ -17,8 +17,8 @@ from hypjax.retrieval.embeddings import open_gallery
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
-from hypjax.integrations.serve import limits, server  # noqa: E402
-from hypjax.integrations.serve.app import create_app  # noqa: E402
+from hypjax.integrations.serve import limits  # noqa: E402
+from hypjax.integrations.serve.app import create_app, listen, server_of  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def gallery(file):
 def port(model, gallery):
     """The port at which the gallery is served."""
     app = create_app(Searcher(model, gallery), ["photos.example"])
-    running, listener = server.server_of(app), server.listen("127.0.0.1", 0)
+    running, listener = server_of(app), listen("127.0.0.1", 0)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
