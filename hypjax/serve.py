@@ -79,7 +79,7 @@ def serve(
             console.warn("anyone who reaches this address can see and search the gallery")
         images = counted(searcher.about["images"], "image")
         print(f"{images} at {app.url_of(listener)} (Ctrl-C ends it)", flush=True)
-        app.server_of(app.create_app(searcher, [host, *names])).run(sockets=[listener])
+        app.create_server(searcher, [host, *names]).run(sockets=[listener])
 
 
 if __name__ == "__main__":

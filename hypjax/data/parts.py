@@ -147,8 +147,7 @@ def divide(
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     if images.num_classes >= 4 and held_out.test:
         return _hold_out(images, held_out.test, held_out.seed, "test")
-    only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
-    classes = f"{where} has {counted(images.num_classes, 'class')}{only}"
+    classes = f"{where} has {counted(images.num_classes, 'class')}"
     enough = images.num_classes >= 4
     advice = "set --config.data.test_classes=0.25" if enough else "add classes (four are needed)"
     raise UserError(f"{classes} and no test images; {advice}, or set --config.data.split=images")

@@ -150,7 +150,6 @@ def _files(
     splits: Sequence[str | None] = (),
     coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
-    """Makes a table of image files."""
     names = [str(absolute(path)) for path in paths]
     return table_of_names(
         names,
@@ -258,10 +257,8 @@ def read_table(table: pathlib.Path) -> Dataset:
         where, path = f"{table}, row {number}", row.get("path")
         label = class_name(row.get("label"), where)
         coarse_label = class_name(row.get("coarse_label"), where)
-        if not (isinstance(path, str) and path and "\0" not in path):
-            raise UserError(f"{where} needs a path without null bytes")
-        if not label:
-            raise UserError(f"{where} needs a label")
+        if not (isinstance(path, str) and path and "\0" not in path and label):
+            raise UserError(f"{where} needs a path without null bytes, and a label")
         if "\n" in path + label:
             raise UserError(f"{where} has a line break in its path or label; mend its quotes")
         for split in splits:

@@ -153,7 +153,6 @@ def _last_name(location: str) -> str:
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
-    """The README.md of a published model."""
     config, model = trained.config, trained.model
     custom = isinstance(model.encoder, CustomEncoder)
     notes = [f"Note: {note}." for note in results.get("notes", ())]

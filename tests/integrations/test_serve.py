@@ -18,7 +18,7 @@ from hypjax.retrieval.embeddings import open_gallery
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
 from hypjax.integrations.serve import limits  # noqa: E402
-from hypjax.integrations.serve.app import create_app, listen, server_of  # noqa: E402
+from hypjax.integrations.serve.app import create_server, listen  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
 
 
@@ -45,8 +45,8 @@ def gallery(file):
 @pytest.fixture(scope="module")
 def port(model, gallery):
     """The port at which the gallery is served."""
-    app = create_app(Searcher(model, gallery), ["photos.example"])
-    running, listener = server_of(app), listen("127.0.0.1", 0)
+    running = create_server(Searcher(model, gallery), ["photos.example"])
+    listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -21,7 +21,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from hypjax import __version__
 from hypjax.errors import UserError, explained, on_one_line
@@ -74,15 +73,13 @@ def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
-    """Creates the server of an application, which ends after SIGINT or SIGTERM."""
+def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Server:
+    """Creates the server for a searcher, which ends after SIGINT or SIGTERM.
+
+    `names` are further host names of the server.
+    """
     # Malformed forms are answered, so they need not be logged.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    return uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
-
-
-def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
-    """Creates the application for a searcher; `names` are further host names of the server."""
     handlers = _Handlers(searcher)
     app = Starlette(
         routes=[
@@ -102,12 +99,10 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
         },
     )
     app.router.redirect_slashes = False  # Redirections have no JSON body.
-    return app
+    return uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
 
 
 class _Handlers:
-    """Answers requests with a searcher."""
-
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
         self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.

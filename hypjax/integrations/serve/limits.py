@@ -62,16 +62,17 @@ async def _read(request: Request) -> bytes:
 
 def check_image(encoded: bytes) -> None:
     """Refuses files whose headers are not those of an image of a limited size; decodes nothing."""
-    too_many = HTTPException(413, f"the image has more than {MOST_PIXELS:,} pixels; scale it down")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise too_many from error
+        too_large = image.width * image.height > MOST_PIXELS
+    except Image.DecompressionBombError:
+        too_large = True
     except Exception as error:  # Decoders raise almost anything on damaged files.
         message = f"the file is not an image of a known format; send {', '.join(FORMATS)}"
         raise HTTPException(415, message) from error
-    if image.width * image.height > MOST_PIXELS:
-        raise too_many
+    if too_large:
+        message = f"the image has more than {MOST_PIXELS:,} pixels; scale it down"
+        raise HTTPException(413, message)
 
 
 class Guard:
