@@ -10,14 +10,15 @@ class Prepared(NamedTuple):
     role: str = "training"  # Or 'judged': only searched, with ground truth; or 'distractors'.
     # Levels of coarse classes, coarsest first. With several, a coarse class is named by a path.
     levels: tuple[str, ...] = ("super-class",)
+    mteb: str = ""  # mteb's task that has classes of the training split, if any.
 
 
 PREPARED = {
     "glyphs": Prepared("glyphs.contents", levels=("script",)),
     "scenes": Prepared("scenes.contents"),
-    "cub200": Prepared("cub200.DATASET", levels=("order", "family")),
-    "cars196": Prepared("cars196.DATASET", levels=("body type",)),
-    "sop": Prepared("sop.DATASET"),
+    "cub200": Prepared("cub200.DATASET", levels=("order", "family"), mteb="CUB200I2IRetrieval"),
+    "cars196": Prepared("cars196.DATASET", levels=("body type",), mteb="StanfordCarsI2IRetrieval"),
+    "sop": Prepared("sop.DATASET", mteb="SOPI2IRetrieval"),
     "inshop": Prepared("inshop.DATASET", levels=("gender", "category")),
     "omniglot": Prepared("omniglot.DATASET", levels=("alphabet",)),
     "sfm120k": Prepared("sfm120k.DATASET"),

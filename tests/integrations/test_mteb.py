@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
@@ -10,6 +11,8 @@ from tests.helpers.manual import programs
 
 mteb = pytest.importorskip("mteb", reason="needs mteb")
 datasets = pytest.importorskip("datasets", reason="needs datasets")
+from hypjax.integrations import mteb as mteb_encoder  # noqa: E402
+from hypjax.integrations.mteb import MtebEncoder  # noqa: E402
 
 CURVED = ("objective.c=0.5", "objective.clip_radius=None", "model.head=none")
 
@@ -50,24 +53,36 @@ def task(photos_folder):
     return task
 
 
-def test_the_documented_encoder_scores_as_hypjax(task, photos_folder, monkeypatch, tmp_path):
-    small_runs.save_untrained(small_runs.load(photos_folder, *CURVED), tmp_path / "run")
+@pytest.fixture(scope="module")
+def encoder(photos_folder, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "photos"
+    small_runs.save_untrained(small_runs.load(photos_folder, *CURVED), run)
+    return MtebEncoder(run)
+
+
+def test_scores_equal_hypjax(task, encoder, monkeypatch, tmp_path):
     monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
     monkeypatch.setattr(mteb, "get_task", lambda name: task)
+    monkeypatch.setattr(mteb_encoder, "MtebEncoder", lambda name: encoder)
     values = {}
-    program = programs("take-it-with-you.md", "mteb")[0]
-    exec(program.replace("runs/cub-hyp-dino", str(tmp_path / "run")), values)
+    exec(programs("take-it-with-you.md", "mteb")[0], values)
     (scores,) = values["result"].task_results[0].scores["test"]
     assert values["result"].task_results[0].get_score() == scores["hit_rate_at_1"]
     images = task.dataset["default"]["test"]["corpus"]
-    encoder = values["Encoder"](tmp_path / "run")
-    points, space = encoder.encode([{"image": images["image"][:]}]), encoder.model.space
+    points, space = encoder.encode([{"image": images["image"][:]}]), encoder.space
     labels = np.array([name[:6] for name in images["id"]])
     for k, recall in recall_at_k(points, labels, ks=(1, 3, 5, 10), space=space).items():
         np.testing.assert_allclose(scores[f"hit_rate_at_{k}"], recall, atol=1e-5)
     cosines = Sphere().embed(points)
     assert recall_at_k(cosines, labels, ks=(10,), space=Sphere())[10] != scores["hit_rate_at_10"]
-    distances = np.asarray(space.distance(points[:6, None], points[:6]))
-    np.testing.assert_allclose(encoder.similarity(points[:6], points[:6]), -distances, atol=1e-5)
-    pairs = encoder.similarity_pairwise(points[:3], points[3:6])
-    np.testing.assert_allclose(pairs, -np.diag(distances[:3, 3:6]), atol=1e-5)
+
+
+def test_similarities_are_distances_of_the_space(task, encoder):
+    images = task.dataset["default"]["test"]["corpus"][:6]["image"]
+    points = encoder.encode([{"image": images[:4]}, {"image": images[4:]}])
+    distances = np.asarray(encoder.space.distance(points[:, None], points))
+    np.testing.assert_allclose(encoder.similarity(points, points), -distances, atol=1e-5)
+    pairs = encoder.similarity_pairwise(points[:3], points[3:])
+    np.testing.assert_allclose(pairs, -np.diag(distances[:3, 3:]), atol=1e-5)
+    with pytest.raises(UserError, match="this model embeds images, but the task has text"):
+        encoder.encode([{"text": ["a bird"]}])
