@@ -36,6 +36,7 @@ INTEGRATIONS = {
     "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
     "hf": Integration("torch transformers", "hypjax[hf]", encode=_HF),
     "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
+    "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
     "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
     **dict.fromkeys(("qdrant://", "qdrant+https://"), _QDRANT),

@@ -1,17 +1,19 @@
-"""Indexes of other engines, searched as the manual shows, beside exact searches."""
+"""Engines, HyperView and pytorch-metric-learning beside exact searches and scores."""
 
+import dataclasses
 import importlib.util
+import os
 
 import numpy as np
 import pytest
 
-from hypjax.geometry import PoincareBall
+from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import find_export
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import clusters, embeddings
 from tests.helpers.manual import program_with
 
-BALL = PoincareBall(0.1, 2.3)
+BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
 COMMON = ("def nearest(candidates", "import pyarrow.parquet\n\ngallery =")
 
 
@@ -78,3 +80,32 @@ def test_the_documented_index_of_faiss_is_exact(neighbours, tmp_path):
     ids, items = run("index.search(embeddings.search_vectors", then="print(found)")
     assert ids.tolist() == neighbours[0][0].tolist()
     np.testing.assert_array_equal(gallery.ids[items[:5]], neighbours[0])
+
+
+@pytest.mark.parametrize("space", [HYPERBOLOID, Sphere()], ids=str)
+def test_hyperview_finds_the_same_and_shows_the_layout(space, tmp_path, monkeypatch):
+    pytest.importorskip("lancedb", reason="needs lancedb")
+    hyperview = pytest.importorskip("hyperview", reason="needs hyperview")
+    monkeypatch.setenv("HYPERVIEW_DATASETS_DIR", str(tmp_path / "datasets"))
+    features = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    gallery = embeddings(space.embed(features), space)
+    gallery = dataclasses.replace(gallery, labels=np.array(["", "wren", "robin"] * 20))
+    write = find_export("hyperview")
+    said = write(gallery, tmp_path / "birds.hyperview")
+    launched = {}
+    monkeypatch.setattr(hyperview, "launch", lambda *sets, view: launched.update(a=sets, b=view))
+    exec(said.partition("\n")[2])
+    (dataset,), view = launched.values()
+    samples = {os.path.relpath(sample.filepath): sample for sample in dataset}
+    points = gallery.vectors
+    distances, nearest = search(points, np.arange(60), points, k=5, space=space)
+    scale = 2 if space == Sphere() else 1  # HyperView's distance on the sphere is 1 − cos.
+    for i in range(0, 60, 7):
+        hits = dataset.find_similar(samples[gallery.ids[i]].id, k=5)
+        assert [hit.id for hit, _ in hits] == [samples[gallery.ids[j]].id for j in nearest[i]]
+        np.testing.assert_allclose([scale * d for _, d in hits], distances[i], rtol=1e-4)
+    assert [samples[name].label for name in gallery.ids[:3]] == [None, "wren", "robin"]
+    (layout,) = dataset.list_layouts()
+    assert view.contents[0].contents[1].layout_key == layout.key and layout.geometry == "poincare"
+    places = dataset.get_visualization_data(layout.key)[2]
+    assert len(places) == 60 and (np.linalg.norm(places, axis=1) < 1).all()

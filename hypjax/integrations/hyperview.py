@@ -1,0 +1,55 @@
+"""Galleries for HyperView, a viewer of hyperbolic embeddings."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+import hyperview
+import jax
+import numpy as np
+
+from hypjax.errors import UserError
+from hypjax.geometry import layout, lorentz
+from hypjax.retrieval.embeddings import Embeddings
+
+# HyperView's own default view shows no Poincaré layouts.
+_OPEN = """import hyperview as hv
+images, disk = hv.ui.Samples(id="images"), hv.ui.Scatter(id="disk", layout_key="{layout}")
+hv.launch(hv.Dataset({name}), view=hv.ui.View(hv.ui.Horizontal(images, disk)))"""
+_SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
+
+
+def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Writes images, classes, points and their layout in the disk as a dataset of HyperView.
+
+    The path's stem names the dataset, in HyperView's folder. Returns a program that opens it.
+    """
+    name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
+    # Hashes, since HyperView writes ids into URLs.
+    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
+    space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
+    if not (space.squared and space.normalized):
+        ball = space.ball()
+        if ball is None or ball.c <= 0:
+            raise UserError(f"HyperView shows balls and the sphere, but not {space}")
+        geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
+        with jax.enable_x64(True):
+            points = lorentz.from_poincare(space.to_ball(np.float64(vectors)), ball.c)
+            vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
+    dataset = hyperview.Dataset(name)
+    if len(dataset):
+        raise UserError(f"HyperView already has a dataset {name}; remove it, or rename --output")
+    positions = layout.lay_out(embeddings.vectors, space)
+    coordinates = np.stack([positions.real, positions.imag], axis=1)
+    dataset.add_samples(
+        hyperview.Sample(id=i, filepath=file, label=label or None)
+        for i, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)
+    )
+    config = {"provider": "hypjax", **geometry}
+    dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=config)
+    dataset.register_layout(
+        _LAYOUT, _SPACE, ids, coordinates, method="precomputed", geometry="poincare"
+    )
+    program = _OPEN.format(layout=_LAYOUT, name=json.dumps(name))
+    return f"HyperView; to open them there, run in Python:\n{program}"
