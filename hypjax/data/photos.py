@@ -21,7 +21,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
-from hypjax.errors import UserError, explained, require_utf8
+from hypjax.errors import UserError, counted, explained, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
@@ -268,6 +268,12 @@ def read_table(table: pathlib.Path) -> Dataset:
             images.append((*image, coarse_label))
     if not images:
         raise UserError(f"{table} has no rows")
+    distinct = {(path, label) for path, label, _ in first_row}
+    label_counts = collections.Counter(path for path, _ in distinct)
+    several = sorted(path for path, count in label_counts.items() if count > 1)
+    if several:
+        number = counted(len(several), "image")
+        console.warn(f"{table} has {number} with several labels, such as {several[0]}")
     if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
     return _files(*zip(*images, strict=True))

@@ -156,6 +156,11 @@ def test_classes_of_datasets_have_names_in_tables(tmp_path):
         find_images(str(path))
 
 
+def test_an_image_with_two_labels_is_counted(tmp_path, capsys):
+    read(tmp_path / "t.csv", "path,label\na.jpg,x\nb.jpg,y\na.jpg,y\n")
+    assert "has 1 image with several labels, such as " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [  # Splits of the files in alphabetical order, None for classes, or a part of the error.

@@ -1,9 +1,11 @@
 """Exports a prepared dataset as folders of image files, to browse, or to start a new dataset."""
 
+import collections
 import io
 import pathlib
 import re
 import tempfile
+from collections.abc import Sequence
 
 import tqdm
 from PIL import Image
@@ -21,28 +23,47 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     folder = prepared_folder(dataset, data_dir)
     for note in notes(folder):
         console.warn(f"this is {note}; results of the exported images will not say so")
-    count, suffixes = 0, Image.registered_extensions()
+    count = 0
     with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as parent:
         unfinished = pathlib.Path(parent, output.name)
-        for split in folder.splits:
-            records = open_records(folder, split)
+        parts = {split: open_records(folder, split) for split in folder.splits}
+        classes = sorted({name for records in parts.values() for name in records.class_names})
+        class_folders = _distinct([*map(_valid, classes)], [""] * len(classes))
+        folder_of = dict(zip(classes, class_folders, strict=True))
+        for split, records in parts.items():
+            folders = [folder_of[name] for name in records.class_names]
+            names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in records.names]
+            names = _distinct(names, folders)
             bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
-            for i, path_in_dataset in enumerate(tqdm.tqdm(records.names, **bar)):
+            for i, name in enumerate(tqdm.tqdm(names, **bar)):
                 with reading(dataset, folder.path):
                     image = records.content(i)
-                name = _valid(path_in_dataset.split("/")[-1]).replace(" ", "_")
-                if pathlib.PurePath(name).suffix.lower() not in suffixes:
+                if name == _stem(name):
                     name += f".{Image.open(io.BytesIO(image)).format.lower()}"
-                path = unfinished / split / _valid(records.class_name(i)) / name
+                path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists():
-                    path = path.with_name(f"{i}_{name}")
-                path.write_bytes(image)
-            count += len(records)
+                with path.open("xb") as file:
+                    file.write(image)
+            count += len(names)
         unfinished.rename(output)
     return count
+
+
+def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Numbers the names in folders with empty names, or names equal up to case and suffix."""
+    stems = ((folder, _stem(name).lower()) for folder, name in zip(folders, names, strict=True))
+    counts = collections.Counter(stems)
+    numbered = {folder for (folder, stem), count in counts.items() if count > 1 or not stem}
+    rows = enumerate(zip(names, folders, strict=True))
+    return [f"{i}_{name}" if folder in numbered else name for i, (name, folder) in rows]
 
 
 def _valid(name: str) -> str:
     """Replaces characters that some systems reject in file names."""
     return re.sub(r'[\x00-\x1f<>:"/\\|?*]', " ", name).strip(" ").lstrip(".")
+
+
+def _stem(name: str) -> str:
+    """Removes the suffix of an image format from a name."""
+    path = pathlib.PurePath(name)
+    return path.stem if path.suffix.lower() in Image.registered_extensions() else name

@@ -32,6 +32,7 @@ from hypjax.errors import UserError, explained, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
+SKIPPED = "skipped.tsv"
 _CROP_QUALITY = 95  # JPEG quality of images that are cropped to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
 _CHUNK = 16 * _THREADS  # Images that are read into memory together, then written.
@@ -251,7 +252,7 @@ def write_files(
     folder: pathlib.Path, name: str, files: Files, part: str | None, *, skip_corrupt: bool
 ) -> None:
     """Writes the listed images, which threads decode once, into a new folder."""
-    broken: list[str] = []  # Names of images that cannot be read.
+    broken: dict[str, str] = {}  # Why images cannot be read, by name.
     total = sum(map(len, files.images.values()))
 
     def readable(images: Sequence[Entry]) -> Iterator[Example]:
@@ -261,7 +262,7 @@ def write_files(
             for image, outcome in zip(chunk, outcomes, strict=True):
                 if isinstance(outcome, str):
                     console.say(f"cannot read {image.name} ({outcome})")
-                    broken.append(image.name)
+                    broken[image.name] = outcome
                 elif skip_corrupt or not broken:  # Otherwise the folder will be removed.
                     yield outcome
 
@@ -275,4 +276,6 @@ def write_files(
     summary = f"{len(broken)} of {total} images cannot be read (listed above)"
     if not skip_corrupt or len(broken) == total:
         raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
-    console.warn(f"{summary} and were left out")
+    console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
+    lines = ["name\treason", *(f"{name}\t{why}" for name, why in broken.items()), ""]
+    (folder / SKIPPED).write_text("\n".join(lines), encoding="utf-8")
