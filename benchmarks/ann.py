@@ -125,7 +125,7 @@ def _engines(x: Points, space: Space) -> Iterator[_Engine]:
             settings = dict(k=_K, space=space, candidates=candidates)
             return euclidean.nearest(search, x, queries, **settings)[1]
 
-        name = "faiss HNSW, L2, two searches (--export=faiss:hnsw)"
+        name = "faiss HNSW, L2, two searches"
         yield _Engine(name, search_twice, _candidates(least=64))
 
 

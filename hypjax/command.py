@@ -75,8 +75,8 @@ class ExternalEncoder:
     """The flags of an encoder of another library, and of the preprocessing for an ONNX file.
 
     Args:
-        encoder: Encoder of another library: timm:NAME, or timm:NAME@FILE with the weights in a
-            file; hf:NAME, from the Hugging Face hub or a folder; or onnx:FILE.
+        encoder: Encoder of another library: timm:NAME; hf:NAME, from the Hugging Face hub or a
+            folder; or onnx:FILE.
         mean: With --encoder=onnx: mean of each channel, of pixels scaled to [0, 1].
         std: With --encoder=onnx: standard deviation of each channel.
         resize: With --encoder=onnx: shorter side before the centre crop. Default: the crop's side.

@@ -14,7 +14,6 @@ def main(
     output: str,
     format: Literal["timm", "onnx", "sentence-transformers"] = "timm",
     embedding: str | None = None,
-    images: str | None = None,
 ) -> None:
     """Converts the run's best checkpoint or, without validation, its last.
 
@@ -23,8 +22,6 @@ def main(
         output: File or folder to write, such as model.safetensors.
         format: Weights under timm's names, an ONNX model, or a sentence-transformers folder.
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
-        images: With --format=sentence-transformers: images for checking that cosine ranks as the
-            run's distance does. Default: the run's test images.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -45,7 +42,7 @@ def main(
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
         write = integrations.find("convert", format)
-        print(write(workdir, path, images=images))
+        print(write(workdir, path))
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:

@@ -66,21 +66,20 @@ def serve(
         require_package(module, "hypjax.serve", "hypjax[serve]")
     from PIL import Image
 
-    from hypjax.integrations.serve import server
-    from hypjax.integrations.serve.app import create_app
+    from hypjax.integrations.serve import app
     from hypjax.integrations.serve.searcher import Searcher
     from hypjax.system import console
 
     # Images that are too large are refused, so Pillow need not warn.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    with server.listen(host, port) as listener:
+    with app.listen(host, port) as listener:
         console.say("laying out some of the gallery's images in the Poincaré disk")
         searcher = Searcher(model, gallery)
-        if not server.is_loopback(listener):
+        if not app.is_loopback(listener):
             console.warn("anyone who reaches this address can see and search the gallery")
         images = counted(searcher.about["images"], "image")
-        print(f"{images} at {server.url_of(listener)} (Ctrl-C ends it)", flush=True)
-        server.server_of(create_app(searcher, [host, *names])).run(sockets=[listener])
+        print(f"{images} at {app.url_of(listener)} (Ctrl-C ends it)", flush=True)
+        app.create_server(searcher, [host, *names]).run(sockets=[listener])
 
 
 if __name__ == "__main__":

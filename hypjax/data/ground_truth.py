@@ -1,15 +1,28 @@
-"""Ground truth of Revisited Oxford and Paris (Radenović et al., CVPR 2018)."""
+"""Ground truth of Revisited Oxford and Paris (Radenović et al., CVPR 2018), and their pickles.
 
+Pickles are read without running code that they may hold.
+"""
+
+import io
 import pathlib
-from typing import NamedTuple
+import pickle
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from hypjax.data import safe_pickle
 from hypjax.data.pixels import read_bytes
 from hypjax.errors import UserError, explained
 from hypjax.types import GroundTruth
+
+# Functions and classes that pickled NumPy arrays call, in all versions of Python and NumPy.
+_ALLOWED = {
+    "numpy": {"ndarray", "dtype"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "_codecs": {"encode"},
+    **dict.fromkeys(("__builtin__", "builtins"), {"bytes"}),
+}
 
 
 class Benchmark(NamedTuple):
@@ -29,16 +42,42 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
     """
     path = pathlib.Path(path).expanduser()
     with explained(f"cannot read {path}"):
-        loaded = safe_pickle.loads(read_bytes(path), str(path))
+        loaded = load_pickle(read_bytes(path), str(path))
     try:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         rows = list(loaded["gnd"])
         boxes = np.array([row["bbx"] for row in rows], np.float64).reshape(len(queries), 4)
         levels = GroundTruth._fields
-        lists = {key: [safe_pickle.as_indices(row[key]) for row in rows] for key in levels}
+        lists = {key: [as_indices(row[key]) for row in rows] for key in levels}
     except Exception as error:  # A pickle of another structure may raise almost anything.
         raise UserError(f"{path} is not a ground truth of qimlist, imlist and gnd") from error
     items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")
     return Benchmark(queries, gallery, boxes, GroundTruth(**lists))
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core", "numpy._core")
+        if name not in _ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} in it could run code")
+        return super().find_class(module, name)
+
+
+def load_pickle(data: bytes, place: str) -> Any:
+    """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
+
+    Raises a UserError, which names the `place`, for other pickles. A malicious pickle cannot run
+    code, but can exhaust the memory.
+    """
+    with explained(f"cannot read {place}", "; get the original file"):
+        return _Unpickler(io.BytesIO(data), encoding="latin1").load()
+
+
+def as_indices(value: Any) -> Int[np.ndarray, " items"]:
+    """Converts whole numbers of any type to int64; raises a ValueError for other values."""
+    numbers = np.array(value, np.float64).reshape(-1)
+    if np.any(numbers != np.rint(numbers)):
+        raise ValueError("not whole numbers")
+    return numbers.astype(np.int64)

@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED, Prepared
 from hypjax.data.dataset import Dataset
+from hypjax.types import coarse_levels
 
 CLASS = "class"
 
@@ -29,13 +30,12 @@ def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
     class_names = images.class_names[first_rows].tolist()
     partitions = {CLASS: Grouping(labels, class_names)}
     if images.coarse_labels is not None:
-        coarse_names, coarse_ids = np.unique(images.coarse_labels, return_inverse=True)
         levels = PREPARED.get(name, Prepared("")).levels
-        for depth in range(len(levels), 0, -1):
-            paths = ["/".join(path.split("/", len(levels) - 1)[:depth]) for path in coarse_names]
-            paths, group_of_coarse = np.unique(paths, return_inverse=True)
+        depths = range(len(levels), 0, -1)
+        for depth, paths in zip(depths, coarse_levels(images.coarse_labels), strict=False):
+            paths, groups = np.unique(paths, return_inverse=True)
             group_names = [path.split("/", depth - 1)[-1] for path in paths]
-            partitions[levels[depth - 1]] = Grouping(group_of_coarse[coarse_ids], group_names)
+            partitions[levels[depth - 1]] = Grouping(groups, group_names)
     for grouping, group_name in _BY_CLASS_NAME.get(name, {}).items():
         groups, group_of_class = np.unique([*map(group_name, class_names)], return_inverse=True)
         partitions[grouping] = Grouping(group_of_class[labels], groups.tolist())

@@ -124,19 +124,20 @@ def divide(
     test, gallery, reason = parts.get("test"), None, ""
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
+    advice = "add classes"
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
         train, validation, test, reason = _split_images(where, train, held_out)
-        return Splits(train, validation, test, gallery, no_validation=reason, **fields)
-    advice = "add classes"
-    if test is None:
+    elif test is None:
         train, test = _hold_out_test(where, train, held_out)
         advice += ", or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
-        if validation is None:
+        if validation is None and not held_out.by_image:
             train, validation, reason = _hold_out_validation(train, held_out)
+        if reason and held_out.validation:
+            console.say(reason)
         unseen = {*test.class_names} - {*train.class_names}
         if unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN:
             problem = f"{train.num_classes} classes are too few to learn what tells others apart"
@@ -147,8 +148,7 @@ def divide(
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
     if images.num_classes >= 4 and held_out.test:
         return _hold_out(images, held_out.test, held_out.seed, "test")
-    only = f" ({images.class_name(0)})" if images.num_classes == 1 else ""
-    classes = f"{where} has {counted(images.num_classes, 'class')}{only}"
+    classes = f"{where} has {counted(images.num_classes, 'class')}"
     enough = images.num_classes >= 4
     advice = "set --config.data.test_classes=0.25" if enough else "add classes (four are needed)"
     raise UserError(f"{classes} and no test images; {advice}, or set --config.data.split=images")
@@ -163,10 +163,7 @@ def _hold_out_validation(
         return *_hold_out(train, amount, held_out.seed, "validation"), ""
     cause = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
     remedy = "set --config.data.validation_classes=2" if count >= 4 else "add classes"
-    reason = f"no class is held out for validation: {cause}; {remedy}"
-    if amount:
-        console.say(reason)
-    return train, None, reason
+    return train, None, f"no class is held out for validation: {cause}; {remedy}"
 
 
 def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
@@ -198,14 +195,11 @@ def _split_images(
     rest, validation = _hold_out_images(train, share or 0.1, _MIN_IMAGES_TO_VALIDATE, rng)
     can_validate = validation.num_classes >= 2
     if share and can_validate:
-        return rest.renumbered(), validation, test, ""
+        return rest, validation, test, ""
     cause = f"fewer than two classes have {_MIN_IMAGES_TO_VALIDATE} to train on; add images"
     if can_validate:
         cause = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
-    reason = f"no image is held out for validation: {cause}"
-    if share:
-        console.say(reason)
-    return train.renumbered(), None, test, reason
+    return train, None, test, f"no image is held out for validation: {cause}"
 
 
 def _hold_out_images(

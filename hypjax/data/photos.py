@@ -21,7 +21,7 @@ from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
-from hypjax.errors import UserError, counted, reason, require_utf8
+from hypjax.errors import UserError, counted, explained, require_utf8
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
@@ -111,7 +111,9 @@ def list_images(where: str) -> Dataset:
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         images = read_table(path)
     elif path.suffix.lower() == ".txt":
-        images = _files([path.parent / row["path"] for row in _read_rows(path)])
+        with explained(f"cannot read {path}"):
+            lines = map(str.strip, path.read_text("utf-8-sig").split("\n"))
+        images = _files([path.parent / line for line in lines if line])
     else:
         names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
         images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
@@ -148,7 +150,6 @@ def _files(
     splits: Sequence[str | None] = (),
     coarse_labels: Sequence[str | None] = (),
 ) -> Dataset:
-    """Makes a table of image files."""
     names = [str(absolute(path)) for path in paths]
     return table_of_names(
         names,
@@ -256,10 +257,8 @@ def read_table(table: pathlib.Path) -> Dataset:
         where, path = f"{table}, row {number}", row.get("path")
         label = class_name(row.get("label"), where)
         coarse_label = class_name(row.get("coarse_label"), where)
-        if not (isinstance(path, str) and path and "\0" not in path):
-            raise UserError(f"{where} needs a path without null bytes")
-        if not label:
-            raise UserError(f"{where} needs a label")
+        if not (isinstance(path, str) and path and "\0" not in path and label):
+            raise UserError(f"{where} needs a path without null bytes, and a label")
         if "\n" in path + label:
             raise UserError(f"{where} has a line break in its path or label; mend its quotes")
         for split in splits:
@@ -309,21 +308,14 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
 
 
 def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads a table's rows as dictionaries; non-empty lines of a .txt file are paths."""
-    try:
-        if table.suffix.lower() == ".txt":
-            lines = table.read_text("utf-8-sig").replace("\0", "").split("\n")
-            return [{"path": line.strip()} for line in lines if line.strip()]
-        if table.suffix.lower() in (".csv", ".tsv"):
-            columns, cells = read_csv(table)
-            rows = [dict(zip(columns, row, strict=True)) for row in cells]
-        else:
+    """Reads the rows of a CSV or Parquet table as dictionaries."""
+    with explained(f"cannot read {table}"):
+        if table.suffix.lower() == ".parquet":
             content = read_parquet(table)
             columns, rows = content.column_names, content.to_pylist()
-    except UnicodeDecodeError as error:
-        raise UserError(f"cannot read {table}: save it as UTF-8") from error
-    except Exception as error:  # pyarrow raises almost anything on damaged files.
-        raise UserError(f"cannot read {table}: {reason(error)}") from error
+        else:
+            columns, cells = read_csv(table)
+            rows = [dict(zip(columns, row, strict=True)) for row in cells]
     if missing := {"path", "label"} - set(columns):
         raise UserError(f"{table} has no column {max(missing)}, only {', '.join(columns)}")
     return rows
@@ -354,18 +346,15 @@ def _labelled(dataset: Any) -> Dataset:
     """Lists the images of a dataset without splits by name, see `labelled_images`."""
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
-    if isinstance(dataset, tuple) and len(dataset) == 2:
-        images, labels = dataset
-        if len(images) != len(labels):
-            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
-        images = np.asarray(images) if hasattr(images, "__array__") else images
-    else:
-        try:
-            pairs = [(image, label) for image, label in dataset]
-        except (TypeError, ValueError) as error:
-            remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
-            raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
-        images, labels = [image for image, _ in pairs], [label for _, label in pairs]
+    is_pair = isinstance(dataset, tuple) and len(dataset) == 2
+    if is_pair and len(dataset[0]) != len(dataset[1]):
+        raise UserError(f"the dataset has {len(dataset[0])} images, but {len(dataset[1])} labels")
+    try:
+        pairs = [*zip(*dataset, strict=True)] if is_pair else [(x, label) for x, label in dataset]
+    except (TypeError, ValueError) as error:
+        remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
+        raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
+    images, labels = [image for image, _ in pairs], [label for _, label in pairs]
     classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
     if "" in classes:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"

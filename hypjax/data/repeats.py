@@ -8,10 +8,6 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
 from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
 
-# Pairs of parts that should have no images in common.
-_DISJOINT_PARTS = [(name, "training") for name in ("test", "query", "gallery", "validation")]
-_DISJOINT_PARTS += [("query", "gallery"), ("test", "test")]
-
 
 def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
     """Finds the rows of each query's own image in the dataset's gallery, or among the queries."""
@@ -38,21 +34,22 @@ def sharing_files(rows: OwnRows) -> str:
 def with_repeats(splits: Splits) -> Splits:
     """Fills in `own_rows`, and notes in `repeats` how many images are identical to others."""
     query_rows = own_rows(splits.test, splits.gallery) if splits.ground_truth is None else ()
-    parts = {"training": splits.train, "validation": splits.validation}
     if splits.gallery is None:
-        parts |= {"test": splits.test}
-        notes = [sharing_files(query_rows)]
+        tested, notes = {"test": splits.test}, [sharing_files(query_rows)]
+        compared = [("test", "test", query_rows or [[i] for i in range(len(splits.test))])]
     else:
-        parts |= {"query": splits.test, "gallery": splits.gallery}
-        notes = [queries_in_gallery(query_rows)]
+        tested, notes = {"query": splits.test, "gallery": splits.gallery}, []
+        notes.append(queries_in_gallery(query_rows))
+        compared = [("query", "gallery", query_rows)]
+    parts = {"training": splits.train, **tested, "validation": splits.validation}
     parts = {name: part for name, part in parts.items() if part is not None}
     checksums = {name: _checksums(part) for name, part in parts.items()}
     if all(column is not None for column in checksums.values()):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
-        for name, other in _DISJOINT_PARTS:
-            if {name, other} <= parts.keys():
-                notes.append(_identical_note(parts, name, other, checksums, query_rows))
+        if splits.train is not None:
+            compared = [(name, "training", ()) for name in [*parts][1:]] + compared
+        notes += [_identical_note(parts, checksums, *options) for options in compared]
     return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
@@ -68,28 +65,27 @@ def _checksums(images: Dataset) -> list[int] | None:
 
 def _identical_note(
     parts: Mapping[str, Dataset],
+    checksums: Mapping[str, list[int]],
     name: str,
     other: str,
-    checksums: Mapping[str, list[int]],
-    query_rows: OwnRows,
+    known_rows: OwnRows,
 ) -> str:
     """Notes how many images of part `name` are identical to images of part `other`.
 
-    Rows that are known to be a query's own image do not count.
+    Rows of `other` that are known to be an image itself do not count.
     """
-    total, rows_of = len(checksums[name]), collections.defaultdict(list)
+    rows_of = collections.defaultdict(list)
     for row, checksum in enumerate(checksums[other]):
         rows_of[checksum].append(row)
-    known_rows = [[i] for i in range(total)] if name == other else [[]] * total
-    if query_rows and other in ("gallery", "test"):
-        known_rows = query_rows
     pairs = []  # Names of an image, and of the first image that is identical.
     for i, checksum in enumerate(checksums[name]):
-        rows = [row for row in rows_of.get(checksum, ()) if row not in known_rows[i]]
-        if rows and (name == other or not known_rows[i]):
+        known = known_rows[i] if known_rows else ()
+        rows = [row for row in rows_of.get(checksum, ()) if row not in known]
+        if rows:
             pairs.append((parts[name].name(i), parts[other].name(rows[0])))
+    count = f"{len(pairs)} of {len(checksums[name])}"
     others = "other " * (name == other) + other
-    note = f"{name} images that are identical to {others} images: {len(pairs)} of {total}"
+    note = f"{name} images that are identical to {others} images: {count}"
     return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 

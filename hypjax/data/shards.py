@@ -92,7 +92,6 @@ def _load(location: str, subset: str | None) -> Any:
 
 
 def _library() -> types.ModuleType:
-    """Imports the library `datasets`."""
     require_package("datasets", "a dataset in files of many images", "hypjax[datasets]")
     import datasets
 

@@ -107,9 +107,8 @@ def open_encoder(
     """Opens an encoder of another library, whose features are mapped into a space.
 
     Args:
-        spec: 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
-            of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' if the
-            file has several outputs.
+        spec: 'timm:NAME'; 'hf:NAME', a model of Transformers on the hub or in a folder;
+            'onnx:FILE', or 'onnx:FILE@OUTPUT' if the file has several outputs.
         space: The space of the points; by default the sphere.
         batch_size: Number of images that are embedded at once; by default 64.
         **pixels: `mean`, `std` and `resize`, by which pixels are prepared for an ONNX model.

@@ -51,10 +51,7 @@ hits = model.search("photos/", "query.jpg", k=10)
 print(hits[0])
 ```
 
-{elsewhere}Test images are {view}.
-Their pixels, from 0 to 1, have the mean {mean} and the standard deviation {std}.
-
-## Data
+{elsewhere}## Data
 
 {data}
 
@@ -77,6 +74,7 @@ In timm, whose output hypjax maps into that space:
 import timm
 
 model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 ```
 
 """
@@ -155,13 +153,8 @@ def _last_name(location: str) -> str:
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
-    """The README.md of a published model."""
     config, model = trained.config, trained.model
-    data, custom = config.data, isinstance(model.encoder, CustomEncoder)
-    square = f"{data.image_size} × {data.image_size}"
-    view = f"resized to {square} pixels, without keeping their shape"
-    if data.test_view == "centre_crop":
-        view = f"resized to a shorter side of {data.resize} pixels, and cut to the central {square}"
+    custom = isinstance(model.encoder, CustomEncoder)
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     fields = identity(config).items()
@@ -184,10 +177,7 @@ def _model_card(
         space=trained.objective.score_space,
         metadata=_metadata(config, results, tags=tags, model_name=name, base_model=base_model),
         elsewhere=elsewhere,
-        view=view,
-        mean=list(data.mean),
-        std=list(data.std),
-        data="\n".join([f"`{data.name}`, in hypjax's split.", *notes]),
+        data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
         version=__version__,
         fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
         results=scores,

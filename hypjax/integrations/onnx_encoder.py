@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime
@@ -11,10 +11,9 @@ from onnx import load
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from PIL import Image
 
-from hypjax.errors import UserError, explained, require_package
+from hypjax.errors import UserError, explained
 from hypjax.system.files import sha256
 
-_CONFIG = "preprocessor_config.json"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
 _Channels = Sequence[float] | None  # Mean or deviation of each channel; None for raw pixels.
@@ -28,9 +27,8 @@ class OnnxEncoder:
     ) -> None:
         """Opens 'FILE', or 'FILE@OUTPUT' to select one of several outputs.
 
-        A preprocessor_config.json beside the file describes the preprocessing. Without it, images
-        are resized to the shorter side `resize` and cropped, and `mean` and `std` normalise pixels
-        in [0, 1].
+        Images are resized to the shorter side `resize` and cropped to the file's size; `mean` and
+        `std` normalise pixels in [0, 1].
         """
         name, _, selected = name.partition("@")
         self._path = path = pathlib.Path(name).expanduser()
@@ -53,26 +51,25 @@ class OnnxEncoder:
             kind = f"{self._input.type} of the shape {self._input.shape}"
             raise UserError(f"{path} takes {kind}; it must take images of three channels")
         self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
-        config = path.with_name(_CONFIG)
-        if config.is_file() and mean is std is resize is None and self._dtype != np.uint8:
-            settings, self._preprocess = _open_processor(config)
-        else:
-            size = shape[1:] if self._channels_first else shape[:2]
-            settings = self._check_settings(size, mean, std, resize)
-            self._preprocess = functools.partial(_crop_and_scale, *settings)
+        size = shape[1:] if self._channels_first else shape[:2]
+        settings = self._check_settings(size, mean, std, resize)
+        self._preprocess = functools.partial(_crop_and_scale, *settings)
         self.facts = ["onnx", self.output, settings, _hashes(path)]
 
     def _check_settings(
         self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None
     ) -> list:
         """Returns the arguments of `_crop_and_scale`; refuses flags that do not fit the file."""
-        path, side, scaled = self._path, size[0], mean is not None or std is not None
+        path, scaled = self._path, mean is not None or std is not None
         if (self._dtype == np.uint8) == scaled:
-            needed = f"needs --mean and --std of pixels from 0 to 1, or a {_CONFIG} beside it"
+            needed = "needs --mean and --std of pixels from 0 to 1"
             unused = "takes pixels as they are; leave out --mean and --std"
             raise UserError(f"{path} {unused if scaled else needed}")
-        if not isinstance(side, int) or size[1] != side:
-            raise UserError(f"{path} takes images of {size} pixels; put a {_CONFIG} beside it")
+        # A model of any size gets squares of --resize pixels.
+        side, width = (length if isinstance(length, int) else resize for length in size)
+        if side is None or side != width:
+            advice = "they must be squares, and --resize their side if the file leaves it open"
+            raise UserError(f"{path} takes images of {size} pixels; {advice}")
         if (resize := resize or side) < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
         for name, values in {"mean": mean, "std": std}.items() if scaled else ():
@@ -109,22 +106,6 @@ def _crop_and_scale(
     if mean is None:
         return pixels
     return (np.float32(pixels) * np.float32(1 / 255) - np.float32(mean)) / np.float32(std)
-
-
-def _open_processor(config: pathlib.Path) -> tuple[str, Callable[[Image.Image], np.ndarray]]:
-    """Opens a processor of Transformers: its settings, and a function of an image."""
-    require_package("transformers", config.name, "hypjax[hf]")
-    from transformers import AutoImageProcessor
-
-    with explained(f"cannot use {config}", "; give --mean and --std instead"):
-        processor = AutoImageProcessor.from_pretrained(config.parent)
-        settings = processor.to_json_string()
-
-    def preprocess(image: Image.Image) -> np.ndarray:
-        pixels = processor(images=image, return_tensors="np")["pixel_values"][0]
-        return np.moveaxis(np.asarray(pixels), 0, -1)
-
-    return settings, preprocess
 
 
 def _hashes(path: pathlib.Path) -> list[str]:

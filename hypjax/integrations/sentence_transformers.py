@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from hypjax import __version__
-from hypjax.data.photos import find_images
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall, Space
 from hypjax.geometry.registry import space_name
@@ -57,39 +56,28 @@ tags:
 
 {description}. Trained by hypjax {version} in {space}.
 
-```python
-from PIL import Image
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-images = [Image.open(path).convert("RGB") for path in ("one.jpg", "two.jpg")]
-vectors = model.encode(images)
-similarities = model.similarity(vectors, vectors)  # Cosines.
-```
-
 {exact}
 """
 _SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance cosine may rank by.
 
 
-def write_folder(workdir: str, folder: pathlib.Path, *, images: str | None = None) -> str:
+def write_folder(workdir: str, folder: pathlib.Path) -> str:
     """Writes a run's best model or, without validation, its last, for sentence-transformers.
 
-    `images`, by default the run's test images, show whether cosine ranks as the space's distance
-    does. Returns a sentence on the folder and its comparison. Raises a `UserError` if
-    sentence-transformers has no such model, or cosine ranks differently.
+    The run's test images show whether cosine ranks as the space's distance does. Returns a sentence
+    on the folder and its comparison. Raises a `UserError` if sentence-transformers has no such
+    model, or cosine ranks differently.
     """
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
     _require_supported(config, model, space)
-    exact = _require_cosine(embedder, images)
+    exact = _require_cosine(embedder)
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
         _write_modules(staged, config, model, embedder.params)
-        values = {"space": space, "name": folder.name, "exact": exact}
-        values |= {"description": describe(config), "version": __version__}
-        write_text(staged / "README.md", _CARD.format(**values))
-    return f"wrote {folder}; its README.md says how to load it. {exact}"
+        values = {"description": describe(config), "version": __version__, "space": space}
+        write_text(staged / "README.md", _CARD.format(**values, exact=exact))
+    return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {exact}'
 
 
 def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
@@ -138,12 +126,12 @@ def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> Non
         raise UserError(f"sentence-transformers has no model for this run, which {reason}")
 
 
-def _require_cosine(embedder: Model, images: str | None) -> str:
+def _require_cosine(embedder: Model) -> str:
     """Explains why cosine ranks as the space does; raises a `UserError` if it ranks differently."""
     space = embedder.space
     if space.normalized:
         return f"Cosine ranks as the distance in {space} does, for any images."
-    features, source = _sample_features(embedder, images)
+    features, source = _sample_features(embedder)
     if count := int(np.sum(~_clipped(space, features))):
         why = f"features of {count} of {source} are not clipped, so lengths matter"
         raise UserError(f"cosine does not rank as the distance in {space}: {why}; {_ONNX_HINT}")
@@ -158,23 +146,17 @@ def _clipped(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarra
     return np.asarray(space.squared | space.clipped(features))
 
 
-def _sample_features(
-    embedder: Model, where: str | None
-) -> tuple[Float[np.ndarray, "images dim"], str]:
-    """Features of some images, from `where` or the test split, and a description of the images."""
-    if where is not None:
-        images, source = find_images(where), f"images in {where}"
-    else:
-        try:
-            images, source = embedder.run.splits.images(scored=True), "test images"
-        except UserError as error:
-            problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
-            raise UserError(f"{problem}; name a folder as --images") from error
+def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], str]:
+    """Features of some of the run's test images, and a description of the images."""
+    try:
+        images = embedder.run.splits.images(scored=True)
+    except UserError as error:
+        problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
+        raise UserError(f"{problem}; {_ONNX_HINT}") from error
     sample = images[:: -(-len(images) // _MAX_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Points of this space are features.
     embedded = embedder.embed_images(sample)
-    if not len(embedded):
-        raise UserError(f"none of {len(sample)} {source} can be read; name others as --images")
+    source = "test images"
     if len(embedded) < len(images):
         source += f", a sample of {len(images)}"
     return embedded.vectors, f"{len(embedded)} {source}"

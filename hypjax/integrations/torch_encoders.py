@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,27 +19,15 @@ _CLASS_TOKEN = re.compile(r"(cls|class)_?(token|embedding)")  # In the names of 
 
 
 class TimmEncoder:
-    """A timm model without its classifier, by NAME; NAME@FILE loads the weights of a checkpoint."""
+    """A pretrained timm model without its classifier, by timm's name."""
 
     output = "pooled output"
 
     def __init__(self, name: str) -> None:
-        name, _, checkpoint = name.partition("@")
         with explained(f"cannot load timm:{name}"):
             import timm
 
-            model = timm.create_model(name, pretrained=not checkpoint, num_classes=0)
-            if checkpoint:
-                path = pathlib.Path(checkpoint).expanduser()
-                if not path.is_file():
-                    raise UserError(f"there is no file {path}")
-                weights = timm.models.load_state_dict(os.fspath(path), weights_only=True)
-                loaded = model.load_state_dict(weights, strict=False)
-                classifiers = np.atleast_1d(model.pretrained_cfg.get("classifier") or ())
-                prefixes = tuple(f"{classifier}." for classifier in classifiers)
-                unexpected = [x for x in loaded.unexpected_keys if not x.startswith(prefixes)]
-                if wrong := loaded.missing_keys + unexpected:
-                    raise UserError(f"{path} is no checkpoint of timm:{name}: {wrong[0]} differs")
+            model = timm.create_model(name, pretrained=True, num_classes=0)
             preprocessing = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**preprocessing, is_training=False)
         self.facts = ["timm", name, preprocessing, _hash_weights(model.state_dict())]

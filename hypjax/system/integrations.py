@@ -34,7 +34,6 @@ _HF = "torch_encoders:TransformersEncoder"
 INTEGRATIONS = {
     "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
     "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
-    "faiss:hnsw": Integration("faiss", "faiss-cpu", export="faiss:export_hnsw"),
     "hf": Integration("torch transformers", "hypjax[hf]", encode=_HF),
     "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),

@@ -40,7 +40,7 @@ def read(path, text):
         ('path,label\na.jpg,"TV 55\nb.jpg,y\n', "line 3: .*double quotes"),
         ("path,Label,label\na.jpg,x,y\n", "two columns label"),
         ("", "no column path"),
-        ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs a label"),
+        ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs a path .* and a label"),
         ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
         ("path,label\na.jpg,x\n/HERE/a.jpg,x\n", "row 2: .*/a.jpg is already in row 1"),

@@ -34,20 +34,18 @@ def features(spec, photos_folder, **options):
 
 
 @pytest.mark.parametrize("classes", [0, 7])
-def test_a_model_of_timm_with_a_checkpoint(classes, images, photos_folder, tmp_path):
+def test_a_model_that_timm_saved(classes, images, photos_folder, tmp_path):
     torch.manual_seed(classes)
     model = timm.create_model("test_vit", num_classes=classes)
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "model.pth")
+    timm.models.save_for_hf(model, tmp_path)
     model.reset_classifier(0)
     config = timm.data.resolve_model_data_config(model)
     prepare = timm.data.create_transform(**config, is_training=False)
     with torch.inference_mode():
         expected = model.eval()(torch.stack([prepare(image) for image in images])).numpy()
-    found = features(f"timm:test_vit@{tmp_path}/model.pth", photos_folder)
-    np.testing.assert_array_equal(found, expected)
-    for spec, keyword in ((f"test_resnet@{tmp_path}/model.pth", "no checkpoint"), ("none", "none")):
-        with pytest.raises(UserError, match=keyword):
-            open_encoder(f"timm:{spec}")
+    np.testing.assert_array_equal(features(f"timm:local-dir:{tmp_path}", photos_folder), expected)
+    with pytest.raises(UserError, match="cannot load timm:none"):
+        open_encoder("timm:none")
 
 
 def vit():  # Without its pooler, which the class has.

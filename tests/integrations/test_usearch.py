@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.geometry import Lorentz, PoincareBall, Sphere
+from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.embeddings import open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers import galleries
@@ -49,6 +49,9 @@ def test_wrong_points_are_refused():
     points = clusters(BALL, 60)
     gallery = GraphGallery.build(embeddings(points, BALL))
     galleries.check_wrong_points_are_refused(gallery, points[:9], BALL)
+    fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
+    with pytest.raises(UserError, match="there is no approximate search in"):
+        GraphGallery.build(embeddings(fused.embed(np.ones((5, 8))), fused))
 
 
 def test_all_images_find_themselves(monkeypatch, tmp_path):

@@ -74,7 +74,6 @@ def _find(tree: FileTree, name: str) -> str:
 
 
 def _read(tree: FileTree, name: str, variable: str) -> Any:
-    """Reads a variable of a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)

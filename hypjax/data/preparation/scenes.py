@@ -72,13 +72,6 @@ DIFFICULTIES = {
 }
 
 
-class Rendered(NamedTuple):
-    """A picture, and the box of the letter's canvas within the picture."""
-
-    pixels: UInt8[np.ndarray, "side side"]
-    box: Box
-
-
 def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
     return np.rint(np.clip(pixels, 0, 255)).astype(np.uint8)
 
@@ -206,8 +199,11 @@ class View(NamedTuple):
         glyph = self.shown.glyph
         return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
 
-    def render(self) -> Rendered:
-        """Renders the picture, which depends on the view's name only."""
+    def render(self) -> tuple[UInt8[np.ndarray, "side side"], Box]:
+        """Renders the picture, which depends on the view's name only.
+
+        Returns its pixels, and the box of the letter's canvas within the picture.
+        """
         glyph, limits = self.shown.glyph, DIFFICULTIES[self.difficulty]
         names = glyph.face, f"{self.difficulty}{self.number}"
         hashes = (zlib.crc32(name.encode()) for name in names)
@@ -231,11 +227,12 @@ class View(NamedTuple):
             blur = ImageFilter.GaussianBlur(rng.uniform(*BLUR))
             pixels = np.asarray(Image.fromarray(_round(pixels)).filter(blur))
         pixels = _round(pixels + NOISE * rng.standard_normal(pixels.shape, np.float32))
-        return Rendered(pixels, box)
+        return pixels, box
 
     def example(self) -> Example:
         """Renders the picture of a record."""
-        return example(self.render().pixels, self.name, self.shown.name, self.shown.letter.script)
+        pixels, _ = self.render()
+        return example(pixels, self.name, self.shown.name, self.shown.letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
@@ -296,16 +293,15 @@ def contents() -> Contents:
 
 def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
     """Lists pairs, which are an easy view and any other view of an object, and ground truth."""
-    pairs = [
-        {"anchor": anchor.name, "positive": positive.name}
-        for shown in objects["train"]
-        for anchor, positive in itertools.permutations(shown.views(**TRAIN_VIEWS), 2)
-        if anchor.difficulty == "easy"
-    ]
-    judgements = []
+    pairs, judgements = [], []
+    for shown in objects["train"]:
+        for anchor, positive in itertools.permutations(shown.views(**TRAIN_VIEWS), 2):
+            if anchor.difficulty == "easy":
+                pairs.append({"anchor": anchor.name, "positive": positive.name})
     for shown in objects["query"]:
         query = View(shown, "query", 0)
-        judgement = {"query": query.name, "box": query.render().box}
+        _, box = query.render()
+        judgement = {"query": query.name, "box": box}
         for view in shown.views(**GALLERY_VIEWS):
             judgement.setdefault(view.difficulty, []).append(view.name)
         judgements.append(judgement)

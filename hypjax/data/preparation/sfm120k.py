@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow
 
-from hypjax.data import safe_pickle
+from hypjax.data.ground_truth import as_indices, load_pickle
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
@@ -20,7 +20,7 @@ _Part = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their 
 
 def _read(tree: FileTree) -> dict[str, _Part]:
     """Reads the published list, without running code that it may hold."""
-    loaded = safe_pickle.loads(tree.read_list(_LIST), str(tree.root / _LIST))
+    loaded = load_pickle(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
         return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
     except Exception as error:  # A pickle of another structure may raise almost anything.
@@ -31,7 +31,7 @@ def _read(tree: FileTree) -> dict[str, _Part]:
 def _part(split: str, loaded: dict[str, Any]) -> _Part:
     """Lists the images and the pairs of one part of the list."""
     names, entries, keys = list(loaded["cids"]), [], ("cluster", "qidxs", "pidxs")
-    clusters, anchors, positives = (safe_pickle.as_indices(loaded[x]).tolist() for x in keys)
+    clusters, anchors, positives = (as_indices(loaded[x]).tolist() for x in keys)
     for name, cluster in zip(names, clusters, strict=True):
         # Folders are named by the last characters of their files' names.
         file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"

@@ -1,15 +1,19 @@
-"""The web application: the page, and the JSON interface that static/openapi.json describes."""
+"""The web server: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
 import http
+import ipaddress
+import logging
 import pathlib
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,16 +23,63 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
-from hypjax.errors import UserError, on_one_line
-from hypjax.integrations.serve.limits import AT_ONCE, Guard, read_upload, search_slot
+from hypjax.errors import UserError, explained, on_one_line
+from hypjax.integrations.serve.limits import Guard, read_upload
 from hypjax.integrations.serve.searcher import Searcher
 
 _FOLDER = pathlib.Path(__file__).parent
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
+_CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_OPTIONS: dict[str, Any] = {
+    "access_log": False,
+    "h11_max_incomplete_event_size": 2**16,
+    "headers": [
+        ("cache-control", "no-cache"),
+        ("content-security-policy", _CONTENT_POLICY),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("referrer-policy", "no-referrer"),
+        ("x-content-type-options", "nosniff"),
+    ],
+    "http": "h11",
+    "lifespan": "off",
+    "limit_concurrency": 256,  # Connections.
+    "log_config": None,
+    "log_level": "critical",
+    "proxy_headers": False,
+    "server_header": False,
+    "timeout_graceful_shutdown": 5,  # Seconds to finish answers at the end.
+    "ws": "none",
+}
 
 
-def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
-    """Creates the application for a searcher; `names` are further host names of the server."""
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a socket; raises a `UserError` if the address is invalid or the port is taken."""
+    with explained(f"cannot open port {port} of {host}", "; choose another by --port or --host"):
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((address[0], port), family=family, backlog=128)
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL of an open socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only programs on this machine can reach a socket."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Server:
+    """Creates the server for a searcher, which ends after SIGINT or SIGTERM.
+
+    `names` are further host names of the server.
+    """
+    # Malformed forms are answered, so they need not be logged.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     handlers = _Handlers(searcher)
     app = Starlette(
         routes=[
@@ -48,14 +99,12 @@ def create_app(searcher: Searcher, names: Collection[str] = ()) -> Starlette:
         },
     )
     app.router.redirect_slashes = False  # Redirections have no JSON body.
-    return app
+    return uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
 
 
 class _Handlers:
-    """Answers requests with a searcher."""
-
     def __init__(self, searcher: Searcher) -> None:
-        self._searcher, self._slots = searcher, asyncio.Semaphore(AT_ONCE)
+        self._searcher = searcher
         self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
         self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
 
@@ -74,15 +123,13 @@ class _Handlers:
 
     async def embed(self, request: Request) -> Response:
         encoded = await read_upload(request)
-        async with search_slot(self._slots):
-            point = await _run_in(self._search_pool, self._searcher.embed, encoded)
+        point = await _run_in(self._search_pool, self._searcher.embed, encoded)
         return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
 
     async def search(self, request: Request) -> Response:
         options = _search_options(request)
         query = request.path_params.get("key") or await read_upload(request)
-        async with search_slot(self._slots):
-            answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
+        answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
         return JSONResponse(answer)
 
 

@@ -1,11 +1,10 @@
-"""Limits on uploads and searches, and the check of each request's host and origin."""
+"""Limits on uploads, and the check of each request's host and origin."""
 
 import asyncio
-import contextlib
 import io
 import ipaddress
 import urllib.parse
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 
 from PIL import Image
 from starlette.datastructures import Headers, UploadFile
@@ -20,25 +19,8 @@ MOST_PIXELS = 64_000_000
 # Not EPS, whose files are programs, or TIFF, whose files may hold more pixels than headers say.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 BODY_SECONDS = 30.0  # In which an upload must arrive.
-AT_ONCE = 16  # Searches that run or wait to run.
-WAIT_SECONDS = 10.0  # In which a new search must get one of these slots.
 
 MultiPartParser.spool_max_size = MOST_BYTES  # Keeps uploads in memory, off the disk.
-
-
-@contextlib.asynccontextmanager
-async def search_slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Holds a slot for a search; refuses the request if none becomes free in time."""
-    try:
-        async with asyncio.timeout(WAIT_SECONDS):
-            await slots.acquire()
-    except TimeoutError as error:
-        message = "too many searches at once; try again in a few seconds"
-        raise HTTPException(503, message, {"Retry-After": "5"}) from error
-    try:
-        yield
-    finally:
-        slots.release()
 
 
 async def read_upload(request: Request) -> bytes:
@@ -80,16 +62,17 @@ async def _read(request: Request) -> bytes:
 
 def check_image(encoded: bytes) -> None:
     """Refuses files whose headers are not those of an image of a limited size; decodes nothing."""
-    too_many = HTTPException(413, f"the image has more than {MOST_PIXELS:,} pixels; scale it down")
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise too_many from error
+        too_large = image.width * image.height > MOST_PIXELS
+    except Image.DecompressionBombError:
+        too_large = True
     except Exception as error:  # Decoders raise almost anything on damaged files.
         message = f"the file is not an image of a known format; send {', '.join(FORMATS)}"
         raise HTTPException(415, message) from error
-    if image.width * image.height > MOST_PIXELS:
-        raise too_many
+    if too_large:
+        message = f"the image has more than {MOST_PIXELS:,} pixels; scale it down"
+        raise HTTPException(413, message)
 
 
 class Guard:

@@ -86,12 +86,10 @@ class Searcher:
             for image, pair in zip(images, _coordinates(positions), strict=True):
                 image["place"] = pair
         match, remark = self.model.match, ""
-        label_of_query = item_of_query and item_of_query.label
-        is_right = (
-            label_of_query and neighbours.distances and label_of_query == neighbours.labels[0]
-        )
-        if match and neighbours.distances and not is_right:
-            remark = match.remark(neighbours.distances[0])
+        label_of_query = item_of_query.label if item_of_query else ""
+        if match and neighbours.distances:
+            if not label_of_query or label_of_query != neighbours.labels[0]:
+                remark = match.remark(neighbours.distances[0])
         return {"query": described_query, "remark": remark, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:

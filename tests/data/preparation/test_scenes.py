@@ -42,9 +42,9 @@ def test_boxes_frame_the_letter(objects):
     """So a picture cut to its box resembles one of the letters' dataset."""
     correlations = []
     for thing in objects["query"][:20]:
-        rendered = scenes.View(thing, "easy", 0).render()
+        pixels, box = scenes.View(thing, "easy", 0).render()
         clean = fonts.draw(thing.glyph).resize((32, 32))
-        seen = Image.fromarray(rendered.pixels).crop(rendered.box).resize((32, 32))
+        seen = Image.fromarray(pixels).crop(box).resize((32, 32))
         correlations.append(np.corrcoef(np.ravel(clean), np.ravel(seen))[0, 1])
     assert np.mean(correlations) > 0.5, np.mean(correlations)
 
@@ -56,7 +56,7 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
     monkeypatch.setattr(scenes, "choose_objects", lambda classes: few)
     records.write_records(tmp_path / "scenes", "scenes", scenes.contents(), None)
     view = scenes.split_views(few)["query"][1]
-    rendered = view.render()
+    pixels, box = view.render()
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
     folder = records.open_folder("scenes", tmp_path / "scenes")
     train, query, gallery = (
@@ -69,8 +69,8 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
     assert np.array_equal(*train.labels[pairs.T]) and (pairs[:, 0] != pairs[:, 1]).all()
     assert all("/easy" in name for name in train.names[pairs[:, 0]])
     boxes, truth = records.read_judgements(folder, query.names, gallery.names)
-    assert np.array_equal(Image.open(io.BytesIO(query.content(1))), rendered.pixels)
-    assert tuple(boxes[1]) == rendered.box and query.class_names[1] == view.shown.name
+    assert np.array_equal(Image.open(io.BytesIO(query.content(1))), pixels)
+    assert tuple(boxes[1]) == box and query.class_names[1] == view.shown.name
     for label, *lists in zip(query.labels, *truth, strict=True):
         assert np.array_equal(np.flatnonzero(gallery.labels == label), np.concatenate(lists))
         for (level, number), items in zip(scenes.GALLERY_VIEWS.items(), lists, strict=True):
