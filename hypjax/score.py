@@ -91,7 +91,6 @@ def main(
     external: command.ExternalEncoder,
     images: Images,
     features: FeatureSpace,
-    prefix: command.Positive | None = None,
     ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
@@ -104,7 +103,6 @@ def main(
         external: An encoder to score.
         images: Images that the encoder embeds.
         features: Space of the features.
-        prefix: Score only the first N dimensions of the features.
         ks: Values of K in Recall@K. Default: 1, 2, 4, 8, 10, 100 and 1000, as far as they are below
             the number of items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
@@ -129,10 +127,6 @@ def main(
 
     caches.keep_compiled_programs()
     task = _task(files, external, images, features, keep_self)
-    if prefix:
-        task = task._replace(queries=task.queries.prefix(prefix))
-        if task.gallery is not None:
-            task = task._replace(gallery=task.gallery.prefix(prefix))
     if not metrics:
         metrics = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
         if task.ground_truth is not None:

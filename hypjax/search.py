@@ -25,8 +25,6 @@ def main(
     expand: command.Natural = 0,
     alpha: command.NonNegative = 0.0,
     rerank: bool = False,
-    prefix: command.Positive | None = None,
-    candidates: command.Positive = 100,
     embedding: str = "head",
     keep_self: bool = False,
     output: command.Figure | None = None,
@@ -45,8 +43,6 @@ def main(
         alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
             images alike.
         rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
-        prefix: Search with the first N dimensions, and rank --candidates by all dimensions.
-        candidates: With --prefix: number of images to rank by all dimensions.
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
@@ -64,7 +60,7 @@ def main(
     from hypjax.system import caches, console
 
     reranking = Reranking() if rerank else None
-    postprocessing = Postprocessing(expand, alpha, reranking, prefix or 0, candidates)
+    postprocessing = Postprocessing(expand, alpha, reranking)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
     images, match = find_images(query), None

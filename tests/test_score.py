@@ -65,12 +65,12 @@ def test_scores_are_those_of_their_definitions(files, tmp_path, capsys):
 def test_spaces_queries_and_splits(files, tmp_path, capsys):
     output = tmp_path / "scores.json"
     saved, space = np.load(files / "split.npz"), PoincareBall(0.5, 1.5)
-    points, labels = np.asarray(space.embed(saved["features"][:, :3])), saved["labels"]
+    points, labels = np.asarray(space.embed(saved["features"])), saved["labels"]
     q, g = saved["splits"] == "query", saved["splits"] == "gallery"
     embeddings = points[q], labels[q], points[g], labels[g]
     expected = query_scores(*embeddings, metrics=["recall@2", "map"], space=space)
     ball = "--space=ball", "--c=0.5", "--clip_radius=1.5"
-    metrics = "--ks=2", "--metrics=recall,map", "--prefix=3", f"--output={output}"
+    metrics = "--ks=2", "--metrics=recall,map", f"--output={output}"
     commands.call("score", f"--embeddings={files}/split.npz", *ball, *metrics)
     assert "15 queries of 5 classes among 35, in the ball of c = 0.5:" in capsys.readouterr().out
     scores = json.loads(output.read_text())

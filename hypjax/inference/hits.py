@@ -18,7 +18,6 @@ from hypjax.retrieval.galleries import Gallery, require_model
 from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.projection import require_prefix
 from hypjax.runs.files import MATCHES, read_object
 from hypjax.system import console
 from hypjax.system.files import write_json
@@ -144,9 +143,7 @@ def _short_path(path: str) -> str:
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
     """Raises a `UserError`, before queries are embedded, if a gallery does not allow a search."""
     if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
-        raise UserError("expansion, re-ranking and prefixes need the .npz gallery")
-    if postprocessing.prefix:
-        require_prefix(postprocessing.prefix, gallery.vectors.shape[1], gallery.space)
+        raise UserError("expansion and re-ranking need the .npz gallery")
     check_count(k, len(gallery))
     if postprocessing.expansion:
         check_count(postprocessing.expansion, len(gallery), "expansion")

@@ -121,7 +121,7 @@ class Model(ImageEmbedder):
             gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.
             query: One or several images, as for `embed`.
             k: Number of hits of each query.
-            postprocessing: Query expansion, re-ranking, or prefixes.
+            postprocessing: Query expansion and re-ranking.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)

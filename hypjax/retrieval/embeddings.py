@@ -5,7 +5,6 @@ A file holds points of a space, or features of any model, which reading maps int
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -24,7 +23,6 @@ from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Gallery
-from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
@@ -103,18 +101,6 @@ class Embeddings(ArrayGallery):
         columns = {name: getattr(self, name) for name in _COLUMNS}
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
-
-    def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first `dim` features, raw ones if known; see `prefix_points`."""
-        vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
-        if self.raw_features is not None:
-            raw = np.ascontiguousarray(self.raw_features[:, :dim])
-            vectors = self._from_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
-        fingerprint = ""
-        if self.fingerprint:
-            digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode())
-            fingerprint = digest.hexdigest()[:32]
-        return dataclasses.replace(self, vectors=vectors, raw_features=raw, fingerprint=fingerprint)
 
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""

@@ -1,4 +1,4 @@
-"""Post-processing of searches: query expansion, search by a prefix, and re-ranking."""
+"""Post-processing of searches: query expansion and re-ranking."""
 
 import dataclasses
 
@@ -12,8 +12,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Nearest, OwnIds, Points
-from hypjax.retrieval.neighbors import nearest_among, search
-from hypjax.retrieval.projection import prefix_points
+from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.reranking import Reranking, rerank
 
 # Largest size, in float64, of a block's points, and of the Hessians that their means may need.
@@ -24,26 +23,17 @@ _BLOCK_BYTES = 64 * 2**20
 class Postprocessing:
     """How the results of a search are post-processed.
 
-    Re-ranking follows expansion. Each search by a prefix computes the gallery's `prefix_points`.
+    Re-ranking follows expansion.
 
     Attributes:
         expansion: Number of gallery items that expand each query; 0 for no expansion.
         alpha: Exponent of the items' similarities, see `expand_queries`.
         reranking: Parameters of `reranking.rerank`; None for no re-ranking.
-        prefix: Number of leading features that select candidates, which all features then rank; 0
-            for a search by all features. A prefix excludes re-ranking.
-        candidates: Number of candidates that the prefix selects; at least k are taken.
     """
 
     expansion: int = 0
     alpha: float = 0.0
     reranking: Reranking | None = None
-    prefix: int = 0
-    candidates: int = 100
-
-    def __post_init__(self) -> None:
-        if self.reranking is not None and self.prefix:
-            raise UserError("re-ranking needs the neighbours of all items; leave out the prefix")
 
     def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
         """Expands queries, if there is an expansion; arguments as for `search`."""
@@ -57,19 +47,12 @@ class Postprocessing:
     ) -> Nearest:
         """Searches and post-processes; re-ranked results have the distances of `rerank`."""
         queries = self.expanded(queries, own_ids, gallery, space)
-        if not self.prefix and self.reranking is None:
+        if self.reranking is None:
             return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
-        if self.reranking is not None:
-            reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            options = {"space": space, "own_ids": own_ids, "parameters": reranking}
-            nearest = rerank(queries, gallery, **options)
-            return tuple(array[:, :k] for array in nearest)
-        count = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short_queries = prefix_points(queries, self.prefix, space=space)
-        short_gallery = prefix_points(gallery, self.prefix, space=space)
-        _, candidates = search(short_queries, own_ids, short_gallery, k=count, space=space)
-        return nearest_among(queries, candidates, gallery, k=k, space=space)
+        reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
+        nearest = rerank(queries, gallery, space=space, own_ids=own_ids, parameters=reranking)
+        return tuple(array[:, :k] for array in nearest)
 
 
 def expand_queries(
