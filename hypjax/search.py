@@ -63,12 +63,12 @@ def main(
     postprocessing = Postprocessing(expand, alpha, reranking)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
-    images, match = find_images(query), None
+    images = find_images(query)
     caches.keep_compiled_programs()
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=opened_gallery.space)
         require_model(opened_gallery, embedder.fingerprint, embedder.name)
-        queries, match = embedder.embed_images(images, few=True), embedder.match
+        queries = embedder.embed_images(images, few=True)
     else:
         queries = _feature_queries(images, opened_gallery, names=(query, gallery))
     if len(queries):  # Otherwise the search raises an error.
@@ -76,8 +76,7 @@ def main(
             console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
         readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
         queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
-    options = {"match": match, "keep_self": keep_self}
-    results = find_hits(queries, images, opened_gallery, k, postprocessing, **options)
+    results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
     paths = [path for hits in results for path in hits.paths]
     if output and not any("://" in path or os.path.exists(path) for path in paths):
         console.warn(f"{output} is not drawn: no hit is an image file, such as {paths[0]}")

@@ -13,7 +13,6 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.inference.embedding import fingerprint
-from hypjax.inference.hits import Match
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 from hypjax.system.array_cache import ArrayCache
@@ -29,7 +28,6 @@ class ImageEmbedder(abc.ABC):
     name: str  # For messages.
     space: Space
     fingerprint: str  # Equal fingerprints mean comparable embeddings.
-    match: Match | None = None  # Distance of matches, if measured.
 
     @abc.abstractmethod
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:

@@ -18,7 +18,7 @@ from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError, at_the_call, redacted, require_package
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.hits import Hits, find_hits, read_matches
+from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
@@ -73,7 +73,6 @@ class Model(ImageEmbedder):
                 names = " or ".join(trained.spaces)
                 raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
             self.projection, self.fingerprint = trained.projection(folder, part)
-            self.match = read_matches(folder).get(self.fingerprint)
             if not (is_published(folder) or (folder / RESULTS).exists()):
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
         self.config, self.module, self.params, _ = trained
@@ -131,7 +130,7 @@ class Model(ImageEmbedder):
             gallery = self.gallery(gallery)
         images = given_images(query)
         queries = self.embed_images(images, few=True)
-        return find_hits(queries, images, gallery, k, postprocessing, self.match)
+        return find_hits(queries, images, gallery, k, postprocessing)
 
     @at_the_call
     def to_onnx(self, path: str | os.PathLike[str]) -> str:

@@ -28,7 +28,7 @@ _INTERVAL = 30.0  # Seconds between uploads.
 _ATTEMPTS = 5  # A run that is being trained may remove checkpoints during the download.
 _WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
 # A run's files, except checkpoints, that its readers may need.
-_NEEDED = (files.CONFIG, files.RESULTS, files.MATCHES, files.METRICS, files.TIMES)
+_NEEDED = (files.CONFIG, files.RESULTS, files.METRICS, files.TIMES)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 

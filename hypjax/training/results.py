@@ -7,7 +7,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.geometry.learned import named_scalars
-from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published, tables
@@ -60,8 +59,6 @@ def collect_results(
         learned = {name: named_scalars(facts["scalars"]) for name, facts in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
-    matches = run.matches(model)
-    processes.from_first(lambda: write_matches(folder, matches))
     return results
 
 
