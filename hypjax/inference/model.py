@@ -16,7 +16,7 @@ from hypjax.config.custom import custom_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError, at_the_call, redacted, require_package
+from hypjax.errors import UserError, at_the_call, redacted
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
@@ -29,7 +29,7 @@ from hypjax.retrieval.postprocessing import Postprocessing
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
-from hypjax.system import console, hub, integrations, machine
+from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
 
@@ -131,24 +131,6 @@ class Model(ImageEmbedder):
         images = given_images(query)
         queries = self.embed_images(images, few=True)
         return find_hits(queries, images, gallery, k, postprocessing)
-
-    @at_the_call
-    def to_onnx(self, path: str | os.PathLike[str]) -> str:
-        """Writes the model, from pixels to points, to an ONNX file.
-
-        Args:
-            path: File to write, 'NAME.onnx'.
-
-        Returns:
-            A sentence on how closely the file's points agree with the model's.
-
-        Raises:
-            UserError: Points disagree.
-        """
-        for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
-            require_package(package, "converting to onnx", "hypjax[onnx]")
-        write = integrations.find("convert", "onnx")
-        return write(self, pathlib.Path(path).expanduser())
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; pads to full batches, or if `few` to a power of two."""

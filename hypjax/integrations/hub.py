@@ -116,7 +116,8 @@ def push(
         base_model = _base_model(trained.config)
         _remove_paths(trained.config)
         results = files.read_object(run / files.RESULTS) or {}
-        trained.copy_projections(run, staged)
+        if (run / files.PROJECTIONS).exists():
+            shutil.copytree(run / files.PROJECTIONS, staged / files.PROJECTIONS)
         if results:
             shutil.copyfile(run / files.RESULTS, staged / files.RESULTS)
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))

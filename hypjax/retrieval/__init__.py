@@ -20,7 +20,6 @@ queries.
 
 from hypjax.retrieval.graded import graded_scores as graded_scores
 from hypjax.retrieval.metrics import average_precision as average_precision
-from hypjax.retrieval.metrics import bootstrap_interval as bootstrap_interval
 from hypjax.retrieval.metrics import bootstrap_intervals as bootstrap_intervals
 from hypjax.retrieval.metrics import mean_average_precision_at_r as mean_average_precision_at_r
 from hypjax.retrieval.metrics import mean_score as mean_score

@@ -377,29 +377,19 @@ def mean_score(scores: Float[np.ndarray, " n"]) -> float:
     return float(np.nanmean(scores))
 
 
-def bootstrap_interval(
-    scores: Float[np.ndarray, " n"],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high) of the mean score over queries (Efron, 1979).
-
-    The interval contains a share `confidence` of the means of resampled queries. It shows how much
-    the mean depends on the choice of queries, not how much it varies between training runs. Scores
-    [n] are NaN for queries without a match; raises UserError if all are.
-    """
-    return bootstrap_intervals([scores], confidence, num_resamples, seed)[0]
-
-
 def bootstrap_intervals(
     scores: Sequence[Float[np.ndarray, " n"]],
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> list[tuple[float, float]]:
-    """A `bootstrap_interval` for each metric, from the same resampled queries."""
+    """Percentile bootstrap intervals (low, high) of mean scores over queries (Efron, 1979).
+
+    An interval contains a share `confidence` of the means of resampled queries. It shows how much
+    the mean depends on the choice of queries, not how much it varies between training runs. Each
+    metric's scores [n] are NaN for queries without a match; raises UserError if all are. Metrics
+    share the resampled queries.
+    """
     scores = [of_metric[~np.isnan(of_metric)] for of_metric in scores]
     if not all(map(len, scores)):
         raise UserError("there are no scores to resample: no query has a match")
