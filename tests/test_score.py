@@ -170,7 +170,7 @@ def test_a_query_finds_no_copy_of_its_file():
             expected = by_definition(name, hits, hits.sum())
             assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
     images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
-    for postprocessing in (None, Postprocessing(expansion=2)):
+    for postprocessing in (Postprocessing(), Postprocessing(expansion=2)):
         searches = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in searches)
 

@@ -11,7 +11,7 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
 from hypjax.retrieval.inputs import check_count
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
 
 
@@ -50,7 +50,7 @@ def _short_path(path: str) -> str:
 
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
     """Raises a `UserError`, before queries are embedded, if a gallery does not allow a search."""
-    if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
+    if postprocessing != NO_POSTPROCESSING and not isinstance(gallery, Embeddings):
         raise UserError("expansion and re-ranking need the .npz gallery")
     check_count(k, len(gallery))
     if postprocessing.expansion:
@@ -62,7 +62,7 @@ def find_hits(
     images: Dataset,
     gallery: Gallery,
     k: int,
-    postprocessing: Postprocessing | None = None,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
     *,
     keep_self: bool = False,
 ) -> list[Hits]:
@@ -72,7 +72,6 @@ def find_hits(
     query without a class gets its class in the gallery, or else the name of its folder if the
     gallery has a class of that name.
     """
-    postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)
     k = int(k)
     require_model(gallery, queries.fingerprint, queries.model)
@@ -82,7 +81,7 @@ def find_hits(
     if images.vectors is None:
         paths = [images.path(i) for i in range(len(images))]
     ids = [""] * len(paths) if keep_self else paths
-    if postprocessing == Postprocessing():
+    if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
         points, own_ids, num_listed = queries.vectors, None, k

@@ -25,7 +25,7 @@ from hypjax.inference.save import describe
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
@@ -110,7 +110,7 @@ class Model(ImageEmbedder):
         gallery: Gallery | AnyImages,
         query: AnyImages,
         k: int = 10,
-        postprocessing: Postprocessing | None = None,
+        postprocessing: Postprocessing = NO_POSTPROCESSING,
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery to each query, nearest first.
 

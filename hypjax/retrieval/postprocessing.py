@@ -35,24 +35,34 @@ class Postprocessing:
     alpha: float = 0.0
     reranking: Reranking | None = None
 
-    def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
-        """Expands queries, if there is an expansion; arguments as for `search`."""
-        if not self.expansion:
-            return queries
-        k, alpha = self.expansion, self.alpha
-        return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
+    def apply(
+        self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
+    ) -> tuple[Points, Nearest | tuple[None, None]]:
+        """Expands queries and re-ranks their results; arguments as for `search`.
+
+        Returns the expanded queries, and distances and ids of at least `depth` re-ranked results;
+        None without re-ranking.
+        """
+        options = {"space": space, "own_ids": own_ids}
+        if k := self.expansion:
+            queries = expand_queries(queries, gallery, k=k, alpha=self.alpha, **options)
+        if self.reranking is None:
+            return queries, (None, None)
+        parameters = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, depth))
+        return queries, rerank(queries, gallery, parameters=parameters, **options)
 
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
         """Searches and post-processes; re-ranked results have the distances of `rerank`."""
-        queries = self.expanded(queries, own_ids, gallery, space)
-        if self.reranking is None:
-            return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
-        reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-        nearest = rerank(queries, gallery, space=space, own_ids=own_ids, parameters=reranking)
-        return tuple(array[:, :k] for array in nearest)
+        queries, (distances, ids) = self.apply(queries, own_ids, gallery, space, depth=k)
+        if ids is None:
+            return search(queries, own_ids, gallery, k=k, space=space)
+        return distances[:, :k], ids[:, :k]
+
+
+NO_POSTPROCESSING = Postprocessing()
 
 
 def expand_queries(
