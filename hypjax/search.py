@@ -55,8 +55,7 @@ def main(
     from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.embeddings import open_gallery
     from hypjax.retrieval.galleries import require_model
-    from hypjax.retrieval.postprocessing import Postprocessing
-    from hypjax.retrieval.reranking import Reranking
+    from hypjax.retrieval.postprocessing import Postprocessing, Reranking
     from hypjax.system import caches, console
 
     reranking = Reranking() if rerank else None

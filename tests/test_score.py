@@ -16,8 +16,7 @@ from hypjax.inference.hits import find_hits
 from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import graded_scores, metrics, query_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.reranking import Reranking
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from tests.helpers import commands
 from tests.helpers.galleries import labelled
 from tests.retrieval.test_metrics import NAMES, by_definition

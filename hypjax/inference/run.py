@@ -29,9 +29,8 @@ from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import metric_names
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder

@@ -18,8 +18,7 @@ from hypjax.retrieval import (
     relevance_at,
     relevance_scores,
 )
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking, rerank
 from tests.helpers.exact_order import FUSED, true_order
 
 KS = (1, 5, 10)
