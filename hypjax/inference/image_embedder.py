@@ -211,13 +211,10 @@ def open_encoder(
 ) -> ExternalEmbedder:
     """Opens an encoder of another library, whose features are mapped into a space.
 
-    Args:
-        spec: 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
-            of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' if the
-            file has several outputs.
-        space: The space of the points; by default the sphere.
-        batch_size: Number of images that are embedded at once; by default 64.
-        **pixels: `mean`, `std` and `resize`, by which pixels are prepared for an ONNX model.
+    `spec` is 'timm:NAME', or 'timm:NAME@FILE' with the weights of a checkpoint; 'hf:NAME', a model
+    of Transformers on the hub or in a folder; 'onnx:FILE', or 'onnx:FILE@OUTPUT' if the file has
+    several outputs. `pixels` are `mean`, `std` and `resize`, by which pixels are prepared for an
+    ONNX model. By default, the space is the sphere.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
