@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
-from hypjax.errors import UserError, counted, require_utf8, writing
+from hypjax.errors import UserError, counted, explained, require_utf8, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
@@ -152,15 +152,13 @@ class Embeddings(ArrayGallery):
         if "space" not in arrays:
             in_space = space is not None and feature_files.IN_SPACE in arrays
             return cls._from_table(feature_table(arrays, source), space, in_space=in_space)
-        try:
+        with explained(f"{source} is damaged", "; embed the images again"):
             file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
             kind = "features" if "features" in arrays else "vectors"
             vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
             return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
 from hypjax.system.files import read_npz, replacing
@@ -66,11 +66,9 @@ class Projection:
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
         """Reads a file that `save` wrote; raises UserError if it is damaged."""
-        try:
+        with explained(f"cannot read the projection {path}"):
             arrays = read_npz(path)
             return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
 
 
 def fit(
