@@ -141,10 +141,6 @@ class Run:
         """The trained model with these parameters; its `fingerprint` needs unsharded parameters."""
         return TrainedModel(self.config, self.model, params, self.trained_objective(params))
 
-    def replicated(self, params: PyTree) -> PyTree:
-        """Copies parameters, which may be sharded, in full to each device."""
-        return parallel.place(params, parallel.replicated(self.mesh))
-
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which the model with these parameters is scored, by name."""
         spaces = self.trained(params).spaces

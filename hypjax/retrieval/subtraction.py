@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
-_CENTRED_POINTS = 4096  # Queries whose mean is the centre of products in float64.
+_SAMPLED_QUERIES = 4096  # Queries whose mean is the centre of products in float64.
 _FEW_QUERIES = 64  # Distinct queries for which subtraction costs less than products in float64.
 
 
@@ -41,8 +41,9 @@ def certify(
     """
     uncertain = by_products(np.arange(len(queries)), score)
     count, uncertain_in_float32 = len(queries), len(uncertain)
-    if not _are_few(queries, uncertain):
-        sample = inputs.host_rows(queries, uncertain[:: -(-len(uncertain) // _CENTRED_POINTS)])
+    sample = inputs.host_rows(queries, uncertain[:: len(uncertain) // _SAMPLED_QUERIES + 1])
+    # For few distinct queries, as of a collapsed model, subtraction takes less than a search.
+    if len(unique_rows(sample)[0]) > _FEW_QUERIES:
         uncertain = by_products(uncertain, Score.around(score.space, sample, DOUBLE))
     for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
         by_subtraction(rows)
@@ -52,16 +53,6 @@ def certify(
         *(result, count, count - uncertain_in_float32),
         *(uncertain_in_float32 - len(uncertain), len(uncertain)),
     )
-
-
-def _are_few(queries: Points, rows: Rows) -> bool:
-    """Whether few queries are distinct, so that subtraction takes less time than another search."""
-    distinct: set[bytes] = set()
-    for block in inputs.split(rows, 16 * _FEW_QUERIES):
-        distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
-        if len(distinct) > _FEW_QUERIES:
-            return False
-    return True
 
 
 def candidate_separations(

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -33,7 +34,8 @@ def collect_results(
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
-        projections, trained = run.projections(params), run.trained(run.replicated(params))
+        projections = run.projections(params)
+        trained = run.trained(parallel.place(params, parallel.replicated(run.mesh)))
         processes.from_first(lambda: trained.save_projections(folder, projections))
         return run.test_scores(params)
 
