@@ -29,7 +29,7 @@ from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
-from hypjax.system import console, machine
+from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
 
@@ -177,6 +177,20 @@ class Model(ImageEmbedder):
         return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
 
 
+def _path_or_url(source: str | os.PathLike[str]) -> str | pathlib.Path:
+    """The path or URL of a source; adds hf:// to OWNER/NAME if there is no such folder."""
+    if isinstance(source, os.PathLike):
+        return pathlib.Path(source)
+    if not isinstance(source, str):
+        raise UserError(f"a run is named by its folder or URL, not by {source!r:.40}")
+    path = pathlib.Path(source).expanduser()
+    may_be_repository = "://" not in source and hub.is_name(hub.split(source)[0])
+    if not may_be_repository or path.exists() or path.parent.exists():
+        return source
+    console.say(f"there is no folder {source} here; looking for it on the Hugging Face hub")
+    return f"{hub.SCHEME}{source}"
+
+
 @at_the_call
 def load(
     source: str | os.PathLike[str],
@@ -190,14 +204,13 @@ def load(
     Args:
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
             Face hub: 'hf://OWNER/NAME', or with a tag, branch or commit, 'hf://OWNER/NAME@v1'.
+            'hf://' may be left out if there is no folder OWNER here.
         part: The embedding: "head", which the loss trained, "encoder", or a prefix like "head@16".
         batch_size: Largest number of images that are embedded at once; roundings may depend on this
             number. Default: the batch size of the run's evaluation.
         encoder: The module of a custom encoder.
     """
-    if not isinstance(source, str | os.PathLike):
-        raise UserError(f"a run is named by its folder or URL, not by {source!r:.40}")
-    return Model(source, part, batch_size, encoder=encoder)
+    return Model(_path_or_url(source), part, batch_size, encoder=encoder)
 
 
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:

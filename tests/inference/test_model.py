@@ -91,7 +91,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(tmp_path))
-    for source, problem in (("runs/a", "does not exist"), ("hf://me/other", "holds no model")):
+    for source, problem in (("runs/a", "does not exist"), ("me/other", "holds no model of hypjax")):
         with pytest.raises(UserError, match=f"{source} {problem}") as raised:
             hypjax.load(source)
         assert raised.value.__cause__ is raised.value.__context__ is None

@@ -30,9 +30,9 @@ def test_pushed_models_are_loaded_also_at_an_earlier_commit(
     assert scores == pytest.approx(results["best"]["head"], abs=1e-4)
     own = hypjax.load(run).fingerprint
     first = fake_hub.commits[NAME][-1].oid
-    assert hypjax.load(f"hf://{NAME}").fingerprint == own
+    assert hypjax.load(NAME).fingerprint == own
     assert f"published {fake_hub.address}/{NAME}/commit/{first}" in capsys.readouterr().err
     hypjax.push(run, NAME, folder=folder)
     assert hypjax.load(f"hf://{NAME}@{first}").fingerprint == own
     fake_hub.close()
-    assert hypjax.load(f"hf://{NAME}@{first}").fingerprint == own  # From the cache.
+    assert hypjax.load(f"{NAME}@{first}").fingerprint == own  # From the cache.
