@@ -85,7 +85,7 @@ def find_hits(
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
         points, own_ids, num_listed = queries.vectors, None, k
-        own_rows = gallery.own_images.rows(ids, points)
+        own_rows = gallery.own_rows(ids, points)
         if most_own := max(map(len, own_rows), default=0):
             own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
             # The search leaves out a query's first own row, and `neighbours` the others.

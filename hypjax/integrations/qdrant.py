@@ -109,7 +109,7 @@ class QdrantGallery:
         results = ArrayGallery()
         results.ids = np.array([image.payload["id"] for image in images], str)
         results.labels = np.array([image.payload["label"] for image in images], str)
-        own_rows = results.own_images.rows(paths or [""] * len(points))
+        own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
             for hits in results.neighbours(distances, rows, own_rows, k)

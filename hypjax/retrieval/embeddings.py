@@ -87,8 +87,9 @@ class Embeddings(ArrayGallery):
                 raise UserError(f"row {zeros[0]} of the features is all zeros; leave it out")
             embed, columns["raw_features"] = jax.jit(space.embed), vectors
             vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), vectors)
-        inputs.check_in_space(space, vectors)
-        return cls(vectors, space=space, **columns, **origin)
+        embeddings = cls(vectors, space=space, **columns, **origin)
+        embeddings.check()
+        return embeddings
 
     def __repr__(self) -> str:
         classes = counted(len(np.unique(self.labels)), "class")
@@ -101,6 +102,10 @@ class Embeddings(ArrayGallery):
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
 
+    def check(self) -> None:
+        """Raises a `UserError` that names the first vector that is not a point of the space."""
+        inputs.check_in_space(self.space, self.vectors)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Checks the points and writes an .npz file atomically.
 
@@ -109,7 +114,7 @@ class Embeddings(ArrayGallery):
         `images_fingerprint` and `model`; and, if known, `splits` and `coarse_labels`. Raises
         UserError if a point is not in the space, or the file cannot be written.
         """
-        inputs.check_in_space(self.space, self.vectors)
+        self.check()
         columns = {name: getattr(self, name) for name in (*_COLUMNS, *_ORIGIN)}
         if (features := columns.pop("raw_features")) is not None:
             columns["features"] = features
@@ -240,7 +245,7 @@ def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
         require_utf8(embeddings.ids.tolist())
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
-        inputs.check_in_space(embeddings.space, embeddings.vectors)
+        embeddings.check()
         return write(embeddings, path)
 
     return export

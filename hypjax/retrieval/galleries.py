@@ -95,7 +95,7 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """Finds nearest images as `Gallery.nearest` does; a search in a class is exact."""
-        own_rows = self.own_images.rows(paths, points) if paths else [[]] * len(points)
+        own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
         # Own images are left out afterwards, so that all queries run one program.
         listed = k + max(map(len, own_rows), default=0)
         if label is None:
@@ -123,6 +123,10 @@ class ArrayGallery:
             described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))
         return described
 
+    def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
+        """Rows of each query's own image, by the paths and points of the queries."""
+        return self._own_images.rows(paths, points)
+
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
         return name in self._classes
@@ -149,8 +153,7 @@ class ArrayGallery:
         return StreamedGallery(self.vectors, keep=True)
 
     @functools.cached_property
-    def own_images(self) -> OwnImages:
-        """Looks up the rows of each query's own image."""
+    def _own_images(self) -> OwnImages:
         return OwnImages(self.ids.tolist(), getattr(self, "vectors", None))
 
     @functools.cached_property

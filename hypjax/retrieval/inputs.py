@@ -31,13 +31,6 @@ class Labelled(NamedTuple):
     labels: Int[np.ndarray, " n"]
     ids: Int[np.ndarray, " n"] | None = None
 
-    def take(self, rows: Rows) -> "Labelled":
-        """Selects rows, ascending; all rows are the same object, which may be the gallery."""
-        if len(rows) == len(self.labels):
-            return self
-        ids = None if self.ids is None else self.ids[rows]
-        return Labelled(self.points[rows], self.labels[rows], ids)
-
 
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
     """Reads rows of points into memory, in float32."""

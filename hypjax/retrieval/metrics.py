@@ -159,9 +159,11 @@ def query_scores(
         rows = np.flatnonzero(needs_all == all_ranks)
         if not matches[rows].any():
             continue
-        group_rows = [own_rows[row] for row in rows]
-        group_reranked = None if reranked is None else reranked[rows]
-        arguments = query_set.take(rows), gallery_set, matches[rows], group_rows, selected
+        group, group_reranked = query_set, reranked
+        if len(rows) < count:
+            group = Labelled(points[rows], query_set.labels[rows], own_ids[rows])
+            group_reranked = None if reranked is None else reranked[rows]
+        arguments = group, gallery_set, matches[rows], [own_rows[row] for row in rows], selected
         group_scores = _scores_by_labels(*arguments, space, group_reranked, all_ranks)
         for name in metrics:
             scores[name][rows] = np.where(matches[rows] > 0, group_scores[name], np.nan)
@@ -225,11 +227,8 @@ def _scores_by_labels(
         )
     if first:
         ks = [metric.k for metric in first.values()]
-        ks = None if None in ks else ks
-        unlisted = np.flatnonzero(ranks == NO_MATCH)
-        # Within their depth, the lists of neighbours answer first ranks, too.
-        if len(unlisted) and (ks is None or max(ks) > depth):
-            ranks[unlisted] = first_ranks(query_set.take(unlisted), gallery_set, space, ks)
+        if None in ks or max(ks) > depth:  # Else the lists of neighbours answer these, too.
+            ranks = _completed(ranks, query_set, gallery_set, space, None if None in ks else ks)
         if reranked is not None:
             hits = gallery_set.labels[reranked] == query_set.labels[:, None]
             ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
@@ -239,6 +238,24 @@ def _scores_by_labels(
         points = query_set.points, gallery_set.points
         scores |= _scores_of_all(*points, relevances, full, space, reranked)
     return scores
+
+
+def _completed(
+    ranks: Int[np.ndarray, " n"],
+    query_set: Labelled,
+    gallery_set: Labelled,
+    space: Space,
+    ks: Sequence[int] | None,
+) -> Int[np.ndarray, " n"]:
+    """Ranks of nearest matches, where those within a query's list of neighbours are known."""
+    rows = np.flatnonzero(ranks == NO_MATCH)
+    if len(rows) == len(ranks):
+        return first_ranks(query_set, gallery_set, space, ks)
+    if len(rows):
+        ids = None if query_set.ids is None else query_set.ids[rows]
+        others = Labelled(query_set.points[rows], query_set.labels[rows], ids)
+        ranks[rows] = first_ranks(others, gallery_set, space, ks)
+    return ranks
 
 
 def _scores_of_lists(

@@ -172,8 +172,8 @@ def _count_before(
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
     # Whether each pair has its own lower bound. Otherwise thresholds include the largest slack of
-    # any item, which is faster, but too large in float64, where some items are far from the
-    # centre, and no bound for combined distances.
+    # any item, which is faster, but too large in float64, where items of other crowds are far from
+    # the centre, and no bound for combined distances.
     pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:

@@ -25,7 +25,8 @@ _LOG = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
-_SAMPLED_QUERIES = 4096  # Queries whose mean is the centre of products in float64.
+_MAX_CROWDS, _CROWD_SIZE = 16, 1024  # Largest number of crowds, and their least mean size.
+_CENTRED_POINTS = 4096  # Largest number of points whose mean is the centre of a crowd.
 _FEW_QUERIES = 64  # Distinct queries for which subtraction costs less than products in float64.
 
 
@@ -35,16 +36,18 @@ def certify(
     """Answers all queries exactly, and logs how many queries each arithmetic answered.
 
     Products in float32 answer most queries. Where points crowd, rounding their lengths hides their
-    differences: products in float64 around the mean of those queries answer them. Queries with
-    duplicates or near-ties beyond the candidates remain for `by_subtraction`. `by_products` returns
-    the rows of queries that it cannot certify. The log names the `result`.
+    differences: products in float64 around the centre of each crowd answer those queries. Queries
+    with duplicates or near-ties beyond the candidates remain for `by_subtraction`. `by_products`
+    returns the rows of queries that it cannot certify. The log names the `result`.
     """
     uncertain = by_products(np.arange(len(queries)), score)
     count, uncertain_in_float32 = len(queries), len(uncertain)
-    sample = inputs.host_rows(queries, uncertain[:: len(uncertain) // _SAMPLED_QUERIES + 1])
-    # For few distinct queries, as of a collapsed model, subtraction takes less than a search.
-    if len(unique_rows(sample)[0]) > _FEW_QUERIES:
-        uncertain = by_products(uncertain, Score.around(score.space, sample, DOUBLE))
+    if not _are_few(queries, uncertain):
+        remaining = []
+        for crowd in _crowds(queries, uncertain):
+            sample = inputs.host_rows(queries, crowd[:: -(-len(crowd) // _CENTRED_POINTS)])
+            remaining.append(by_products(crowd, Score.around(score.space, sample, DOUBLE)))
+        uncertain = np.sort(np.concatenate(remaining))
     for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
         by_subtraction(rows)
     _LOG.info(
@@ -53,6 +56,27 @@ def certify(
         *(result, count, count - uncertain_in_float32),
         *(uncertain_in_float32 - len(uncertain), len(uncertain)),
     )
+
+
+def _are_few(queries: Points, rows: Rows) -> bool:
+    """Whether few queries are distinct, so that subtraction takes less time than another search."""
+    distinct: set[bytes] = set()
+    for block in inputs.split(rows, _CROWD_SIZE):
+        distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
+        if len(distinct) > _FEW_QUERIES:
+            return False
+    return True
+
+
+def _crowds(queries: Points, rows: Rows) -> list[Rows]:
+    """Splits rows at the widest gaps between projections of their points on a random line."""
+    line = np.random.default_rng(0).normal(size=queries.shape[1])
+    blocks = inputs.split(rows, _CROWD_SIZE)
+    projected = np.concatenate([inputs.host_rows(queries, block) @ line for block in blocks])
+    order = np.argsort(projected)
+    num_cuts = int(np.clip(len(rows) // _CROWD_SIZE, 1, _MAX_CROWDS)) - 1
+    widest = np.argsort(np.diff(projected[order]))[len(rows) - 1 - num_cuts :]
+    return np.split(rows[order], np.sort(widest) + 1)
 
 
 def candidate_separations(
