@@ -103,7 +103,7 @@ class ExternalEncoder:
             from hypjax.inference.model import Model
 
             return Model(run, embedding, batch_size)
-        from hypjax.inference.external_embedder import open_encoder
+        from hypjax.inference.image_embedder import open_encoder
 
         options = {"mean": self.mean, "std": self.std, "resize": self.resize}
         options = {name: value for name, value in options.items() if value is not None}

@@ -4,7 +4,7 @@ import pathlib
 from typing import Literal
 
 from hypjax import command
-from hypjax.errors import UserError
+from hypjax.errors import UserError, require_package
 from hypjax.system import integrations
 
 
@@ -36,9 +36,11 @@ def main(
         _write_timm(workdir, path)
     elif format == "onnx":
         command.require_output_file("output", path, ".onnx")
+        for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
+            require_package(package, "converting to onnx", "hypjax[onnx]")
         from hypjax.inference.model import load
 
-        agreement = load(workdir, embedding or "head").to_onnx(path)
+        agreement = integrations.find("convert", "onnx")(load(workdir, embedding or "head"), path)
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
         write = integrations.find("convert", format)

@@ -13,7 +13,7 @@ from hypjax.config import flatten, validate
 from hypjax.errors import redacted
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.inference.pretrained import only_encoder, released_model
+from hypjax.inference.pretrained import released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
@@ -115,7 +115,7 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     validate(config)
     config.data.resize = config.data.image_size
     run = Run(config, parts=["encoder"])
-    params = only_encoder(run)
+    params = released_model(run)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes

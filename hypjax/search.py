@@ -25,8 +25,6 @@ def main(
     expand: command.Natural = 0,
     alpha: command.NonNegative = 0.0,
     rerank: bool = False,
-    prefix: command.Positive | None = None,
-    candidates: command.Positive = 100,
     embedding: str = "head",
     keep_self: bool = False,
     output: command.Figure | None = None,
@@ -45,8 +43,6 @@ def main(
         alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
             images alike.
         rerank: Re-rank results by their neighbours: the first 100, or k if that is more.
-        prefix: Search with the first N dimensions, and rank --candidates by all dimensions.
-        candidates: With --prefix: number of images to rank by all dimensions.
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
@@ -59,20 +55,19 @@ def main(
     from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.embeddings import open_gallery
     from hypjax.retrieval.galleries import require_model
-    from hypjax.retrieval.postprocessing import Postprocessing
-    from hypjax.retrieval.reranking import Reranking
+    from hypjax.retrieval.postprocessing import Postprocessing, Reranking
     from hypjax.system import caches, console
 
     reranking = Reranking() if rerank else None
-    postprocessing = Postprocessing(expand, alpha, reranking, prefix or 0, candidates)
+    postprocessing = Postprocessing(expand, alpha, reranking)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
-    images, match = find_images(query), None
+    images = find_images(query)
     caches.keep_compiled_programs()
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=opened_gallery.space)
         require_model(opened_gallery, embedder.fingerprint, embedder.name)
-        queries, match = embedder.embed_images(images, few=True), embedder.match
+        queries = embedder.embed_images(images, few=True)
     else:
         queries = _feature_queries(images, opened_gallery, names=(query, gallery))
     if len(queries):  # Otherwise the search raises an error.
@@ -80,8 +75,7 @@ def main(
             console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
         readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
         queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
-    options = {"match": match, "keep_self": keep_self}
-    results = find_hits(queries, images, opened_gallery, k, postprocessing, **options)
+    results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
     paths = [path for hits in results for path in hits.paths]
     if output and not any("://" in path or os.path.exists(path) for path in paths):
         console.warn(f"{output} is not drawn: no hit is an image file, such as {paths[0]}")

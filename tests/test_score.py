@@ -12,12 +12,11 @@ from hypjax.data.dataset import table_of_names
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference.hits import Match, find_hits
+from hypjax.inference.hits import find_hits
 from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import graded_scores, metrics, query_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.reranking import Reranking
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from tests.helpers import commands
 from tests.helpers.galleries import labelled
 from tests.retrieval.test_metrics import NAMES, by_definition
@@ -170,15 +169,9 @@ def test_a_query_finds_no_copy_of_its_file():
             expected = by_definition(name, hits, hits.sum())
             assert scores[name][i] == pytest.approx(expected, abs=1e-12), (name, i)
     images = table_of_names(names[::3], names[::3], [""] * 30, file_versions=names[::3])
-    for postprocessing in (None, Postprocessing(expansion=2)):
+    for postprocessing in (Postprocessing(), Postprocessing(expansion=2)):
         searches = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in searches)
-    far = find_hits(queries, images, gallery, 5, match=Match(0.0, "validation"))
-    remarked = {hits.mark(0): bool(hits.remark) for hits in far}
-    assert remarked == {"right": False, "wrong": True, "": True}
-    for hits in far:
-        if hits.remark:
-            assert str(hits).splitlines()[-1] == f"{hits.query}: {hits.remark}"
 
 
 def test_rows_of_one_file_are_images_of_their_own(tmp_path):

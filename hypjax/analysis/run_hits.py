@@ -13,7 +13,7 @@ from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.retrieval import bootstrap_interval, nearest_neighbors
+from hypjax.retrieval import bootstrap_intervals, nearest_neighbors
 
 
 class Search(NamedTuple):
@@ -78,7 +78,7 @@ def search_test_images(run: Run, k: int) -> RunSearches:
         hit_distances = distances[i, columns].tolist()
         searches.append(Search(i, nearest.tolist(), hit_distances, right.tolist(), classes))
     first = np.array([search.right[0] for search in searches], np.float64)
-    interval = (float(first.mean()), *bootstrap_interval(first)) if len(first) else None
+    interval = (float(first.mean()), *bootstrap_intervals([first])[0]) if len(first) else None
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
     failures = int(np.sum(first == 0))
     classes = _recall_by_class(searches)

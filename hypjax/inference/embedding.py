@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from flax.errors import FlaxError
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
 from ml_collections import ConfigDict
@@ -20,7 +19,7 @@ from hypjax import __version__, parallel
 from hypjax.data.dataset import Dataset, union
 from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
-from hypjax.errors import UserError, counted, reason
+from hypjax.errors import UserError, counted
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_scalars
 from hypjax.geometry.registry import create_space
@@ -105,14 +104,8 @@ def encode(
         if side != model.encoder.image_size:
             scaled, scaled_params = at_side(model, params, side)
             resized = resize_images(images, side)
-        try:
-            with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
-                pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
-        except (FlaxError, TypeError, ValueError) as error:  # A custom encoder with fixed sizes.
-            if scaled is model:
-                raise
-            problem = f"the encoder cannot embed {side} × {side} pixels ({reason(error)})"
-            raise UserError(f"{problem}; set --config.eval.scales=1") from error
+        with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
+            pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
         embeddings.append(pooled.astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
 

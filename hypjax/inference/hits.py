@@ -1,108 +1,18 @@
-"""Hits of searches, and the distance beyond which the nearest hit is probably no match."""
+"""Hits of searches: the nearest images of a gallery to each query."""
 
 import functools
 import os
-import pathlib
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits
 from hypjax.errors import UserError, on_one_line
-from hypjax.geometry import Space, spaces
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, require_model
 from hypjax.retrieval.inputs import check_count
-from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.projection import require_prefix
-from hypjax.runs.files import MATCHES, read_object
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
-from hypjax.system.files import write_json
-
-_MATCH_SHARE = 0.95  # Share of the queries whose match is within the distance.
-_MAX_IMAGES = 2_000  # Largest number of images to measure match distances on.
-_MIN_QUERIES = 10  # Fewest queries with a match for a meaningful quantile.
-
-
-class Match(NamedTuple):
-    """The distance within which queries find their nearest match, an image of their class."""
-
-    distance: float  # 95% of the queries with a match find one within this distance.
-    images: str  # Split on which the distance was measured: validation or test.
-
-    def remark(self, nearest: float) -> str:
-        """Warns that a nearest hit at this distance is probably no match; '' within `distance`."""
-        if nearest <= self.distance:
-            return ""
-        return (
-            f"perhaps no match: the nearest hit is at {nearest:.4f}, and {_MATCH_SHARE:.0%} of the "
-            f"{self.images} images with a match found it within {self.distance:.4f}"
-        )
-
-
-def match_split(splits: Splits) -> tuple[str, Dataset, Dataset | None] | None:
-    """The split on which a `Match` is measured: its name, queries, and gallery if it has one.
-
-    None for a test with ground truth, where matches are not the images of a query's class.
-    """
-    if splits.validation is not None:
-        return "validation", _images_of_random_classes(splits.validation), None
-    if splits.ground_truth is not None:
-        return None
-    if splits.gallery is None:
-        return "test", _images_of_random_classes(splits.test), None
-    gallery = _images_of_random_classes(splits.gallery)
-    with_match = np.flatnonzero(np.isin(splits.test.labels, gallery.labels))
-    return "test", splits.test.take(with_match[:_MAX_IMAGES]), gallery
-
-
-def _images_of_random_classes(images: Dataset) -> Dataset:
-    """Images of random classes, at most `_MAX_IMAGES`; the last class may be incomplete."""
-    classes, indices = np.unique(images.labels, return_inverse=True)
-    class_rank = np.random.default_rng(0).permutation(len(classes))[indices]
-    return images.take(np.sort(np.argsort(class_rank, kind="stable")[:_MAX_IMAGES]))
-
-
-def match_distance(
-    queries: Float[np.ndarray, "n d"],
-    labels: Int[np.ndarray, " n"],
-    gallery: Float[np.ndarray, "m d"],
-    gallery_labels: Int[np.ndarray, " m"],
-    space: Space,
-    own_rows: OwnRows = (),
-) -> float | None:
-    """Measures the distance of a `Match`; None if fewer than 10 queries have a match.
-
-    `own_rows` are the gallery rows of each query's own file, which is not a match. If `queries`
-    and `gallery` are the same array, a query's own row is excluded, too.
-    """
-    distances = np.array(spaces.distance_matrix(space, queries, gallery))
-    distances[labels[:, None] != gallery_labels] = np.inf
-    for query, rows in enumerate(own_rows):
-        distances[query, rows] = np.inf
-    if queries is gallery:
-        np.fill_diagonal(distances, np.inf)
-    nearest = distances.min(axis=1, initial=np.inf)
-    nearest = nearest[np.isfinite(nearest)]
-    if len(nearest) < _MIN_QUERIES:
-        return None
-    return float(np.quantile(nearest, _MATCH_SHARE, method="higher"))
-
-
-def write_matches(folder: pathlib.Path, matches: Mapping[str, Match]) -> None:
-    """Writes match distances by fingerprint of the embeddings."""
-    with console.tolerating(str(folder / MATCHES)):
-        write_json(folder / MATCHES, {key: match._asdict() for key, match in matches.items()})
-
-
-def read_matches(folder: pathlib.Path) -> dict[str, Match]:
-    """Reads a run's match distances by fingerprint of the embeddings; {} if none were measured."""
-    matches = (read_object(folder / MATCHES) or {}).items()
-    return {fingerprint: Match(**fields) for fingerprint, fields in matches}
 
 
 class Hits(NamedTuple):
@@ -113,7 +23,6 @@ class Hits(NamedTuple):
     paths: list[str]
     labels: list[str]
     distances: list[float]
-    remark: str = ""  # On the nearest hit, see `Match`.
 
     def mark(self, i: int) -> str:
         """Returns 'right' or 'wrong' for hit `i`, or '' if its or the query's class is unknown."""
@@ -130,8 +39,6 @@ class Hits(NamedTuple):
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):{mark_width}}"
             lines.append(f"{i + 1:>4} {distance:>10.4f}  {mark}{_short_path(path)}")
-        if self.remark:
-            lines.append(f"{_short_path(self.query)}: {self.remark}")
         return "\n".join(lines)
 
 
@@ -143,10 +50,8 @@ def _short_path(path: str) -> str:
 
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:
     """Raises a `UserError`, before queries are embedded, if a gallery does not allow a search."""
-    if postprocessing != Postprocessing() and not isinstance(gallery, Embeddings):
-        raise UserError("expansion, re-ranking and prefixes need the .npz gallery")
-    if postprocessing.prefix:
-        require_prefix(postprocessing.prefix, gallery.vectors.shape[1], gallery.space)
+    if postprocessing != NO_POSTPROCESSING and not isinstance(gallery, Embeddings):
+        raise UserError("expansion and re-ranking need the .npz gallery")
     check_count(k, len(gallery))
     if postprocessing.expansion:
         check_count(postprocessing.expansion, len(gallery), "expansion")
@@ -157,8 +62,7 @@ def find_hits(
     images: Dataset,
     gallery: Gallery,
     k: int,
-    postprocessing: Postprocessing | None = None,
-    match: Match | None = None,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
     *,
     keep_self: bool = False,
 ) -> list[Hits]:
@@ -166,9 +70,8 @@ def find_hits(
 
     `queries` are the embeddings of `images`. An image does not find itself, unless `keep_self`. A
     query without a class gets its class in the gallery, or else the name of its folder if the
-    gallery has a class of that name. `match` adds remarks on hits that are probably no match.
+    gallery has a class of that name.
     """
-    postprocessing = postprocessing or Postprocessing()
     require_searchable(gallery, k, postprocessing)
     k = int(k)
     require_model(gallery, queries.fingerprint, queries.model)
@@ -178,7 +81,7 @@ def find_hits(
     if images.vectors is None:
         paths = [images.path(i) for i in range(len(images))]
     ids = [""] * len(paths) if keep_self else paths
-    if postprocessing == Postprocessing():
+    if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
         points, own_ids, num_listed = queries.vectors, None, k
@@ -195,17 +98,11 @@ def find_hits(
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
     has_class = functools.cache(gallery.has_class)
-    # Expansion and re-ranking change the distances.
-    if postprocessing.expansion or postprocessing.reranking:
-        match = None
     results = []
     for i, nearest in enumerate(neighbours):
         folder = os.path.basename(os.path.dirname(paths[i]))
         label = images.class_name(i) or nearest.own_label or (folder if has_class(folder) else "")
-        hits = Hits(images.name(i), label, nearest.ids, nearest.labels, nearest.distances)
-        if match and hits.distances and hits.mark(0) != "right":
-            hits = hits._replace(remark=match.remark(hits.distances[0]))
-        results.append(hits)
+        results.append(Hits(images.name(i), label, nearest.ids, nearest.labels, nearest.distances))
     marks = {hits.mark(i) for hits in results for i in range(len(hits.labels))}
     if marks - {""} == {"wrong"} and not any(has_class(hits.label) for hits in results):
         console.warn("no query's class is in the gallery; check the labels")

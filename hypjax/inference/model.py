@@ -16,20 +16,20 @@ from hypjax.config.custom import custom_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError, at_the_call, redacted, require_package
+from hypjax.errors import UserError, at_the_call, redacted
 from hypjax.inference.embedding import embed_function
-from hypjax.inference.hits import Hits, find_hits, read_matches
+from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
-from hypjax.system import console, hub, integrations, machine
+from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
 
@@ -73,7 +73,6 @@ class Model(ImageEmbedder):
                 names = " or ".join(trained.spaces)
                 raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
             self.projection, self.fingerprint = trained.projection(folder, part)
-            self.match = read_matches(folder).get(self.fingerprint)
             if not (is_published(folder) or (folder / RESULTS).exists()):
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
         self.config, self.module, self.params, _ = trained
@@ -111,7 +110,7 @@ class Model(ImageEmbedder):
         gallery: Gallery | AnyImages,
         query: AnyImages,
         k: int = 10,
-        postprocessing: Postprocessing | None = None,
+        postprocessing: Postprocessing = NO_POSTPROCESSING,
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery to each query, nearest first.
 
@@ -121,7 +120,7 @@ class Model(ImageEmbedder):
             gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.
             query: One or several images, as for `embed`.
             k: Number of hits of each query.
-            postprocessing: Query expansion, re-ranking, or prefixes.
+            postprocessing: Query expansion and re-ranking.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             path, gallery = gallery, open_gallery(gallery)
@@ -131,25 +130,7 @@ class Model(ImageEmbedder):
             gallery = self.gallery(gallery)
         images = given_images(query)
         queries = self.embed_images(images, few=True)
-        return find_hits(queries, images, gallery, k, postprocessing, self.match)
-
-    @at_the_call
-    def to_onnx(self, path: str | os.PathLike[str]) -> str:
-        """Writes the model, from pixels to points, to an ONNX file.
-
-        Args:
-            path: File to write, 'NAME.onnx'.
-
-        Returns:
-            A sentence on how closely the file's points agree with the model's.
-
-        Raises:
-            UserError: Points disagree.
-        """
-        for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
-            require_package(package, "converting to onnx", "hypjax[onnx]")
-        write = integrations.find("convert", "onnx")
-        return write(self, pathlib.Path(path).expanduser())
+        return find_hits(queries, images, gallery, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; pads to full batches, or if `few` to a power of two."""

@@ -1,7 +1,6 @@
 """Reads initial parameters: pretrained weights, or another run's."""
 
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import PyTree
@@ -41,25 +40,18 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     return _restore(config, encoder).params["encoder"]
 
 
-def only_encoder(run: Run) -> PyTree:
-    """Reads a pretrained encoder's parameters, in all processes, without opening images."""
-    return _from_first(run, lambda: {"encoder": pretrained_encoder(run.config, run.model.encoder)})
-
-
 def released_model(run: Run) -> PyTree:
-    """Reads `released_parameters` without proxies, in all processes, and sets `run.parts`."""
-    return _from_first(run, lambda: released_parameters(run.config, run.model))
+    """Reads `released_parameters` without proxies, in all processes, and sets `run.parts`.
 
-
-def _from_first(run: Run, read: Callable[[], dict[str, PyTree]]) -> PyTree:
-    """Reads parameters in the first process and broadcasts them; only their parts are scored."""
+    The first process reads them; only their parts of the model are scored.
+    """
     params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
     if not run.model.encoder.takes_pixels:
         return params
     read_params: dict[str, PyTree] = {}  # In the first process.
 
     def read_parts() -> list[str]:
-        read_params.update(read())
+        read_params.update(released_parameters(run.config, run.model))
         return list(read_params)
 
     available = processes.from_first(read_parts)

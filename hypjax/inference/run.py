@@ -19,7 +19,6 @@ from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars
 from hypjax.inference.embedding import DatasetEmbedder, part_of
-from hypjax.inference.hits import Match, match_distance, match_split
 from hypjax.inference.scoring import findable, graded_metrics, task_scores
 from hypjax.inference.weights import Projections, TrainedModel, read_models
 from hypjax.models import Embedder, create_embedder, model_shapes
@@ -30,9 +29,8 @@ from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import metric_names
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.reranking import Reranking
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.system.caches import cache_folder
@@ -143,10 +141,6 @@ class Run:
         """The trained model with these parameters; its `fingerprint` needs unsharded parameters."""
         return TrainedModel(self.config, self.model, params, self.trained_objective(params))
 
-    def replicated(self, params: PyTree) -> PyTree:
-        """Copies parameters, which may be sharded, in full to each device."""
-        return parallel.place(params, parallel.replicated(self.mesh))
-
     def spaces(self, params: PyTree) -> dict[str, Space]:
         """The spaces in which the model with these parameters is scored, by name."""
         spaces = self.trained(params).spaces
@@ -229,26 +223,6 @@ class Run:
                 named = {f"{prefix}{name}": value for name, value in scores.items()}
                 test_scores.setdefault(part, {}).update(named)
         return test_scores
-
-    def matches(self, params: PyTree) -> dict[str, Match]:
-        """Measures match distances, by fingerprint of the embeddings, if enough images match."""
-        match_images = match_split(self.splits)
-        if match_images is None:
-            return {}
-        split, queries, gallery = match_images
-        trained = self.trained(self.replicated(params))
-        query_points = gallery_points = self._points(params, queries)
-        gallery_labels, own = queries.labels, own_rows(queries, gallery)
-        if gallery is not None:
-            gallery_points, gallery_labels = self._points(params, gallery), gallery.labels
-        matches = {}
-        for part in PARTS:
-            compared = query_points[part], queries.labels, gallery_points[part], gallery_labels
-            distance = match_distance(*compared, self.spaces(params)[part], own)
-            if distance is not None:
-                projection = self.projections(params).get(part)
-                matches[trained.fingerprint(part, projection)] = Match(distance, split)
-        return matches
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
         """Points in each scored space, after the projections of `eval.pca`."""

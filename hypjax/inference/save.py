@@ -89,11 +89,12 @@ def save(
 
 
 def _require_shapes(params: PyTree, expected: PyTree) -> None:
-    params, expected = flatten_dict(params, sep="/"), flatten_dict(expected, sep="/")
-    for name in sorted(params.keys() | expected.keys()):
-        shape, expected_shape = (
-            tree[name].shape if name in tree else None for tree in (params, expected)
-        )
+    shapes, expected_shapes = (
+        {name: x.shape for name, x in flatten_dict(tree, sep="/").items()}
+        for tree in (params, expected)
+    )
+    for name in sorted(shapes.keys() | expected_shapes.keys()):
+        shape, expected_shape = shapes.get(name), expected_shapes.get(name)
         if shape != expected_shape:
             problem = f"has the shape {shape}, but encoder.init gives {expected_shape}"
             raise UserError(f"the parameter {name} {problem}")

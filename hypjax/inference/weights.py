@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -75,16 +74,6 @@ class TrainedModel(NamedTuple):
             raise UserError(f"{problem}; finish the run, or copy its folder {files.PROJECTIONS}")
         projection = Projection.load(path, self.spaces[name])
         return projection, projection.fingerprint(fingerprint)
-
-    def copy_projections(self, source: pathlib.Path, target: pathlib.Path) -> None:
-        """Copies the model's projections, if any; an unfinished run has none."""
-        for name in self.spaces:
-            if self.config.eval.pca[part_of(name)] is None:
-                continue
-            file = _projection_file(name, self.fingerprint(name))
-            if (source / file).exists():
-                (target / files.PROJECTIONS).mkdir(exist_ok=True)
-                shutil.copyfile(source / file, target / file)
 
 
 def _projection_file(name: str, fingerprint: str) -> str:

@@ -114,10 +114,10 @@ def push(
         base_model = _base_model(trained.config)
         _remove_paths(trained.config)
         results = files.read_object(run / files.RESULTS) or {}
-        trained.copy_projections(run, staged)
-        for file in (files.RESULTS, files.MATCHES):
-            if (run / file).exists():
-                shutil.copyfile(run / file, staged / file)
+        if (run / files.PROJECTIONS).exists():
+            shutil.copytree(run / files.PROJECTIONS, staged / files.PROJECTIONS)
+        if results:
+            shutil.copyfile(run / files.RESULTS, staged / files.RESULTS)
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]

@@ -25,7 +25,7 @@ class Matryoshka(Extension):
     """Sums a loss over prefixes of the head's output (Kusupati et al., Eq. 1, with weights 1).
 
     The space embeds each prefix separately, so that the prefix is normalised or clipped as an
-    embedding of its own; `hypjax.retrieval.prefix_points` computes its points from the full points.
+    embedding of its own.
 
     All prefixes share the loss's parameters, which have the head's full dimension. `ProxyObjective`
     takes the first coordinates of its proxies, as the paper does for its classifiers (MRL-E). The

@@ -5,7 +5,6 @@ A file holds points of a space, or features of any model, which reading maps int
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -17,14 +16,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
-from hypjax.errors import UserError, counted, require_utf8, writing
+from hypjax.errors import UserError, counted, explained, require_utf8, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Gallery
-from hypjax.retrieval.projection import prefix_points
 from hypjax.system import hub, integrations
 from hypjax.system.files import replacing
 
@@ -104,18 +102,6 @@ class Embeddings(ArrayGallery):
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
 
-    def prefix(self, dim: int) -> "Embeddings":
-        """A gallery of the first `dim` features, raw ones if known; see `prefix_points`."""
-        vectors, raw = prefix_points(self.vectors, dim, space=self.space), None
-        if self.raw_features is not None:
-            raw = np.ascontiguousarray(self.raw_features[:, :dim])
-            vectors = self._from_table(FeatureTable(raw, self.ids, self.labels), self.space).vectors
-        fingerprint = ""
-        if self.fingerprint:
-            digest = hashlib.sha256(f"{self.fingerprint} {dim}".encode())
-            fingerprint = digest.hexdigest()[:32]
-        return dataclasses.replace(self, vectors=vectors, raw_features=raw, fingerprint=fingerprint)
-
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in_space(self.space, self.vectors)
@@ -171,15 +157,13 @@ class Embeddings(ArrayGallery):
         if "space" not in arrays:
             in_space = space is not None and feature_files.IN_SPACE in arrays
             return cls._from_table(feature_table(arrays, source), space, in_space=in_space)
-        try:
+        with explained(f"{source} is damaged", "; embed the images again"):
             file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
             kind = "features" if "features" in arrays else "vectors"
             vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{source} is damaged ({error}); embed the images again") from error
         if kind == "features":
             return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.

@@ -2,11 +2,10 @@
 
 An .npz file has the array `features` [n, d] and optional arrays `labels` [n], `ids` [n] (paths of
 images, or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of such tensors
-or lists. A .parquet or .csv table has the column `features`, or numbered columns such as f0 and f1,
-and optional columns `label`, `path`, `split` and `coarse_label`; tables from --export=parquet hold
-points. An .npy file, a .csv file without a header and a .pt file of one tensor have only features.
-A .pt file of (x, y) or (x, y, index), as the code of Hyp-ViT, HypMix and HIER writes it, holds
-points x with labels y.
+or lists. A .parquet or .csv table has numbered columns such as f0 and f1, or, if it is .parquet,
+the column `features`; and optional columns `label`, `path`, `split` and `coarse_label`. An .npy
+file and a .pt file of one tensor have only features. A .pt file of (x, y) or (x, y, index), as the
+code of Hyp-ViT, HypMix and HIER writes it, holds points x with labels y.
 """
 
 import collections
@@ -26,10 +25,8 @@ from hypjax.system import console, files
 from hypjax.types import MISSING, class_name, split_names
 
 IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
-_SPACE = b"hypjax.space"  # Key in the metadata of tables that hold points.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
-_NUMBER = re.compile(r"[-+.\d]+([eE][-+]\d+)?")  # A number as NumPy writes it.
 _CHECKED_ROWS = 1 << 16  # Rows that are checked at once.
 
 
@@ -44,29 +41,21 @@ class FeatureTable(NamedTuple):
 
 
 def has_features(path: pathlib.Path) -> bool:
-    """Whether a file holds features or points, by its name, or by the columns of a table."""
+    """Whether a file holds features, by its name, or by the columns of a table."""
     suffix = path.suffix.lower()
     if suffix not in (".parquet", ".csv"):  # These may be tables of images.
         return suffix in _READERS
     try:
         if suffix == ".csv":
-            names, metadata = _csv_columns(path)[1], {}
+            names = files.csv_header(path)[1]
         else:
             import pyarrow.parquet
 
-            schema = pyarrow.parquet.read_schema(path)
-            names, metadata = files.column_names(schema.names), schema.metadata or {}
-        return "features" in names or bool(_numbered_columns(names)) or _SPACE in metadata
+            names = pyarrow.parquet.read_schema(path).names
+        names = files.column_names(names)
+        return "features" in names or bool(_numbered_columns(names))
     except Exception:  # Damaged or missing: reading it reports that.
         return False
-
-
-def _csv_columns(path: pathlib.Path) -> tuple[str, list[str], bool]:
-    """Delimiter, columns' names (0, 1, ... without a header), and whether there is a header."""
-    delimiter, names = files.csv_header(path)
-    names, numbers = [*map(str.strip, names)], [str(i) for i in range(len(names))]
-    has_header = names == numbers or not all(map(_NUMBER.fullmatch, names))
-    return delimiter, files.column_names(names) if has_header else numbers, has_header
 
 
 def _numbered_columns(names: Sequence[str]) -> list[str]:
@@ -181,46 +170,29 @@ def _to_numpy(value: Any) -> np.ndarray:
 def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
     import pyarrow.csv
 
-    delimiter, names, has_header = _csv_columns(path)
+    delimiter, header = files.csv_header(path)
+    names = files.column_names(header)
     types = dict.fromkeys(_COLUMNS, pyarrow.string())
     types |= dict.fromkeys(_numbered_columns(names), pyarrow.float32())
     options = (
-        pyarrow.csv.ReadOptions(column_names=names, skip_rows=int(has_header)),
+        pyarrow.csv.ReadOptions(column_names=names, skip_rows=1),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
         pyarrow.csv.ConvertOptions(column_types=types),
     )
-    try:
-        table = pyarrow.csv.read_csv(path, *options)
-    except pyarrow.ArrowInvalid as error:
-        comma = re.search(r"'-?\d+,\d", str(error))
-        raise ValueError(f"{error}{'; write decimal points' if comma else ''}") from error
-    if "features" in names:  # Lists, as Python, NumPy or pandas print them.
-        lists = [re.sub(r"[\[\],]", " ", x or "").split() for x in table["features"].to_pylist()]
-        position = names.index("features")
-        table = table.set_column(position, "features", [[[*map(float, row)] for row in lists]])
-    return _table_arrays(table)
-
-
-def _read_parquet(path: pathlib.Path) -> dict[str, np.ndarray]:
-    table = files.read_parquet(path)
-    names, facts = table.column_names, table.schema.metadata or {}
-    if "features" not in names and _SPACE in facts:  # Written by --export=parquet.
-        ids, labels = (table.column(name).to_pylist() for name in ("id", "label"))
-        return {
-            "vectors": _matrix(table, "vector"),
-            "ids": np.array(ids, dtype=str),
-            "labels": np.array([x or "" for x in labels], dtype=str),
-            "space": np.array(facts[_SPACE].decode()),
-            "fingerprint": np.array(facts[b"hypjax.fingerprint"].decode()),
-        }
-    return _table_arrays(table)
+    return _table_arrays(pyarrow.csv.read_csv(path, *options))
 
 
 def _table_arrays(table: Any) -> dict[str, np.ndarray]:
     """Arrays of a table's columns; raises `ValueError` without columns of features."""
     names = table.column_names
     if "features" in names:
-        features = _matrix(table, "features")
+        import pyarrow.compute
+
+        rows = table.column("features").combine_chunks()
+        lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
+        if len(set(lengths.tolist())) != 1:  # The length of a missing list is NaN.
+            raise ValueError("the lists in the column features differ in length")
+        features = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
     elif numbered := _numbered_columns(names):
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
@@ -235,21 +207,10 @@ def _table_arrays(table: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _matrix(table: Any, name: str) -> Shaped[np.ndarray, "n d"]:
-    """Array of a column of lists, which must all have the same length."""
-    import pyarrow.compute
-
-    rows = table.column(name).combine_chunks()
-    lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
-    if len(set(lengths.tolist())) != 1:  # The length of a missing list is NaN.
-        raise ValueError(f"the lists in the column {name} differ in length")
-    return rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
-
-
 _READERS = {
     ".npz": files.read_npz,
     ".npy": lambda path: {"features": files.read_npy(path, "features", mapped=True)},
-    ".parquet": _read_parquet,
+    ".parquet": lambda path: _table_arrays(files.read_parquet(path)),
     ".csv": _read_csv,
     ".pt": _read_tensors,
 }

@@ -15,10 +15,10 @@ from jaxtyping import Float, Shaped
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.metrics import own_items, postprocessed, report_excluded
+from hypjax.retrieval.metrics import own_items, report_excluded
 from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import ItemRelevance, Ranking, rankings
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 
 
 def h_ap(ranking: Ranking) -> float:
@@ -76,7 +76,7 @@ def graded_scores(
     *,
     space: Space,
     metrics: Sequence[str] = tuple(GRADED),
-    postprocessing: Postprocessing | None = None,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
     own_rows: OwnRows = (),
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query by levels of labels: h_ap, ndcg and asi.
@@ -108,7 +108,7 @@ def graded_scores(
         item_labels.append(gallery_set.labels)
     items = gallery_set.points
     own_ids, own_rows = own_items(query_set, own_rows)
-    points, reranked = postprocessed(postprocessing, query_set.points, own_ids, items, space)
+    points, (_, reranked) = postprocessing.apply(query_set.points, own_ids, items, space)
 
     def relevances() -> Iterator[ItemRelevance]:
         for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True):

@@ -15,9 +15,8 @@ from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import ItemRelevance, Relevance, rankings, relevance_by_labels
-from hypjax.retrieval.postprocessing import Postprocessing
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
-from hypjax.retrieval.reranking import rerank
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
@@ -122,7 +121,7 @@ def query_scores(
     *,
     metrics: Sequence[str],
     space: Space,
-    postprocessing: Postprocessing | None = None,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
     own_rows: OwnRows = (),
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
@@ -151,9 +150,8 @@ def query_scores(
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(matches)
-    points, reranked = postprocessed(
-        postprocessing, query_set.points, own_ids, gallery_set.points, space
-    )
+    arguments = query_set.points, own_ids, gallery_set.points, space
+    points, (_, reranked) = postprocessing.apply(*arguments)
     if points is not query_set.points:  # Else the queries may be the gallery.
         query_set = query_set._replace(points=points)
     scores = {name: np.full(count, np.nan) for name in metrics}
@@ -200,22 +198,6 @@ def _count_matches(
     needs_all = lengths > 1
     needs_all[owners[~same_class]] = True
     return matches, needs_all
-
-
-def postprocessed(
-    postprocessing: Postprocessing | None,
-    queries: Points,
-    own_ids: OwnIds,
-    gallery: Points,
-    space: Space,
-) -> tuple[Points, Ids | None]:
-    """Expanded queries, and the ids of their re-ranked results; None without re-ranking."""
-    postprocessing = postprocessing or Postprocessing()
-    queries = postprocessing.expanded(queries, own_ids, gallery, space)
-    if postprocessing.reranking is None:
-        return queries, None
-    options = {"space": space, "own_ids": own_ids, "parameters": postprocessing.reranking}
-    return queries, rerank(queries, gallery, **options)[1]
 
 
 def _scores_by_labels(
@@ -331,7 +313,7 @@ def relevance_scores(
     *,
     metrics: Sequence[str],
     space: Space,
-    postprocessing: Postprocessing | None = None,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query from lists of positives and of ignored items.
 
@@ -342,7 +324,7 @@ def relevance_scores(
     relevances = relevance.of_items(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     report_excluded(np.array(list(map(len, relevance.positives))))
-    queries, reranked = postprocessed(postprocessing, queries, None, gallery, space)
+    queries, (_, reranked) = postprocessing.apply(queries, None, gallery, space)
     return _scores_of_all(queries, gallery, relevances, selected, space, reranked)
 
 
@@ -377,29 +359,19 @@ def mean_score(scores: Float[np.ndarray, " n"]) -> float:
     return float(np.nanmean(scores))
 
 
-def bootstrap_interval(
-    scores: Float[np.ndarray, " n"],
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high) of the mean score over queries (Efron, 1979).
-
-    The interval contains a share `confidence` of the means of resampled queries. It shows how much
-    the mean depends on the choice of queries, not how much it varies between training runs. Scores
-    [n] are NaN for queries without a match; raises UserError if all are.
-    """
-    return bootstrap_intervals([scores], confidence, num_resamples, seed)[0]
-
-
 def bootstrap_intervals(
     scores: Sequence[Float[np.ndarray, " n"]],
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> list[tuple[float, float]]:
-    """A `bootstrap_interval` for each metric, from the same resampled queries."""
+    """Percentile bootstrap intervals (low, high) of mean scores over queries (Efron, 1979).
+
+    An interval contains a share `confidence` of the means of resampled queries. It shows how much
+    the mean depends on the choice of queries, not how much it varies between training runs. Each
+    metric's scores [n] are NaN for queries without a match; raises UserError if all are. Metrics
+    share the resampled queries.
+    """
     scores = [of_metric[~np.isnan(of_metric)] for of_metric in scores]
     if not all(map(len, scores)):
         raise UserError("there are no scores to resample: no query has a match")

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
@@ -84,32 +84,6 @@ def search(
         functions = results.by_products, results.by_subtraction
         subtraction.certify("neighbours", results.queries, score, *functions)
     return results.distances, results.ids
-
-
-def nearest_among(
-    queries: Float[ArrayLike, "n d"],
-    candidates: Int[ArrayLike, "n m"],
-    gallery: Float[ArrayLike, "m d"],
-    *,
-    k: int,
-    space: Space,
-) -> Nearest:
-    """Ranks candidates of each query, such as the results of another search, by exact distances.
-
-    `candidates` are indices into the gallery, [n, m], distinct for each query. Only candidates are
-    read from a memory-mapped gallery. For other arguments, results and errors see
-    `nearest_neighbors`, whose results are the same if they are all among the candidates.
-    """
-    queries, gallery = inputs.check_points(queries, gallery)
-    inputs.check_in_space(space, queries)
-    candidates = np.asarray(candidates)
-    are_lists = candidates.ndim == 2 and len(candidates) == len(queries)
-    if not are_lists or not inputs.are_indices(candidates, len(gallery)):
-        raise UserError(f"candidates must be indices of the gallery, [{len(queries)}, number]")
-    inputs.check_search(k, None, len(queries), candidates.shape[1])
-    queries, gallery = np.asarray(queries, np.float32), StreamedGallery(gallery)
-    separations, ids = subtraction.nearest_candidates(space, queries, gallery, candidates, k)
-    return subtraction.distances(space, separations), ids.astype(np.int32)
 
 
 @dataclasses.dataclass

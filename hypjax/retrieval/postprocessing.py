@@ -1,6 +1,14 @@
-"""Post-processing of searches: query expansion, search by a prefix, and re-ranking."""
+"""Post-processing of searches: query expansion, and k-reciprocal re-ranking.
+
+Re-ranking follows Zhong et al., *Re-ranking Person Re-identification with k-reciprocal Encoding*
+(CVPR 2017), whose equations are named, and is computed from lists of neighbours. Distances are used
+as in the paper; the authors' code squares them and divides them by each item's largest distance.
+The paper leaves open whether an item is in its own neighbourhoods. Here, as in the authors' code,
+it is: in addition to its k1 nearest others, and as the first of the k2.
+"""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -11,65 +19,77 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Nearest, OwnIds, Points
-from hypjax.retrieval.neighbors import nearest_among, search
-from hypjax.retrieval.projection import prefix_points
-from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.inputs import Nearest, OwnIds, Points, Rows
+from hypjax.retrieval.neighbors import search
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 # Largest size, in float64, of a block's points, and of the Hessians that their means may need.
 _BLOCK_BYTES = 64 * 2**20
+_PAIR_BYTES = 16 * 2**20  # Largest size, in float64, of pairs of points that are compared at once.
+_ENTRIES = 2**22  # Approximate number of entries of encodings that are compared at once.
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranking:
+    """Parameters of the re-ranking, with the paper's defaults."""
+
+    k1: int = 20  # Size of the neighbourhoods in which items must be reciprocal (Eq. 3).
+    k2: int = 6  # Number of items whose encodings are averaged (Eq. 11); 1 for no average.
+    weight: float = 0.3  # λ, the weight of the original distance (Eq. 12).
+    depth: int = 100  # Number of results that are re-ranked.
+
+    def __post_init__(self) -> None:
+        least = min(self.k1, self.k2, self.depth)
+        if least < 1 or self.k2 > self.k1 + 1 or not 0 <= self.weight <= 1:
+            raise UserError(f"{self} needs 1 ≤ k1, k2 and depth, k2 ≤ k1 + 1, and 0 ≤ weight ≤ 1")
 
 
 @dataclasses.dataclass(frozen=True)
 class Postprocessing:
     """How the results of a search are post-processed.
 
-    Re-ranking follows expansion. Each search by a prefix computes the gallery's `prefix_points`.
+    Re-ranking follows expansion.
 
     Attributes:
         expansion: Number of gallery items that expand each query; 0 for no expansion.
         alpha: Exponent of the items' similarities, see `expand_queries`.
-        reranking: Parameters of `reranking.rerank`; None for no re-ranking.
-        prefix: Number of leading features that select candidates, which all features then rank; 0
-            for a search by all features. A prefix excludes re-ranking.
-        candidates: Number of candidates that the prefix selects; at least k are taken.
+        reranking: Parameters of `rerank`; None for no re-ranking.
     """
 
     expansion: int = 0
     alpha: float = 0.0
     reranking: Reranking | None = None
-    prefix: int = 0
-    candidates: int = 100
 
-    def __post_init__(self) -> None:
-        if self.reranking is not None and self.prefix:
-            raise UserError("re-ranking needs the neighbours of all items; leave out the prefix")
+    def apply(
+        self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
+    ) -> tuple[Points, Nearest | tuple[None, None]]:
+        """Expands queries and re-ranks their results; arguments as for `search`.
 
-    def expanded(self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space) -> Points:
-        """Expands queries, if there is an expansion; arguments as for `search`."""
-        if not self.expansion:
-            return queries
-        k, alpha = self.expansion, self.alpha
-        return expand_queries(queries, gallery, k=k, alpha=alpha, space=space, own_ids=own_ids)
+        Returns the expanded queries, and distances and ids of at least `depth` re-ranked results;
+        None without re-ranking.
+        """
+        options = {"space": space, "own_ids": own_ids}
+        if k := self.expansion:
+            queries = expand_queries(queries, gallery, k=k, alpha=self.alpha, **options)
+        if self.reranking is None:
+            return queries, (None, None)
+        parameters = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, depth))
+        return queries, rerank(queries, gallery, parameters=parameters, **options)
 
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
         """Searches and post-processes; re-ranked results have the distances of `rerank`."""
-        queries = self.expanded(queries, own_ids, gallery, space)
-        if not self.prefix and self.reranking is None:
-            return search(queries, own_ids, gallery, k=k, space=space)
         inputs.check_search(k, own_ids, len(queries), len(gallery))
-        if self.reranking is not None:
-            reranking = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, k))
-            options = {"space": space, "own_ids": own_ids, "parameters": reranking}
-            nearest = rerank(queries, gallery, **options)
-            return tuple(array[:, :k] for array in nearest)
-        count = min(max(self.candidates, k), len(gallery) - (own_ids is not None))
-        short_queries = prefix_points(queries, self.prefix, space=space)
-        short_gallery = prefix_points(gallery, self.prefix, space=space)
-        _, candidates = search(short_queries, own_ids, short_gallery, k=count, space=space)
-        return nearest_among(queries, candidates, gallery, k=k, space=space)
+        queries, (distances, ids) = self.apply(queries, own_ids, gallery, space, depth=k)
+        if ids is None:
+            return search(queries, own_ids, gallery, k=k, space=space)
+        return distances[:, :k], ids[:, :k]
+
+
+NO_POSTPROCESSING = Postprocessing()
 
 
 def expand_queries(
@@ -109,3 +129,114 @@ def _means(
     weights = jnp.maximum(space.similarity(distances.astype(jnp.float64)), 0.0) ** alpha
     weights = jnp.pad(weights, [(0, 0), (1, 0)], constant_values=1)
     return space.mean(points.astype(jnp.float64), weights)
+
+
+def rerank(
+    queries: Float[ArrayLike, "n d"],
+    gallery: Float[ArrayLike, "m d"],
+    *,
+    space: Space,
+    own_ids: OwnIds = None,
+    parameters: Reranking = Reranking(),
+) -> Nearest:
+    """Re-ranks the first results of each query by their k-reciprocal distances.
+
+    Neighbourhoods of gallery items, and of queries outside the gallery, come from the exact search,
+    so memory grows with the number of items, not with its square. As in the paper:
+
+    - R(p, k), Eq. 3: items that are among each other's k nearest;
+    - R*(p, k1), Eq. 4: R(p, k1), and R(q, k1 // 2) for each member q if at least two thirds of
+      R(q, k1 // 2) are in R(p, k1);
+    - V_p, Eq. 7: exp(−d) for the members of R*(p, k1), 0 for others;
+    - Eq. 11: the mean of the encodings V of the k2 nearest items;
+    - Eq. 10: the Jaccard distance of these means;
+    - Eq. 12: (1 − λ) times the Jaccard distance, plus λ times the original distance.
+
+    `own_ids` holds the gallery index of each query, [n], −1 or None for none. A query's own item is
+    not one of its results, but takes part in the neighbourhoods. The default `parameters` are the
+    paper's. Returns the distances of Eq. 12, ascending, [n, depth], float32, and gallery indices,
+    [n, depth], int32; fewer than `depth` if there are fewer items. Ties keep their order. Raises
+    the errors of `nearest_neighbors`.
+    """
+    queries, gallery = inputs.check_points(queries, gallery)
+    depth = min(parameters.depth, len(gallery) - (own_ids is not None))
+    distances, ids = search(queries, own_ids, gallery, k=depth, space=space)
+    query_ids = np.full(len(queries), -1) if own_ids is None else np.array(own_ids)
+    outside = np.flatnonzero(query_ids < 0)  # These queries follow the gallery's items.
+    query_ids[outside] = len(gallery) + np.arange(len(outside))
+    items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
+    compared = np.union1d(query_ids, ids)
+    encodings = _Neighbourhoods(items, space, parameters).encodings(compared)
+    distances = parameters.weight * distances
+    sums = encodings.sum(axis=1)
+    entries_per_query = depth * (encodings.nnz // len(compared))
+    for rows in inputs.blocks(len(queries), _ENTRIES // entries_per_query):
+        x, y = np.repeat(query_ids[rows], depth), ids[rows].reshape(-1)
+        common = encodings[x].minimum(encodings[y]).sum(axis=1)
+        jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
+        distances[rows] += (1 - parameters.weight) * jaccard.reshape(-1, depth)
+    order = np.argsort(distances, axis=1, kind="stable")
+    return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
+
+
+class _Neighbourhoods:
+    """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items]."""
+
+    def __init__(self, points: Points, space: Space, parameters: Reranking) -> None:
+        self._points, self._space = points, space
+        self._k1 = min(parameters.k1, len(points) - 1)
+        self._k2 = min(parameters.k2, len(points))
+        self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
+
+    def encodings(self, items: Rows) -> "csr_array":
+        """Averages the encodings of each item's k2 nearest items (Eq. 11)."""
+        nearest = self._nearest(items, self._k2)
+        return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
+
+    def _weights(self, sets: "csr_array") -> "csr_array":
+        """Encodings V of the sets R* in the rows of a matrix (Eq. 7)."""
+        rows, columns = sets.nonzero()
+        weights = np.empty(len(rows))
+        size = max(_PAIR_BYTES // (16 * self._points.shape[1]), 1)
+        for block in inputs.blocks(len(rows), size):
+            x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
+            with jax.enable_x64(True):
+                weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
+        return _sparse(weights, (rows, columns), len(self._points))
+
+    def _expanded(self, items: Rows) -> "csr_array":
+        """R*(p, k1) of each item p (Eq. 4)."""
+        sets = self._reciprocal(items, self._k1)
+        halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
+        common = (sets @ halves.T).multiply(sets).tocoo()
+        is_accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
+        pairs = common.row[is_accepted], common.col[is_accepted]
+        accepted = _sparse(np.ones(len(pairs[0]), np.int32), pairs, len(self._points))
+        return sets + accepted @ halves
+
+    def _reciprocal(self, items: Rows, k: int) -> "csr_array":
+        """R(p, k) of each item p (Eq. 3)."""
+        nearest = self._nearest(items, k + 1)
+        return nearest.multiply(self._nearest(np.unique(nearest.indices), k + 1).T).tocsr()
+
+    def _nearest(self, items: Rows, k: int) -> "csr_array":
+        """The k nearest items of each item, which is its own first neighbour."""
+        new = items[self._lists[items, 0] < 0]
+        if len(new):
+            _, ids = search(self._points[new], new, self._points, k=self._k1, space=self._space)
+            self._lists[new] = np.concatenate([new[:, None], ids], axis=1)
+        columns = self._lists[items, :k].reshape(-1)
+        pairs = np.repeat(items, k), columns
+        return _sparse(np.ones(len(columns), np.int32), pairs, len(self._points))
+
+
+def _sparse(values: np.ndarray, pairs: tuple[Rows, Rows], items: int) -> "csr_array":
+    """A sparse matrix, [items, items], with values at pairs of rows and columns."""
+    from scipy.sparse import csr_array  # Its import takes longer than most searches.
+
+    return csr_array((values, pairs), shape=(items, items))
+
+
+@jax.jit
+def _kernel(space: Space, x: Float[Array, "b d"], y: Float[Array, "b d"]) -> Float[Array, " b"]:
+    return jnp.exp(-space.distance(x.astype(jnp.float64), y.astype(jnp.float64)))

@@ -1,21 +1,18 @@
-"""Fewer dimensions: principal components of embeddings, optionally whitened, and prefixes."""
+"""Fewer dimensions: principal components of embeddings, optionally whitened."""
 
 import dataclasses
-import functools
 import hashlib
 import pathlib
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Points
 from hypjax.system.files import read_npz, replacing
 
 _BLOCK_BYTES = 32 * 2**20  # Largest size of a block of features, in float64.
@@ -69,11 +66,9 @@ class Projection:
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
         """Reads a file that `save` wrote; raises UserError if it is damaged."""
-        try:
+        with explained(f"cannot read the projection {path}"):
             arrays = read_npz(path)
             return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"cannot read the projection {path} ({reason(error)})") from error
 
 
 def fit(
@@ -113,34 +108,3 @@ def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[n
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
-
-
-def prefix_points(points: Float[ArrayLike, "n d"], dim: int, *, space: Space) -> Points:
-    """Shortens points to their first `dim` features: embed(features(x)[:dim]), float32.
-
-    Prefixes suit models trained with a loss of prefixes (`hypjax.objectives.Matryoshka`, Kusupati
-    et al., NeurIPS 2022). On the sphere, and in a ball that does not clip features, they are the
-    points that the model has learned. A ball that clips has shortened a long feature as a whole:
-    the prefix has the right direction, but is nearer to the origin than in training, so distances
-    differ, and ranks may. Raises UserError if a point is not in the space, or `dim` is not at least
-    1 and smaller than the number of features.
-    """
-    points, _ = inputs.check_points(points, points)
-    require_prefix(dim, points.shape[1], space)
-    inputs.check_in_space(space, points)
-    with jax.enable_x64(True):
-        return inputs.by_blocks(functools.partial(_prefix, space, dim=dim), points)
-
-
-def require_prefix(dim: int, coordinates: int, space: Space) -> None:
-    """Raises a `UserError` unless a prefix of `dim` dimensions is shorter than the features."""
-    example = jax.ShapeDtypeStruct((1, coordinates), jnp.float32)
-    features = jax.eval_shape(space.features, example).shape[1]
-    if not 1 <= dim < features:
-        raise UserError(f"a prefix of {dim} dimensions must be shorter than {features} features")
-
-
-@functools.partial(jax.jit, static_argnames="dim")
-def _prefix(space: Space, points: Float[Array, "b d"], dim: int) -> Float[Array, "b p"]:
-    features = space.features(points.astype(jnp.float64))
-    return space.embed(features[:, :dim]).astype(jnp.float32)

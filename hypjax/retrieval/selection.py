@@ -223,26 +223,15 @@ def _select(
 
     def select_row(inputs: tuple[Array, Array]) -> TopK:
         row, maxima = inputs
-        highest = jnp.max(maxima)
-        largest, groups = lax.top_k(_below(highest, maxima), count)
-        chosen = _below(highest, grouped.at[row * num_groups + groups].get(mode="clip"))
+        largest, groups = lax.top_k(maxima, count)
+        chosen = grouped.at[row * num_groups + groups].get(mode="clip")
         if count == k:  # At least k items reach the smallest of these maxima.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
         selected, positions = lax.top_k(chosen.reshape(-1), k)
         items = groups[positions // size] * size + positions % size
-        selected = selected if scores.dtype == selected.dtype else highest + selected
         return TopK(selected, chunk.first + items)
 
     return lax.map(select_row, (jnp.arange(len(maxima)), maxima), batch_size=_QUERY_BATCH)
-
-
-def _below(highest: Float[Array, ""], scores: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Float32 keys for the selection; float64 scores less the highest one, rounded up."""
-    if scores.dtype == jnp.float32:
-        return scores
-    # XLA would sort all float64 numbers to select some. Rounding up keeps upper bounds, and is
-    # monotone: no item that is left out exceeds the last one selected.
-    return jnp.nextafter((scores - highest).astype(jnp.float32), jnp.float32(0))
 
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))

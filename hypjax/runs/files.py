@@ -17,10 +17,9 @@ METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Largest absolute logarithm of a learned scalar.
-MATCHES = "matches.json"  # Distances of matches, by fingerprint of the embeddings.
 PROJECTIONS = "projections/"  # Folder of principal components of the models' embeddings.
 # Patterns of a published model's files.
-MODEL_FILES = (CONFIG, PUBLISHED, RESULTS, MATCHES, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
+MODEL_FILES = (CONFIG, PUBLISHED, RESULTS, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:

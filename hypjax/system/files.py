@@ -179,8 +179,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
         feature = features.get(name)
         if isinstance(feature, dict) and (names := feature.get("names")):
             table = table.set_column(i, name, [class_names(table[name].to_pylist(), names)])
-    renamed = table.rename_columns(column_names(table.column_names))
-    return renamed.replace_schema_metadata(metadata)  # pyarrow drops it when columns change.
+    return table.rename_columns(column_names(table.column_names))
 
 
 def column_names(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from hypjax import parallel
 from hypjax.config import validate
 from hypjax.data.plans import TuplePlans
 from hypjax.errors import UserError
-from hypjax.inference.pretrained import only_encoder
+from hypjax.inference.pretrained import released_model
 from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
@@ -59,7 +59,7 @@ def dry_run(config: ConfigDict) -> None:
     validate(config)
     if config.train.total_steps == 0:
         run = Run(config, parts=["encoder"])
-        embedding = _seconds_of_embedding(run, only_encoder(run))
+        embedding = _seconds_of_embedding(run, released_model(run))
         print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
         return
     try:

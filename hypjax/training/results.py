@@ -6,8 +6,8 @@ from typing import Any
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
-from hypjax.inference.hits import write_matches
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
 from hypjax.runs import published, tables
@@ -34,7 +34,8 @@ def collect_results(
     splits = run.splits
 
     def score(params: PyTree) -> Recalls:
-        projections, trained = run.projections(params), run.trained(run.replicated(params))
+        projections = run.projections(params)
+        trained = run.trained(parallel.place(params, parallel.replicated(run.mesh)))
         processes.from_first(lambda: trained.save_projections(folder, projections))
         return run.test_scores(params)
 
@@ -60,8 +61,6 @@ def collect_results(
         learned = {name: named_scalars(facts["scalars"]) for name, facts in models.items()}
         first = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": first, **learned}
-    matches = run.matches(model)
-    processes.from_first(lambda: write_matches(folder, matches))
     return results
 
 

@@ -17,9 +17,8 @@ from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from hypjax.retrieval.projection import fit
-from hypjax.retrieval.reranking import Reranking, rerank
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
 from tests.helpers.process_pair import python

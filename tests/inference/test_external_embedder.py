@@ -16,8 +16,8 @@ from hypjax.data.parts import Splits
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.inference import external_embedder
-from hypjax.inference.external_embedder import ExternalEmbedder, open_encoder
+from hypjax.inference import image_embedder
+from hypjax.inference.image_embedder import ExternalEmbedder, open_encoder
 from hypjax.inference.scoring import task_of
 from hypjax.retrieval import relevance_at, relevance_scores
 from hypjax.retrieval.embeddings import Embeddings
@@ -57,7 +57,7 @@ def execute(photos_folder, tmp_path, monkeypatch):
     def opened(spec, space=None, batch_size=None, **pixels):
         return ExternalEmbedder(spec, Thumbnails(), space, batch_size)
 
-    monkeypatch.setattr(external_embedder, "open_encoder", opened)
+    monkeypatch.setattr(image_embedder, "open_encoder", opened)
     return lambda name, *flags: commands.call(name, "--encoder=own:thumbnail", *flags)
 
 

@@ -4,7 +4,6 @@ import json
 import pathlib
 import shutil
 import traceback
-from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -14,13 +13,7 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.geometry import Sphere
-from hypjax.inference.hits import match_distance, match_split, read_matches
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.runs.images import open_splits
-from hypjax.runs.workdir import saved_config
 from tests.helpers import commands
-from tests.helpers.pictures import dataset_without_images
 
 
 @pytest.fixture(scope="module")
@@ -74,42 +67,6 @@ def test_other_objects_than_images_are_refused(model):
     ]:
         with pytest.raises(UserError, match=message):
             model.embed(images)
-
-
-def test_matches_of_queries_are_measured_in_their_gallery():
-    parts = {"test": np.arange(20) % 10, "gallery": np.arange(10)}
-    parts = {name: dataset_without_images(labels) for name, labels in parts.items()}
-    _, queries, gallery = match_split(SimpleNamespace(validation=None, ground_truth=None, **parts))
-    assert len(queries) == 20 and len(gallery) == 10
-    points, items = np.eye(2)[np.arange(20) // 10], np.tile([[0.0, 1.0]], (10, 1))
-    actual = match_distance(points, queries.labels, items, gallery.labels, Sphere())
-    assert actual == pytest.approx(2)  # Half of the queries are at 2, the others at 0.
-
-
-@pytest.mark.slow
-def test_a_nearest_hit_beyond_95_percent_of_the_matches_has_a_remark(
-    model, run, published, photos_folder
-):
-    images = open_splits(saved_config(run)).validation
-    points = model.embed([images.name(i) for i in range(len(images))])
-    distances = np.array(model.space.distance(points[:, None], points))
-    alike = images.labels[:, None] == images.labels
-    np.fill_diagonal(alike, False)
-    nearest = np.where(alike, distances, np.inf).min(axis=1)
-    (distance,) = [m.distance for f, m in read_matches(run).items() if f == model.fingerprint]
-    assert len(nearest) == 18 and distance == pytest.approx(max(nearest), rel=1e-3)
-
-    queries = [np.full((20, 20, 3), colour, np.uint8) for colour in (255, (255, 0, 0))]
-    queries += sorted(photos_folder.glob("class*/0.png"))
-    hits_by_model = [x.search(photos_folder, queries, k=1) for x in (model, hypjax.load(published))]
-    remarks = [[hits.remark for hits in of_model] for of_model in hits_by_model]
-    for hits in hits_by_model[0]:
-        assert bool(hits.remark) == (hits.distances[0] > distance and hits.mark(0) != "right")
-        assert str(hits).splitlines()[-1].endswith(hits.remark)
-    assert remarks[0] == remarks[1] and len({*remarks[0]}) == 2
-    assert "95% of the validation images with a match found it within" in max(remarks[0])
-    expanded = model.search(photos_folder, queries, 1, Postprocessing(expansion=1))
-    assert not any(hits.remark for hits in expanded)
 
 
 @pytest.mark.parametrize(

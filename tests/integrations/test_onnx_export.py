@@ -217,7 +217,7 @@ def test_models_that_disagree_are_not_written(exported, monkeypatch):
     run, model = onnx_file._run, hypjax.load(exported / "run")
     monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given) + np.float32(2e-4))
     with pytest.raises(UserError, match="nothing was written"):
-        model.to_onnx(exported / "wrong.onnx")
+        onnx_file.write_onnx(model, exported / "wrong.onnx")
     assert not list(exported.glob("*wrong*"))
 
 
@@ -227,7 +227,7 @@ def test_features_of_other_models_are_converted(tmp_path):
     config = load_config(f"{REPOSITORY}/configs/features.py", fields)
     small_runs.save_untrained(config, tmp_path / "run")
     model = hypjax.load(tmp_path / "run")
-    model.to_onnx(tmp_path / "f.onnx")
+    onnx_file.write_onnx(model, tmp_path / "f.onnx")
     features = np.load(path)["features"]
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
     (found,) = session.run(None, {"features": features})

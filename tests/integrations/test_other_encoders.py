@@ -6,7 +6,7 @@ from PIL import Image
 
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
-from hypjax.inference.external_embedder import open_encoder
+from hypjax.inference.image_embedder import open_encoder
 from tests.helpers import commands
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")

@@ -132,16 +132,6 @@ def test_scores_bound_separations(space, dtype, seed, scale):
     assert (least <= -separations).all()
 
 
-@given(st.lists(st.floats(-1e40, 1e40), min_size=1, max_size=50))
-@settings(deadline=None)
-def test_scores_in_float64_are_rounded_up(values):
-    values = np.resize(values, 50)  # One size to compile for.
-    with jax.enable_x64(True):
-        highest = np.max(values)
-        rounded = np.asarray(selection._below(highest, jnp.asarray(values)), np.float64)
-    assert (rounded >= np.subtract(values, highest)).all()
-
-
 def test_the_smallest_curvature_is_searched_as_flat_space_is_and_smaller_ones_are_refused():
     x = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
     order = np.argsort(np.linalg.norm(x[:, None].astype(float) - x, axis=-1), axis=1)

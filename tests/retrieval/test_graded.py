@@ -8,8 +8,7 @@ from hypjax.geometry import Sphere
 from hypjax.retrieval import graded_scores, positives
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.positives import Ranking
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking, rerank
 from tests.helpers.exact_order import FUSED, true_order
 from tests.helpers.galleries import points
 

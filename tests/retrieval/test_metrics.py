@@ -7,7 +7,7 @@ import pytest
 from hypjax import retrieval
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval import bootstrap_interval, metrics, query_scores
+from hypjax.retrieval import bootstrap_intervals, metrics, query_scores
 from tests.helpers.galleries import labelled
 
 BALL = PoincareBall(0.1, 2.3)
@@ -68,12 +68,12 @@ def test_bootstrap_interval_has_the_requested_coverage():
     covered = 0
     for seed in range(200):
         scores = rng.binomial(1, 0.7, 150).astype(float)
-        low, high = bootstrap_interval(scores, confidence=0.9, num_resamples=300, seed=seed)
+        ((low, high),) = bootstrap_intervals([scores], 0.9, num_resamples=300, seed=seed)
         covered += low <= 0.7 <= high
     assert 0.83 <= covered / 200 <= 0.96
-    assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
+    assert bootstrap_intervals([np.array([1.0, np.nan, 1.0])]) == [(1.0, 1.0)]
     with pytest.raises(UserError, match="no scores to resample"):
-        bootstrap_interval(np.array([np.nan]))
+        bootstrap_intervals([np.array([np.nan])])
 
 
 def test_invalid_arguments_are_an_error():

@@ -8,8 +8,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
 from hypjax.retrieval import nearest_neighbors, neighbors, query_scores, reranking
 from hypjax.retrieval import postprocessing as module
-from hypjax.retrieval.postprocessing import Postprocessing, expand_queries
-from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from tests.helpers.galleries import labelled, points
 
 SPHERE, BALL = Sphere(), PoincareBall(0.1, 2.3)

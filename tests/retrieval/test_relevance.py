@@ -18,8 +18,7 @@ from hypjax.retrieval import (
     relevance_at,
     relevance_scores,
 )
-from hypjax.retrieval.postprocessing import Postprocessing
-from hypjax.retrieval.reranking import Reranking, rerank
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking, rerank
 from tests.helpers.exact_order import FUSED, true_order
 
 KS = (1, 5, 10)
@@ -97,7 +96,7 @@ def test_postprocessed_results_are_scored_without_what_is_ignored(level):
         space=space,
         postprocessing=postprocessing,
     )
-    expanded = np.asarray(postprocessing.expanded(queries, None, gallery, space))
+    expanded = np.asarray(postprocessing.apply(queries, None, gallery, space)[0])
     _, first = rerank(expanded, gallery, space=space, parameters=postprocessing.reranking)
     for i, order in enumerate(true_order(space, expanded, gallery)):
         rest = [item for item in order if item not in first[i]]

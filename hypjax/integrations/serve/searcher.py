@@ -85,12 +85,7 @@ class Searcher:
             images = (described_query, *hits)
             for image, pair in zip(images, _coordinates(positions), strict=True):
                 image["place"] = pair
-        match, remark = self.model.match, ""
-        label_of_query = item_of_query.label if item_of_query else ""
-        if match and neighbours.distances:
-            if not label_of_query or label_of_query != neighbours.labels[0]:
-                remark = match.remark(neighbours.distances[0])
-        return {"query": described_query, "remark": remark, "hits": hits}
+        return {"query": described_query, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
         if items := self._gallery.read([key]):

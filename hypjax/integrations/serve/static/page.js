@@ -60,7 +60,7 @@ async function search() {
 }
 
 function show(found, upload) {
-  const { query, hits, remark } = found;
+  const { query, hits } = found;
   at("query").src = upload ? upload.url : `thumbnail/${query.key}`;
   at("query").alt = `query: ${upload ? upload.file.name : query.class || query.name}`;
   at("query").hidden = false;
@@ -73,7 +73,7 @@ function show(found, upload) {
   draw([...gallery.sample, ...hits], colours, query.place);
   const count = hits.length === 1 ? "1 hit" : `${hits.length} hits`;
   const none = at("class").value ? "No image of this class." : "No other image.";
-  say(hits.length ? [count, remark].filter(Boolean).join("; ") : none);
+  say(hits.length ? count : none);
   document.title = `Search: ${at("asked").textContent}`;
 }
 
