@@ -212,8 +212,8 @@ def open_encoder(
     """Opens an encoder of another library, whose features are mapped into a space.
 
     `spec` is 'timm:NAME'; 'hf:NAME', a model of Transformers on the hub or in a folder; or
-    'onnx:FILE', with '@OUTPUT' if the file has several outputs. `pixels` are `mean`, `std` and `resize`, by which pixels are prepared for an
-    ONNX model. By default, the space is the sphere.
+    'onnx:FILE', with '@OUTPUT' if the file has several outputs. `pixels` are `mean`, `std` and
+    `resize`, by which pixels are prepared for an ONNX model. By default, the space is the sphere.
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
