@@ -83,7 +83,7 @@ class RecordFolder:
     path: pathlib.Path
     splits: Mapping[str, Count]  # Splits that have images.
     tables: Sequence[str]  # Names of tables other than the indexes.
-    part: str | None  # The part of the dataset that was prepared; None: all of it.
+    part: str | None  # The part of the dataset that was prepared, None for the whole.
     note: str = ""
 
 

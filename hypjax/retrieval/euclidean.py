@@ -29,7 +29,7 @@ _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLED_QUERIES = 500  # Number of queries with which an export measures recall.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
-_CACHE_SIZE = 2**16  # Coordinates of candidates that fit into the cache of a core.
+_BLOCK_SIZE = 2**19  # Coordinates of candidates that a thread subtracts; fewer wait for each other.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
 
 _Points = Float32[np.ndarray, "n d"]
@@ -154,7 +154,7 @@ def rank(
         return factors * np.einsum("pd,pd->p", candidates, candidates)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        measured = pool.map(measure, inputs.blocks(len(rows), _CACHE_SIZE // gallery.shape[1] + 1))
+        measured = pool.map(measure, inputs.blocks(len(rows), _BLOCK_SIZE // gallery.shape[1] + 1))
         separations = np.concatenate([np.empty(0), *measured])
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)

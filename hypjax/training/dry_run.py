@@ -171,10 +171,13 @@ def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> flo
 
 
 def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
-    """Sizes for a training set of ten batches, for use without the data."""
+    """Sizes for a training set of ten batches, for use without the data; coarse classes of ten."""
     size, samples = config.train.batch_size, config.train.samples_per_class
     dims = learner.model.encoder.dim, learner.model.head_dim
-    return ProblemSizes(10 * size // samples, samples, *dims, 10 * size, size)
+    classes = 10 * size // samples
+    coarse_labels = (tuple(i // 10 for i in range(classes)),)
+    sizes = classes, samples, *dims, 10 * size, size
+    return ProblemSizes(*sizes, coarse_labels=coarse_labels)
 
 
 def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:

@@ -35,9 +35,10 @@ def moved(program):
     return sum(kernel.moved for kernel in program.kernels if not kernel.product)
 
 
+@pytest.mark.parametrize("recipe", ["glyphs.py", "glyphs.py:happier"])
 @pytest.mark.parametrize("target", DTYPES)
-def test_a_step_compiles_in_the_precision_of_the_gpu(target):
-    program = programs.compiled_step(load_config("glyphs.py"), mesh_of(target))
+def test_a_step_compiles_in_the_precision_of_the_gpu(target, recipe):
+    program = programs.compiled_step(load_config(recipe), mesh_of(target))
     half = DTYPES[target] == "bfloat16"
     assert ("bf16[" in program.text) == half
     assert ("__cudnn$fmha" in program.text) == half
