@@ -6,7 +6,7 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall, Sphere, poincare
-from hypjax.retrieval import nearest_neighbors, neighbors, query_scores, reranking
+from hypjax.retrieval import nearest_neighbors, neighbors, query_scores
 from hypjax.retrieval import postprocessing as module
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from tests.helpers.galleries import labelled, points
@@ -138,7 +138,7 @@ def test_numbers_out_of_range_are_refused():
 
 
 def test_queries_outside_the_gallery_are_compared_with_its_items(monkeypatch):
-    monkeypatch.setattr(reranking, "_PAIR_BYTES", 16 * 6 * 20)  # Several parts of 20 pairs.
+    monkeypatch.setattr(module, "_PAIR_BYTES", 16 * 6 * 20)  # Several parts of 20 pairs.
     gallery, outside = (labelled(BALL, n, 4, noise=0.6, seed=n)[0] for n in (24, 6))
     final = transcription(distances_of(BALL, np.concatenate([gallery, outside])), 5, 2, 0.3)
     _, first = nearest_neighbors(outside, gallery, k=10, space=BALL)
