@@ -62,7 +62,7 @@ def searched(splits: Splits) -> Dataset:
 
 
 class ChosenImages(NamedTuple):
-    """A random subset of a run's test images, of whole classes if they fit."""
+    """A random subset of a run's test images, of whole classes where possible."""
 
     dataset: Dataset
     indices: Int[np.ndarray, " images"]  # Among all test images.
@@ -71,7 +71,7 @@ class ChosenImages(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, limit: int, seed: int) -> Self:
-        """Chooses at most `limit` images: whole random classes, or if no two fit, random images."""
+        """Chooses at most `limit` images: random classes with room, or images if fewer than two."""
         test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
         chosen_classes, room = [], limit

@@ -185,7 +185,7 @@ class GraphGallery(ArrayGallery):
         self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
         queries, rows = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
-        stray_queries, stray_rows = self._nearest_strays(vectors, num_candidates)
+        stray_queries, stray_rows = self._nearest_strays(vectors, k)
         queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
         # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)

@@ -94,8 +94,8 @@ class Block(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (width,))
         scale = self.param("layer_scale", nn.initializers.constant(_LAYER_SCALE), (width,))
         mixed = DepthwiseConv(_KERNEL, self.dtype, KERNEL_INIT, name="depthwise")(x)
-        mixed = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
-        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(*mixed), "gelu")
+        mixed, affine = LayerNorm(self.dtype, name="norm")(mixed.astype(jnp.float32) + bias)
+        hidden = activate(Dense(4 * width, self.dtype, name="fc_1")(mixed, affine), "gelu")
         return x + Dense(width, self.dtype, name="fc_2")(hidden, factor=scale)
 
 

@@ -178,8 +178,8 @@ class Hier(Extension):
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base loss's parameters with random hierarchical proxies, and its state.
 
-        These are normally distributed, with norms of about 0.9 times the clip radius, or 0.9
-        without clipping.
+        Before the space embeds them, proxies are normally distributed, with norms of about 0.9
+        times the clip radius, or 0.9 without clipping.
         """
         base_key, proxy_key = jax.random.split(key)
         params, state = self.base.init(base_key, spec)

@@ -188,8 +188,9 @@ def _slack(
     """Terms a and b of a bound on the rounding errors of scores, a_i·b_j + b_i·a_j."""
     # Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
     # product, ρ for terms and separations in float64. This is at most e_i·e_j with
-    # e = √ε·(1 + ρ/ε), and the sum is at most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o,
-    # the slack bounds the error, at the cost of one more pair of coordinates.
+    # e = √ε·(1 + ρ/ε). With the factors f and offsets o of the module's docstring, the sum is at
+    # most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o, the slack bounds the error, at the
+    # cost of one more pair of coordinates.
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)
     rho = 2 * double * (dim + _OTHER_ROUNDINGS) * terms.condition

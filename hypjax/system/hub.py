@@ -17,7 +17,7 @@ class UnreachableError(Exception):
 
 
 def is_repository(location: str | pathlib.Path) -> bool:
-    """Whether a location is hf://OWNER/NAME; raises a UserError for any other hf://."""
+    """Whether a location is hf://OWNER/NAME[@TAG]; raises a UserError for any other hf://."""
     if not isinstance(location, str) or not location.startswith(SCHEME):
         return False
     if not is_name(split(location)[0]):

@@ -33,7 +33,8 @@ def with_adapters(
 
     For a kernel [n, m], {"kernel": W} becomes {"kernel": W, "lora": {"a": A [n, rank], "b": B
     [rank, m]}}; a convolution's [h, w, i, o] counts as [h·w·i, o]. As in PEFT, A is uniform in
-    ±1/√n (Kaiming, slope √5), and B is zero. A target without a kernel is a `UserError`.
+    ±1/√n (Kaiming, slope √5), and B is zero. A target without an unfrozen kernel is a
+    `UserError`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
