@@ -108,7 +108,7 @@ def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, p
 
 
 def pending(rows: Rows, overrides: Sequence[str]) -> list[str]:
-    """Shell lines, without repetitions, that compute the missing scores of rows."""
+    """Shell lines, each once, that compute the missing scores of rows."""
     lines = {}  # Its keys are an ordered set.
     for row, metrics in rows.items():
         missing = [

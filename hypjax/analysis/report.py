@@ -145,7 +145,7 @@ def _scores(runs: Sequence[ShownRun]) -> list[Row]:
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:
-    """A figure of all logged metrics and scalars over the steps, as a data URL; '' if none."""
+    """A figure of logged numbers over the steps, but `_NO_CURVES`, as a data URL; '' if none."""
     logged = {name for run in runs for line in run.metrics for name in line}
     titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
     if not titles:

@@ -108,9 +108,9 @@ def purity(tree: Tree, labels: Labels) -> float:
 def chance_purity(tree: Tree, labels: Labels) -> float:
     """Mean purity of the tree over all permutations of its leaves' labels.
 
-    A permutation moves a pair of one label, which n_c leaves have, to any pair of the n leaves. Of
-    the other s − 2 leaves beneath the pair's ancestor, the expected share (n_c − 2)/(n − 2) has
-    that label. NaN if no two leaves have one label.
+    A permutation moves two leaves with the same label to any two of the n leaves. Let n_c leaves
+    have this label, and s leaves lie beneath the ancestor of the two. Of the other s − 2, the
+    expected share (n_c − 2)/(n − 2) has the label. NaN if no two leaves have the same label.
     """
     n, sizes = tree.leaves, tree.sizes
     _, label_counts = np.unique(labels, return_counts=True)

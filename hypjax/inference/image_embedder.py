@@ -169,8 +169,8 @@ class ExternalEmbedder(ImageEmbedder):
         console.say(f"{spec}: features are its {encoder.output}, of dimension {self._dim}")
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields the features of a dataset's images in order, one batch at a time."""
-        del few  # Libraries need no padding.
+        """Yields features in order, a batch at a time, and why images of it cannot be read."""
+        del few  # Batches are not padded here.
         if dataset.vectors is not None:
             raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
         prepare, size = functools.partial(self._prepare, dataset), self.batch_size

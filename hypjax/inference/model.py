@@ -219,6 +219,6 @@ def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
     if is_other_module or name in ("vit", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
-        raise UserError(f"{actual}; pass its module as encoder=, and none if it is hypjax's")
+        raise UserError(f"{actual}; pass that module as encoder=, or no encoder if it is hypjax's")
     if name is not None:  # Otherwise, reading the model reports the error.
         register_encoder(name, encoder)

@@ -90,8 +90,11 @@ class EfficientNetLite(ConvNet):
         design = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
         return block(
-            *(design.kernel, 1 if i else design.stride, design.expansion),
-            *(_divisible(self.width_factor * design.width), self.dtype),
+            kernel=design.kernel,
+            stride=1 if i else design.stride,
+            expansion=design.expansion,
+            width=_divisible(self.width_factor * design.width),
+            dtype=self.dtype,
             name=f"stage_{stage}_block_{i}",
         )(x)
 

@@ -96,7 +96,7 @@ def create_embedder(
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:
-    """Changes a model's pooling, unless its encoder is a user's module or takes features."""
+    """Changes a model's pooling, unless its encoder wraps a Flax module or takes features."""
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model

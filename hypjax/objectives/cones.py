@@ -48,7 +48,7 @@ def entailment(
     number the cones from 0. `radius` is K > 0 of the cones, `negatives` λ, and `margin` γ.
     """
     points, apexes = arithmetic.floating(points, apexes)
-    outside = _outside(points, apexes, c, radius)
+    outside = _angles_outside(points, apexes, c, radius)
     in_class = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))
     loss = mean_where(jax.nn.relu(outside), in_class)
     if not negatives:
@@ -56,7 +56,7 @@ def entailment(
     return loss + negatives * mean_where(jax.nn.relu(margin - outside), ~in_class)
 
 
-def _outside(
+def _angles_outside(
     points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
 ) -> Float[Array, "n g"]:
     """Angles by which points lie outside cones: exterior angles minus half-apertures."""
@@ -121,7 +121,7 @@ class Cones(Extension):
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
     ) -> tuple[Loss, tuple[dict, Metrics]]:
-        """Loss of a batch, see `Objective.loss`."""
+        """The base's loss plus the weighted entailment loss, see `Objective.loss`."""
         arguments = {"params": params["base"], "state": state["base"], "outputs": outputs}
         loss, (base_state, metrics) = self.base_loss(**arguments, batch=batch, **others)
         c = self.space.ball().c
@@ -131,9 +131,10 @@ class Cones(Extension):
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
         cone = {"c": c, "radius": self.radius}
-        weights = {"negatives": self.negatives, "margin": self.margin}
-        cone_loss = entailment(points, coarse, apexes, **cone, **weights)
-        inside = lax.stop_gradient(_outside(points, apexes, **cone)) <= 0
+        cone_loss = entailment(
+            points, coarse, apexes, **cone, negatives=self.negatives, margin=self.margin
+        )
+        inside = lax.stop_gradient(_angles_outside(points, apexes, **cone)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
             "cone_loss": cone_loss,

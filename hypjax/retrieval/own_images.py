@@ -89,7 +89,7 @@ class _Table:
 
     @functools.cached_property
     def ambiguous(self) -> bool:
-        """Whether images with one name have different contents, or unknown ones."""
+        """Whether images share a name, but their contents differ or are unknown."""
         first_rows = {}
         for row, name in enumerate(self._ids):
             first = first_rows.setdefault(name, row)

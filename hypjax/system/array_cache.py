@@ -85,6 +85,7 @@ class ArrayCache:
             else:
                 content = np.ascontiguousarray(array).data
             self._file.write(content)
+            # The checksum starts from the flag, so that it covers the flag, too.
             entries[i] = self._file.tell(), crc32(content, failed), failed
         # Arrays are flushed before the index, so that a kill in between loses only these arrays.
         self._file.flush()

@@ -59,7 +59,7 @@ def training_run(run: Run) -> TrainingRun:
     if config.model.head_init == "pca" and model.head_dim > model.encoder.dim:
         rule = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, rule)
-    train = _report_single_images(config, run.splits.training_images())
+    train = _without_single_images(config, run.splits.training_images())
     splits = run.splits._replace(train=train)
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
@@ -88,8 +88,8 @@ def training_run(run: Run) -> TrainingRun:
     return run
 
 
-def _report_single_images(config: ConfigDict, images: Dataset) -> Dataset:
-    """Reports training classes with a single image; with cached features, omits them."""
+def _without_single_images(config: ConfigDict, images: Dataset) -> Dataset:
+    """Reports classes with a single image, and leaves them out if features are cached."""
     counts = np.bincount(images.labels)
     single = f"training classes with a single image: {np.sum(counts == 1)} of {len(counts)}"
     if config.train.unlabelled or config.train.sampling not in GROUPED or counts.min() > 1:

@@ -76,10 +76,11 @@ def check_image(encoded: bytes) -> None:
 
 
 class Guard:
-    """Middleware that refuses requests for other hosts, and uploads from other sites' pages.
+    """Middleware that refuses requests for other hosts, and posts from other sites' pages.
 
-    Otherwise a page of another site could post to this server, or have the site's name resolve to
-    this address. Unlike Starlette's TrustedHostMiddleware, this accepts localhost and IP addresses.
+    Otherwise another site's page could post to this server, or read from it once the site's name
+    resolves to this address (DNS rebinding). Unlike Starlette's TrustedHostMiddleware, this accepts
+    localhost and IP addresses.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
