@@ -124,6 +124,8 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
 
 def reason(error: Exception) -> str:
     """Returns the first line of a library's error, or the cause that the line quotes."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no UTF-8 text"
     text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
     # requests quotes the cause in "Max retries exceeded", and urllib in <urlopen error ...>.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)

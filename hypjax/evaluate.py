@@ -115,7 +115,7 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     validate(config)
     config.data.resize = config.data.image_size
     run = Run(config, parts=["encoder"])
-    params = released_model(run)
+    params = released_model(run, encoder_only=True)
     train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
     if train.vectors is not None:
         return train.vectors, run.splits.notes

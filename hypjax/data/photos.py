@@ -347,6 +347,8 @@ def _labelled(dataset: Any) -> Dataset:
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
     is_pair = isinstance(dataset, tuple) and len(dataset) == 2
+    if is_pair and hasattr(dataset[0], "__array__"):
+        dataset = np.asarray(dataset[0]), dataset[1]
     if is_pair and len(dataset[0]) != len(dataset[1]):
         raise UserError(f"the dataset has {len(dataset[0])} images, but {len(dataset[1])} labels")
     try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,12 +39,19 @@ def register_space(name: str, space: type[Space]) -> None:
         UserError: The name belongs to hypjax, or the space lacks a method.
     """
     require_free("a space", name, _BUILT_IN)
+    if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
+        raise UserError(
+            f"the space {name} is not a dataclass; decorate its class with @dataclass(frozen=True)"
+        )
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
         raise UserError(f"the space {space.__name__} lacks {', '.join(missing)}")
+    fields = [field for field in dataclasses.fields(space) if field.init]
+    static = [field.name for field in fields if field.metadata.get("static")]
+    leaves = [field.name for field in fields if field.name not in static]
     with contextlib.suppress(ValueError):  # Raised if the class is already registered.
-        jax.tree_util.register_dataclass(space)
+        jax.tree_util.register_dataclass(space, leaves, static)
     SPACES[name] = space
 
 
@@ -70,6 +78,9 @@ def space_of(description: dict[str, object]) -> Space:
     if "parts" in fields:
         parts = ((space_of(part), float(weight)) for part, weight in fields["parts"])
         fields["parts"] = tuple(parts)
+    for name in {"c", "feature_scale"} & fields.keys():
+        if not isinstance(fields[name], numbers.Real):
+            raise TypeError(f"{name} is {fields[name]!r}, not a number")
     return SPACES[fields.pop("name")](**fields)
 
 

@@ -43,8 +43,8 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
     A part's first space is named after the part, "head" or "encoder"; further spaces have a suffix,
     as in "head:sphere". Prefixes of the head's output, from `eval.prefixes` and the objective, are
     named "head@16" and "head@16:sphere". By default, heads are compared in the objective's space
-    and encoders by cosine (Hyp-ViT, Section 4.2). Learned scalars,
-    such as c, are those of `params`; the space of `objective` must already have them.
+    and encoders by cosine (Hyp-ViT, Section 4.2). Learned scalars, such as c,
+    are those of `params`; the space of `objective` must already have them.
     """
     spaces, fields = {}, config.objective
     scalars = learned_scalars(fields, params)

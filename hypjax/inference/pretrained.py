@@ -40,7 +40,7 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     return _restore(config, encoder).params["encoder"]
 
 
-def released_model(run: Run) -> PyTree:
+def released_model(run: Run, *, encoder_only: bool = False) -> PyTree:
     """Reads `released_parameters` without proxies, in all processes, and sets `run.parts`.
 
     The first process reads them; only their parts of the model are scored.
@@ -51,7 +51,10 @@ def released_model(run: Run) -> PyTree:
     read_params: dict[str, PyTree] = {}  # In the first process.
 
     def read_parts() -> list[str]:
-        read_params.update(released_parameters(run.config, run.model))
+        if encoder_only:
+            read_params["encoder"] = pretrained_encoder(run.config, run.model.encoder)
+        else:
+            read_params.update(released_parameters(run.config, run.model))
         return list(read_params)
 
     available = processes.from_first(read_parts)

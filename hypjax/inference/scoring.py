@@ -72,7 +72,7 @@ def task_of(
             raise UserError(
                 f"the classes of {len(unknown)} of {len(rows)} rows are unknown, such as row "
                 f"{unknown[0]}; leave them out, or give classes as the array labels, by --labels, "
-                "--query_labels or sub-folders of --images, or name a --dataset with ground truth"
+                "--query_labels or the folders that hypjax.embed embeds, or name a --dataset"
             )
     return task if keep_self else _without_own_images(task, one_table=queries is None)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pathlib
 import warnings
 
@@ -97,12 +98,13 @@ def _require_agreement(
     return summary
 
 
-def write_onnx(embedder: Model, path: pathlib.Path) -> str:
+def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
     Raises a `UserError` if timm has no such encoder, the weights exceed 2 GB, or the file's points
     disagree with hypjax's.
     """
+    path = pathlib.Path(path).expanduser()
     model = exported(embedder)
     view = View.of(embedder.config.data)
     facts = {

@@ -156,6 +156,8 @@ def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], 
     sample = images[:: -(-len(images) // _MAX_IMAGES)]
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Points of this space are features.
     embedded = embedder.embed_images(sample)
+    if not len(embedded):
+        raise UserError(f"none of the run's test images can be read; {_ONNX_HINT}")
     source = "test images"
     if len(embedded) < len(images):
         source += f", a sample of {len(images)}"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from hypjax.errors import UserError, require_free
+from hypjax.errors import UserError, explained, require_free
 from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
@@ -64,12 +64,13 @@ def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
     if isinstance(module, Encoder):
         return module.clone(**options)
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
-    output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
+    title = f"the encoder {name.removeprefix('own:')}"
+    with explained(f"{title} cannot embed images {images.shape}"):
+        output, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), images)
     if set(variables) - {"params"} or getattr(output, "ndim", 0) != 2 or len(output) != 2:
         raise UserError(
-            f"the encoder {name.removeprefix('own:')} must map images of shape {images.shape} to "
-            f"[2, dim] by parameters only; it has {', '.join(variables)}, and returns "
-            f"{jax.tree.map(lambda x: x.shape, output)}"
+            f"{title} must map images of shape {images.shape} to [2, dim] by parameters only; it "
+            f"has {', '.join(variables)}, and returns {jax.tree.map(lambda x: x.shape, output)}"
         )
     return CustomEncoder(module, output.shape[1], view.side)
 

@@ -1,4 +1,4 @@
-"""Splits a run's time, from launch to results, into parts for times.json."""
+"""Splits a run's time, from the first import to results, into parts for times.json."""
 
 import contextlib
 import functools

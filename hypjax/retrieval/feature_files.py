@@ -189,6 +189,8 @@ def _table_arrays(table: Any) -> dict[str, np.ndarray]:
         import pyarrow.compute
 
         rows = table.column("features").combine_chunks()
+        if not hasattr(rows.type, "value_type"):
+            raise ValueError("the column features holds no lists; use columns f0, f1, ...")
         lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
         if len(set(lengths.tolist())) != 1:  # The length of a missing list is NaN.
             raise ValueError("the lists in the column features differ in length")

@@ -142,8 +142,9 @@ class CloudCopy:
         changed = {name for name in local if everything or local[name] != stored.get(name)}
         changed = {name for name in changed if not _steps([name])}
         self._cloud.put(changed - {files.RESULTS}, self.folder)
-        # If a checkpoint is removed while it is uploaded, the error keeps the cloud's older ones.
-        for step in sorted(_changed_steps(local, stored)):
+        # The newest first, since a checkpoint may be removed while it is uploaded. The error then
+        # keeps the cloud's older ones.
+        for step in sorted(_changed_steps(local, stored), reverse=True):
             self._cloud.put([name for name in local if _steps([name]) == {step}], self.folder)
         self._cloud.remove(name for name in stored if _steps([name]) and name not in local)
         self._cloud.put(changed & {files.RESULTS}, self.folder)

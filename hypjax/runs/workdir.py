@@ -1,6 +1,7 @@
 """A run's folder: its configuration, its lock and its results."""
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -257,7 +258,13 @@ class Workdir:
     def require_last_state(self, checkpoints: Checkpoints, last_step: int) -> None:
         """Waits for the checkpoint of the last step; raises a `UserError` if it is not saved."""
         checkpoints.wait()
-        if not processes.from_first((self.path / files.CHECKPOINTS / str(last_step)).is_dir):
+
+        def is_saved() -> bool:
+            # A run with results is not continued, so its last state must survive a power failure.
+            os.sync()
+            return (self.path / files.CHECKPOINTS / str(last_step)).is_dir()
+
+        if not processes.from_first(is_saved):
             problem = f"the last state could not be saved in {self.path}"
             raise UserError(f"{problem}; free disk space, and run the same command again")
 

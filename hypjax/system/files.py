@@ -6,6 +6,7 @@ import csv
 import errno
 import fcntl
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import pathlib
 import pickle
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ from hypjax.types import class_names
 
 if TYPE_CHECKING:
     import pyarrow
+
+_ABANDONED_AGE = 86400  # Age in seconds at which a temporary file must be a killed process's.
 
 
 def real_paths(paths: Iterable[str]) -> list[str]:
@@ -52,6 +56,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     A file is always there, with the old content or the new. A folder that is replaced is missing
     for a moment; a kill in that moment leaves the old folder as .NAME.previous.
     """
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
+        with contextlib.suppress(OSError):
+            if time.time() - abandoned.stat().st_mtime > _ABANDONED_AGE:
+                remove(abandoned)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
     try:
         yield temporary

@@ -59,7 +59,7 @@ def dry_run(config: ConfigDict) -> None:
     validate(config)
     if config.train.total_steps == 0:
         run = Run(config, parts=["encoder"])
-        embedding = _seconds_of_embedding(run, released_model(run))
+        embedding = _seconds_of_embedding(run, released_model(run, encoder_only=True))
         print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
         return
     try:
