@@ -266,3 +266,5 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
         hypjax.register_objective("supcon", scaled)
     with pytest.raises(ValueError, match="lacks .*embed"):
         hypjax.register_space("net", Net)
+    with pytest.raises(ValueError, match="is not a dataclass"):
+        hypjax.register_space("ball", BALL)
