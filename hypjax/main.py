@@ -85,7 +85,8 @@ def main(
     else:
         from hypjax.train import train_and_evaluate
 
-        options = {"launched": stopwatch.LAUNCHED, "report": fields.run.report}
+        report = _write_report if fields.run.report else None
+        options = {"launched": stopwatch.LAUNCHED, "report": report}
         train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
 
 
@@ -100,6 +101,13 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
     results = evaluate_pretrained(config) if pretrained else evaluate(config, folder)
     if output and is_first():
         command.write_numbers(output, results)
+
+
+def _write_report(run: Any) -> bool:
+    """Writes the run's report page; returns whether it was written."""
+    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+
+    return write_own_report(run)
 
 
 def _parse_steps(text: str | None) -> tuple[int, int] | None:

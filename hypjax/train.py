@@ -42,7 +42,7 @@ def train_and_evaluate(
     objective: Objective | Callable[..., Any] | None = None,
     profile: tuple[int, int] | None = None,
     launched: float | None = None,
-    report: bool = False,
+    report: Callable[[Run], bool] | None = None,
 ) -> dict[str, Any]:
     """Trains and evaluates a model.
 
@@ -61,7 +61,8 @@ def train_and_evaluate(
         objective: An `Objective`, or a function as for `hypjax.register_objective`.
         profile: First and last step to trace.
         launched: Start of the times in times.json, in seconds as `time.monotonic`; by default now.
-        report: Whether to write the page report.html into the folder of the finished run.
+        report: Function that writes a page about the finished run; returns whether it did. That of
+            the command is `hypjax.analysis.report.write_own_report`.
 
     Returns:
         The contents of results.json: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}
@@ -109,7 +110,7 @@ def _train(
     run: Run,
     folder: Workdir,
     profile: tuple[int, int] | None,
-    report: bool,
+    report: Callable[[Run], bool] | None,
     warnings: list[str],
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
@@ -139,11 +140,7 @@ def _train(
                 folder.require_last_state(checkpoints, total_steps)
             write_times(folder.path, stopwatch, steps=len(steps))
             folder.write_results(results, warnings)
-        has_report = False
-        if report:
-            from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
-
-            has_report = write_own_report(run)
+        has_report = report is not None and report(run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if has_report:
         print(f"the report is {folder.location}/{REPORT}")

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from hypjax import train
+from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
@@ -58,7 +59,7 @@ def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monke
     copy = shutil.copytree(run, tmp_path / "written")
     (copy / "results.json").unlink()
     monkeypatch.setattr("hypjax.train.print_results", lambda *_: console.warn("<few> classes"))
-    train.train_and_evaluate(saved_config(copy), copy, report=True)
+    train.train_and_evaluate(saved_config(copy), copy, report=write_own_report)
     assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
     page = (copy / "report.html").read_text()
     assert "written" in page and "&lt;few&gt; classes" in page

@@ -232,7 +232,7 @@ def _scores_of_radii(
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Nearest images of the largest proxies without child proxies; frames mark their own images."""
+    """Nearest images of the largest childless proxies; frames mark images assigned to the proxy."""
     n, parents = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(parents, minlength=len(tree.parents))
     leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])

@@ -39,7 +39,7 @@ def follows(variant: Variant) -> bool:
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
-    """Changes Hyp-ViT's recipe to HIER's, with the same loss."""
+    """Changes Hyp-ViT's recipe to HIER's, but keeps the variant's loss."""
     config.data.resize = 256  # Shorter side of the test view.
     config.model.head = "norm_dense"
     config.model.head_dim = 384  # As in the paper's tables.
@@ -49,7 +49,7 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     optim.weight_decay = schedule.weight_decay
     optim.clip_norm, optim.clip_value = None, 10.0
     # Each of the authors' two processes embeds 90 images, and computes the gradient of the loss of
-    # all 180 with respect to its own images. The model's gradient is the mean of both, half of the
+    # all 180 with respect to its own images. Their mean, which updates the model, is half of the
     # gradient of the loss. The gradient of proxies is not averaged.
     optim.gradient_factor = 0.5
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)

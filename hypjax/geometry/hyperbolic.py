@@ -109,14 +109,14 @@ class CurvedSpace(InnerProductSpace):
         """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""
         root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
-        projected = math.atanh(poincare.MAX_NORM) / root  # Norm that `poincare.project` allows.
+        limit = math.atanh(poincare.MAX_NORM) / root  # `poincare.project` moves points beyond it.
         if self.max_distance is not None:
             factor = scale * poincare.RESCALING / self.longest
-            if projected < self.longest:
-                norms = xp.clip(norms, None, math.atanh(projected / self.longest) / factor)
+            if limit < self.longest:
+                norms = xp.clip(norms, None, math.atanh(limit / self.longest) / factor)
             rescaled = self.longest * xp.tanh(factor * norms)
             return norms, [self._point_norms(root * rescaled, xp) / root]
-        clipped = xp.clip(norms, None, min(self.longest, projected) / scale)
+        clipped = xp.clip(norms, None, min(self.longest, limit) / scale)
         return clipped, [self._point_norms(root * scale * clipped, xp) / root]
 
     def check(self, x: Rows, *, first: int = 0) -> None:

@@ -56,7 +56,7 @@ class Sphere(InnerProductSpace):
     def mean(
         self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
     ) -> Points:
-        """The weighted sum scaled to length 1, which minimises the weighted sum of distances."""
+        """Σwx scaled to length 1: the point of least weighted sum of squared-chord distances."""
         (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
         return self.embed(jnp.sum(weighted, axis=-2))

@@ -43,7 +43,7 @@ class Hits(NamedTuple):
 
 
 def _short_path(path: str) -> str:
-    """A path relative to the current folder if it lies below the folder."""
+    """A path on one line, relative to the current folder if inside it."""
     relative = os.path.relpath(path)
     return on_one_line(path if "://" in path or relative.startswith(os.pardir) else relative)
 

@@ -76,7 +76,7 @@ class Run:
         # Sets the cached properties of the same names.
         vars(self).update({name: value for name, value in passed.items() if value is not None})
         # The last parameters for which projections were fitted, and these projections.
-        self._projected_model: tuple[PyTree, Projections] = None, {}
+        self._last_projections: tuple[PyTree, Projections] = None, {}
 
     @classmethod
     def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
@@ -90,7 +90,7 @@ class Run:
 
     @functools.cached_property
     def objective(self) -> Objective:
-        """The objective, with the initial values of learned scalars."""
+        """The objective with initial learned scalars, or a stand-in that holds the saved space."""
         if self._saved_space is None or self.config.objective.name in BUILT_IN:
             return create_objective(self.config)
         return SavedObjective(self._saved_space)
@@ -151,15 +151,17 @@ class Run:
         return self.objective.with_scalars(learned_scalars(self.config.objective, params))
 
     def projections(self, params: PyTree) -> Projections:
-        """Fits the projections of `eval.pca` on the training images, by name of the space."""
+        """Projections of `eval.pca` by space, fitted on the training images once for `params`."""
         fields, spaces = self.config.eval, self.spaces(params)
         dims = {name: dim for name in spaces if (dim := fields.pca[part_of(name)]) is not None}
         if not dims:
             return {}
         if self.splits.train is None:
             problem = "config.eval.pca needs training images, and this dataset has none"
-            raise UserError(f"{problem}; name it in eval.benchmarks, and another in data.name")
-        if self._projected_model[0] is not params:
+            raise UserError(
+                f"{problem}; move this one to eval.benchmarks, and name another in data.name"
+            )
+        if self._last_projections[0] is not params:
             points, projections = self.embedder.points(params, self.splits.train, spaces), {}
             for name, dim in dims.items():
                 space, whiten = spaces[name], fields.whiten
@@ -167,8 +169,8 @@ class Run:
                     projections[name] = fit(points[name], space=space, dim=dim, whiten=whiten)
                 except UserError as error:
                     raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
-            self._projected_model = params, projections
-        return self._projected_model[1]
+            self._last_projections = params, projections
+        return self._last_projections[1]
 
     def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""

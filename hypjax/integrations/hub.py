@@ -143,7 +143,7 @@ def _remove_paths(config: ConfigDict) -> None:
 
 
 def _last_name(location: str) -> str:
-    """Last name of a path of any system, or of a URL after its host or bucket, or 'unnamed'."""
+    """Last part of a path of any system, or of a URL's path; 'unnamed' if it has none."""
     scheme, _, rest = location.rpartition("://")
     rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
     names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]

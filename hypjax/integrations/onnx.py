@@ -206,7 +206,7 @@ def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch
 def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by ONNX Runtime, in batches of several sizes."""
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4  # Errors are raised, too.
+    settings.log_severity_level = 4  # Errors need no log: they are raised.
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     batches = [images[:1], *np.split(images[1:], range(_BATCH, len(images) - 1, _BATCH))]

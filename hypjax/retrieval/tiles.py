@@ -145,7 +145,7 @@ def _split(
 
 
 def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tiles:
-    """Distributes tiles over devices; padding to a power of two keeps programs few."""
+    """Deals tiles out to devices, padded to a power of two ≥ `capacity`: few sizes to compile."""
     capacity = 1 << max(capacity - 1, 1).bit_length()
     indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
     counts = np.zeros(mesh.size, np.int32)

@@ -46,7 +46,7 @@ def damage_explained(path: pathlib.Path) -> Iterator[None]:
     except (OSError, UserError):
         raise
     except Exception as error:
-        advice = "restore a backup, or name another folder with --workdir"
+        advice = "restore a backup, or name another run's folder"
         raise UserError(f"{path} is damaged ({reason(error)}); {advice}") from error
 
 

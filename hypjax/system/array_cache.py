@@ -54,7 +54,7 @@ class ArrayCache:
                     os.fsync(file.fileno())
 
     def _resume(self) -> int:
-        """Returns the number of undamaged arrays; truncates the files after them."""
+        """Keeps the arrays before any damage, or none of a complete file; returns their number."""
         index, done, start = self._read_index(), 0, 0
         with self._arrays.open("a+b") as file:
             size = file.tell()

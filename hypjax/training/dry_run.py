@@ -119,7 +119,7 @@ def _seconds_of_embedding(run: Run, params: PyTree) -> float:
     sample = splits.test.take(np.arange(min(run.config.run.eval_batch_size, len(splits.test))))
     console.say("compiling the evaluation")
     stopwatch = Stopwatch()
-    with stopwatch.part("evaluation"):
+    with stopwatch.part("evaluation"):  # Its time excludes compilation.
         embedder.points(params, sample, run.spaces(params))
     parts = (splits.train, splits.validation, splits.test, splits.gallery)
     images = sum(len(part) for part in parts if part)

@@ -75,6 +75,8 @@ class Searcher:
         point = item_of_query.point if item_of_query else self.embed(query)
         paths = [item_of_query.path] if item_of_query else None
         (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
+        if label is not None and not neighbours.keys:
+            raise HTTPException(404, f"there is no image of the class {label!r} to find")
         distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
         # On a server, another client may have removed an image meanwhile.
         items = self._gallery.read(neighbours.keys)
