@@ -68,8 +68,10 @@ def serve(
 
     from hypjax.integrations.serve import app
     from hypjax.integrations.serve.searcher import Searcher
+    from hypjax.retrieval.galleries import require_model
     from hypjax.system import console
 
+    require_model(gallery, model.fingerprint)
     # Images that are too large are refused, so Pillow need not warn.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with app.listen(host, port) as listener:

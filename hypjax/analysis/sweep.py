@@ -67,7 +67,9 @@ def require_finished(folders: Folders) -> None:
             raise UserError(f"no finished run in {name}: it has no results.json")
     for left, right in itertools.pairwise(folders):
         if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
-            raise UserError(f"{left} and {right} have different images")
+            raise UserError(
+                f"{left} and {right} have different images; compare runs on the same images"
+            )
 
 
 def read_runs(folders: Folders) -> list[FinishedRun]:

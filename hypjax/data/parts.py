@@ -136,10 +136,11 @@ def divide(
         train = train.renumbered()
         if validation is None and not held_out.by_image:
             train, validation, reason = _hold_out_validation(train, held_out)
-        if reason and held_out.validation:
-            console.say(reason)
         unseen = {*test.class_names} - {*train.class_names}
-        if unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN:
+        too_few = unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN
+        if reason and held_out.validation and not too_few:
+            console.say(reason)
+        if too_few:
             problem = f"{train.num_classes} classes are too few to learn what tells others apart"
             console.warn(f"{problem}; {advice}")
     return Splits(train, validation, test, gallery, no_validation=reason, **fields)

@@ -123,7 +123,9 @@ def open_photos(
         advice = "put each class into a sub-folder, or list images in a table with path and label"
         raise UserError(f"no image of {where} has a class; {advice}")
     if path.is_dir() and len(labelled) < len(images):
-        console.say(f"images without a class are left out: {len(images) - len(labelled)}")
+        unlabelled = images.names[images.class_names == ""]
+        first = f"the first is {unlabelled[0]}"
+        console.say(f"images without a class are left out: {len(unlabelled)} ({first})")
         images = images.take(labelled)
     root = path if path.is_dir() else path.parent
     images = measured(images, root, skip_corrupt=skip_corrupt)

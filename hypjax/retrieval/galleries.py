@@ -164,6 +164,8 @@ class ArrayGallery:
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
     """Raises a `UserError` unless the model with this fingerprint embedded the gallery."""
     if gallery.fingerprint != fingerprint:
+        if not gallery.fingerprint:
+            raise UserError("the gallery does not name its model; write it with hypjax.embed")
         embedder = gallery.model or "another run"
         other = "as it was before" if embedder == name else f"not by {name or 'this one'}"
         raise UserError(f"the gallery was embedded by {embedder}, {other}; embed it again")

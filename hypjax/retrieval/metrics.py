@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Shaped
 
-from hypjax.errors import UserError, nearest
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
 from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
@@ -51,7 +51,9 @@ def _find_metric(name: str) -> Metric:
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
     known = [*(f"{kind}@K" for kind in AT_K), *WITHOUT_K]
-    raise UserError(f"unknown metric {name!r} (K is a number){nearest(name, known)}")
+    raise UserError(
+        f"unknown metric {name!r}; it must be one of {', '.join(known)} (K is a number)"
+    )
 
 
 def recall_at_k(

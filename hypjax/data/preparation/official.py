@@ -108,7 +108,8 @@ class Archive(NamedTuple):
         import pooch
 
         if not (root / self.file).exists():
-            console.say(f"downloading {self.url} to {root}; without a network, {advice}")
+            offline = "without a network, use --manual_dir=FOLDER, or train on --dataset=glyphs"
+            console.say(f"downloading {self.url} to {root} ({offline})")
         pooch.get_logger().setLevel(logging.WARNING)
         known_hash, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
@@ -174,8 +175,7 @@ class OfficialDataset(NamedTuple):
         root = self._find_root(base)
         for archive in self.archives:
             if manual_dir is None and archive.url and not archive.is_unpacked(root):
-                letters = "the letters of --dataset=glyphs need no download"
-                archive.download(root, f"{self.advice}; {letters}")
+                archive.download(root, self.advice)
         needed = [archive for archive in self.archives if archive.is_needed(root)]
         if not needed and not self._files_in(root):
             known = [*self.folders, *(archive.file for archive in self.archives), *self.entries]

@@ -58,7 +58,7 @@ def prepare(
                 else:
                     records.write_records(unfinished, name, declared(name)(), None)
         else:
-            console.say(f"{name} is already prepared")
+            console.say(f"{name} is already prepared; to prepare it again, remove {folder}")
     prepared = records.open_folder(name, folder)
     if prepared.part != part:
         problem = f"{folder} holds the part {prepared.part}, not {part} (None is the full dataset)"

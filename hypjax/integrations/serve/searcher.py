@@ -16,7 +16,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
-from hypjax.retrieval.galleries import Gallery, GalleryItem, require_model
+from hypjax.retrieval.galleries import Gallery, GalleryItem
 
 _DISK_IMAGES = 300  # Images in the disk; to lay these out takes seconds.
 _THUMBNAIL_SIDE = 256  # Pixels of the longer side.
@@ -32,7 +32,6 @@ class Searcher:
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
-        require_model(gallery, model.fingerprint)
         self.model, self._gallery = model, gallery
         sample = gallery.sample(_DISK_IMAGES)
         if not sample:
