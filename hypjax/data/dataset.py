@@ -40,7 +40,7 @@ class Dataset:
 
     # Image files as bytes or paths, or as dicts of "bytes" and "path"; or images in memory.
     records: Sequence[Any]
-    positions: Int[np.ndarray, " images"]  # Index of each image's record; not all may be used.
+    positions: Int[np.ndarray, " images"]  # Index of each image's record; some may be unused.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels; 0 if unknown.
     names: Shaped[np.ndarray, " images"]  # Strings: paths, or names for messages.
@@ -70,12 +70,12 @@ class Dataset:
         return len(np.unique(self.labels))
 
     def coarse_labels_of_classes(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of each class's coarse classes, at each level from the finest, from 0 on."""
+        """At each level, the finest first, the number (from 0) of each class's coarse class."""
         if self.coarse_labels is None:
             return ()
         _, first_rows = np.unique(self.labels, return_index=True)
         levels = coarse_levels(self.coarse_labels[first_rows])
-        return tuple(tuple(np.unique(x, return_inverse=True)[1].tolist()) for x in levels)
+        return tuple(tuple(np.unique(names, return_inverse=True)[1].tolist()) for names in levels)
 
     def describe(self) -> str:
         """States the numbers of classes and images in words."""
@@ -90,7 +90,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """Hash of the images' files, classes, splits and order."""
         columns = (self.file_versions, self.class_names, self.splits, self.coarse_labels)
-        return hash_facts(zip(*(x.tolist() for x in columns if x is not None), strict=True))
+        present = [column.tolist() for column in columns if column is not None]
+        return hash_facts(zip(*present, strict=True))
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""
@@ -98,7 +99,7 @@ class Dataset:
 
     def path(self, i: int) -> str:
         """Returns the i-th image's path or URL; '' for images in memory and for features."""
-        has_file = self.file_versions is not None and self.file_versions[i]
+        has_file = self.file_versions is not None and self.file_versions[i] != ""
         return self.name(i) if has_file and self.vectors is None else ""
 
     def class_name(self, i: int) -> str:
@@ -122,55 +123,46 @@ class Dataset:
                     new_size = f"{image.width}×{image.height} pixels"
                     raise ValueError(f"it is {new_size}, but was {width}×{height} before")
             else:
-                image = pixels.from_array(self._cached(i, channels))
+                image = pixels.from_array(self._cached_pixels(i, channels))
             box = self._box(i, image.height, image.width)
             return image if box == (0, 0, *image.size) else image.crop(box)
 
     def crop(
-        self,
-        i: int,
-        box: Sequence[int],
-        side: int,
-        channels: int,
-        size: tuple[int, int] | None = None,
+        self, i: int, frame: Frame, side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """Crops a box (top, left, height, width) of the i-th image and resizes it to a square.
-
-        If `size` (height, width) is given, the image is resized to it before the crop. Unless the
-        dataset is decoded `fast`, pixels equal Pillow's crop followed by its bicubic resize.
-        """
-        return self._show(i, lambda *original: Frame(size or original, tuple(box)), side, channels)
+        """Shows a frame of the i-th image as a square, exactly as Pillow does, unless `fast`."""
+        return self._view(i, lambda height, width: frame, side, channels)
 
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the test view of the i-th image, see `hypjax.data.views`."""
         frame_of = TEST_VIEWS[view.test]
-        return self._show(i, lambda *size: frame_of(*size, view), view.side, view.channels)
+        return self._view(i, lambda *size: frame_of(*size, view), view.side, view.channels)
 
-    def _show(
+    def _view(
         self, i: int, frame_of: Callable[[int, int], Frame], side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """Shows the i-th image in the frame that `frame_of` computes from its height and width."""
+        """Crops the i-th image to the frame that `frame_of` computes from its height and width."""
         with explained(f"cannot read {self.name(i)}"):
             if self.decoded is not None:
                 # Slices of a memory map read only the pixels of the box.
-                array = self._cached(i, channels)
+                array = self._cached_pixels(i, channels)
                 left, top, right, bottom = self._box(i, *array.shape[:2])
                 array = array[top:bottom, left:right]
-                size, box = frame_of(*array.shape[:2])
-                if size == array.shape[:2]:
-                    top, left, height, width = box
+                frame = frame_of(*array.shape[:2])
+                if frame.size == array.shape[:2]:
+                    top, left, height, width = frame.box
                     region = array[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
-                return pixels.show(pixels.from_array(array), Frame(size, box), side)
+                return pixels.show(pixels.from_array(array), frame, side)
             if self.fast:
                 # The frame's box is relative to the image's box, the decoder's to the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
                 size = bottom - top, right - left
                 y, x, height, width = frame_of(*size).box_within(size)
                 box = top + y, left + x, height, width
-                shown = pixels.show_fast(self.content(i), channels, box, side, self.upright)
-                if shown is not None:
-                    return shown
+                region = pixels.show_fast(self.content(i), channels, box, side, self.upright)
+                if region is not None:
+                    return region
         image = self.image(i, channels)
         return pixels.show(image, frame_of(image.height, image.width), side)
 
@@ -178,21 +170,20 @@ class Dataset:
         """Returns left, top, right and bottom of the i-th image's box, within the image."""
         if self.boxes is None:
             return 0, 0, width, height
-        box = self.boxes[i].tolist()
-        left, top, right, bottom = box
-        left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
-        if left >= right or top >= bottom:
-            raise ValueError(f"its box {box} is not in the image")
-        return left, top, right, bottom
+        left, top, right, bottom = self.boxes[i].tolist()
+        box = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise ValueError(f"its box {[left, top, right, bottom]} is not in the image")
+        return box
 
-    def _cached(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
+    def _cached_pixels(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
         """Returns the images in the given rows."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        columns = {name: np.asarray(x)[rows] for name, x in columns.items() if x is not None}
-        return dataclasses.replace(self, **columns)
+        taken = {name: np.asarray(x)[rows] for name, x in columns.items() if x is not None}
+        return dataclasses.replace(self, **taken)
 
     def __getitem__(self, rows: slice) -> "Dataset":
         """Returns the images in a slice of the rows."""
@@ -208,10 +199,8 @@ class Dataset:
 
 
 # The fields of a `Dataset` that have a row for each image.
-_COLUMNS = (
-    *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
-    *("file_versions", "checksums", "boxes", "vectors"),
-)
+_STRINGS = ("names", "class_names", "coarse_labels", "splits", "file_versions")
+_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", *_STRINGS)
 
 
 class Chained(Sequence):
@@ -225,14 +214,14 @@ class Chained(Sequence):
         return self._starts[-1]
 
     def __getitem__(self, i: int) -> Any:
-        part = bisect.bisect_right(self._starts, i) - 1
-        return self._parts[part][i - self._starts[part]]
+        part_number = bisect.bisect_right(self._starts, i) - 1
+        return self._parts[part_number][i - self._starts[part_number]]
 
 
 def table_of_names(
     records: Sequence[Any],
     names: Sequence[object],
-    classes: Sequence[str],
+    class_names: Sequence[str],
     *,
     splits: Iterable[object] = (),
     coarse_labels: Iterable[object] = (),
@@ -240,30 +229,32 @@ def table_of_names(
     vectors: Float[np.ndarray, "images dim"] | None = None,
 ) -> Dataset:
     """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
-    optional = {"splits": split_names(splits), "coarse_labels": [*map(class_name, coarse_labels)]}
-    optional = {k: np.array(x, object) if any(x) else None for k, x in optional.items()}
+    split_column = split_names(splits)
+    coarse_column = [class_name(label) for label in coarse_labels]
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,
         positions=np.arange(len(names)),
-        labels=np.unique(classes, return_inverse=True)[1],
+        labels=np.unique(class_names, return_inverse=True)[1],
         sizes=np.zeros((len(names), 2), np.int32),
         names=np.array([str(name) for name in names], object),
-        class_names=np.array(classes, object),
+        class_names=np.array(class_names, object),
+        coarse_labels=np.array(coarse_column, object) if any(coarse_column) else None,
+        splits=np.array(split_column, object) if any(split_column) else None,
         file_versions=np.array([*versions], object),
         upright=True,
         vectors=vectors,
-        **optional,
     )
 
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
-    """Joins datasets that share their records: each image once, without labels."""
-    names = ("positions", "labels", "sizes", "names", "class_names")
-    columns = {name: np.concatenate([getattr(x, name) for x in datasets]) for name in names}
-    columns["labels"] = np.zeros_like(columns["labels"])
-    concatenated = dataclasses.replace(datasets[0], **(dict.fromkeys(_COLUMNS) | columns))
-    return concatenated.take(np.unique(columns["positions"], return_index=True)[1])
+    """Joins datasets that share their records: each record once, in order, without labels."""
+    columns = dict.fromkeys(_COLUMNS)
+    for name in ("positions", "sizes", "names", "class_names"):
+        columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
+    _, first_rows = np.unique(columns["positions"], return_index=True)
+    columns["labels"] = np.zeros_like(columns["positions"])
+    return dataclasses.replace(datasets[0], **columns).take(first_rows)
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
@@ -272,41 +263,35 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         return tables[0]
     if len({table.vectors is None for table in tables}) > 1:
         raise UserError("images and features cannot be embedded together; give one of them")
-
-    def column(name: str) -> list[Any]:
-        values = []
-        for table in tables:
-            present = getattr(table, name)
-            values += [None] * len(table) if present is None else list(present)
-        return values
-
+    names = ("sizes", "boxes", "vectors", *_STRINGS)
+    columns = {name: _stacked_column(name, tables) for name in names}
     first_records = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
-    stack = table_of_names(
-        Chained(table.records for table in tables),
-        column("names"),
-        [name or "" for name in column("class_names")],
-        splits=column("splits"),
-        coarse_labels=column("coarse_labels"),
-        vectors=None if tables[0].vectors is None else np.array(column("vectors")),
-    )
-    boxes = None
-    if any(table.boxes is not None for table in tables):
-        full = [np.hstack([np.zeros_like(x.sizes), x.sizes[:, ::-1]]) for x in tables]
-        boxes = [y if x.boxes is None else x.boxes for x, y in zip(tables, full, strict=True)]
-    offsets = zip(first_records, tables, strict=True)
-    return dataclasses.replace(
-        stack,
-        positions=np.concatenate([offset + table.positions for offset, table in offsets]),
-        sizes=np.concatenate([table.sizes for table in tables]),
-        file_versions=np.array(column("file_versions"), object),
-        boxes=boxes and np.concatenate(boxes),
+    shifts = zip(first_records, tables, strict=True)
+    return Dataset(
+        records=Chained(table.records for table in tables),
+        positions=np.concatenate([first + table.positions for first, table in shifts]),
+        labels=np.unique(columns["class_names"], return_inverse=True)[1],
         upright=tables[0].upright,
         fast=tables[0].fast,
+        **columns,
     )
+
+
+def _stacked_column(name: str, tables: Sequence[Dataset]) -> Shaped[np.ndarray, "n ..."] | None:
+    """Concatenates a column. Tables without it get '' or, as boxes, whole images."""
+    parts = [getattr(table, name) for table in tables]
+    if all(part is None for part in parts):
+        return None
+    for i, table in enumerate(tables):
+        if parts[i] is None and name == "boxes":
+            parts[i] = np.hstack([np.zeros_like(table.sizes), table.sizes[:, ::-1]])
+        elif parts[i] is None:
+            parts[i] = np.full(len(table), "", object)
+    return np.concatenate(parts)
 
 
 def hash_facts(facts: Iterable[Any]) -> str:
-    """Hashes values by their `repr`, which must be complete, to 32 hexadecimal digits."""
+    """Hashes values by their `repr`, which must not abbreviate, to 32 hexadecimal digits."""
     return hashlib.sha256("".join(map(repr, facts)).encode()).hexdigest()[:32]
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int, Shaped, UInt8
 
 from hypjax.types import Crops
 
-_MAX_IMAGES = 32  # Images resized at the same time.
-_MAX_BYTES = 2**27  # Memory of their pixels as float32.
+_MAX_IMAGES = 32  # Images resized at the same time,
+_MAX_BYTES = 2**27  # and the memory of their pixels as float32.
 # Whether Pillow chooses which axis to resize first; before, it was always the horizontal one.
 _PILLOW_CHOOSES_AXIS = int(PIL.__version__.split(".")[0]) >= 13
 
@@ -28,12 +28,9 @@ _PILLOW_CHOOSES_AXIS = int(PIL.__version__.split(".")[0]) >= 13
 )
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Images in device memory, below each other, some of them transposed.
+    """Images in device memory, below each other, some of them transposed."""
 
-    A row holds its channels after each other, because devices would pad a separate channel axis.
-    """
-
-    pixels: UInt8[Array, "rows channels*width"]
+    pixels: UInt8[Array, "rows channels*width"]  # Devices would pad a separate channel axis.
     length: int  # Rows of the tallest image; as many follow the first row of the last image.
     channels: int  # 1 or 3.
 
@@ -41,14 +38,15 @@ class Store:
 def crop(store: Store, crops: Crops, side: int) -> UInt8[Array, "crops side side channels"]:
     """Crops boxes of stored images and resizes them to squares of `side` pixels."""
     # Slices fit in memory as float32, and have equal sizes, so that one program computes them all.
+    total = len(crops.row)
     extent = max(store.length, store.pixels.shape[1] // store.channels)
-    fitting = _MAX_BYTES // (4 * store.channels * extent**2)
-    count = math.ceil(len(crops.row) / max(1, min(_MAX_IMAGES, fitting)))
-    size = math.ceil(len(crops.row) / count)
-    indices = jnp.arange(count * size).reshape(count, size) % len(crops.row)
+    fitting_images = _MAX_BYTES // (4 * store.channels * extent**2)
+    num_slices = math.ceil(total / max(1, min(_MAX_IMAGES, fitting_images)))
+    slice_size = math.ceil(total / num_slices)
+    indices = jnp.arange(num_slices * slice_size).reshape(num_slices, slice_size) % total
     slices = jax.tree.map(lambda x: x[indices], crops)
     views = jax.lax.map(jax.vmap(functools.partial(_crop, store, side)), slices)
-    return views.reshape(-1, *views.shape[2:])[: len(crops.row)]
+    return views.reshape(-1, *views.shape[2:])[:total]
 
 
 def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side channels"]:
@@ -56,15 +54,15 @@ def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side chann
     vertical, horizontal = crop.boxes[0::2], crop.boxes[1::2]  # Start and length along each axis.
     # Pillow resizes the vertical axis first if that removes far more pixels.
     tall = (vertical[1] > side) & (vertical[1] - side > 2 * (horizontal[1] - side))
-    tall = tall & _PILLOW_CHOOSES_AXIS
+    vertical_first = tall & _PILLOW_CHOOSES_AXIS
     planes = _planes(store, crop.row)
-    planes = _transpose_where(crop.transposed ^ tall, planes).astype(jnp.float32)
+    planes = _transpose_where(crop.transposed ^ vertical_first, planes).astype(jnp.float32)
     extent = planes.shape[-1]
-    first = weights(*jnp.where(tall, vertical, horizontal), extent, side)
-    second = weights(*jnp.where(tall, horizontal, vertical), extent, side)
-    planes = _levels(_product("mcn,sn->mcs", planes, first))
-    planes = _levels(_product("tm,mcs->tcs", second, planes))
-    return _transpose_where(tall, planes.astype(jnp.uint8)).swapaxes(1, 2)
+    last_weights = weights(*jnp.where(vertical_first, vertical, horizontal), extent, side)
+    first_weights = weights(*jnp.where(vertical_first, horizontal, vertical), extent, side)
+    planes = _levels(_product("mcn,sn->mcs", planes, last_weights))
+    planes = _levels(_product("tm,mcs->tcs", first_weights, planes))
+    return _transpose_where(vertical_first, planes.astype(jnp.uint8)).swapaxes(1, 2)
 
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
@@ -72,8 +70,9 @@ def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels 
     width = store.pixels.shape[1]
     rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
     planes = rows.reshape(store.length, store.channels, -1)
-    missing = [max(planes.shape[::2]) - size for size in planes.shape]
-    return jnp.pad(planes, [(0, missing[0]), (0, 0), (0, missing[2])])
+    height, _, width = planes.shape
+    extent = max(height, width)
+    return jnp.pad(planes, [(0, extent - height), (0, 0), (0, extent - width)])
 
 
 def _transpose_where(condition: Array, planes: Shaped[Array, "n channels n"]) -> Array:
@@ -93,7 +92,8 @@ def weights(
     center = (jnp.arange(side, dtype=jnp.float32) + 0.5) * scale
     distance = (position + 0.5) - center[:, None]
     t = jnp.abs(distance) / jnp.maximum(scale, 1)
-    near, far = (1.5 * t - 2.5) * t * t + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2
+    near = (1.5 * t - 2.5) * t * t + 1
+    far = ((2.5 - 0.5 * t) * t - 4) * t + 2
     values = jnp.where(t < 1, near, jnp.where(t < 2, far, 0))
     values = jnp.where((position >= 0) & (position < size), values, 0)
     return values / values.sum(axis=1, keepdims=True)

@@ -1,9 +1,7 @@
-"""Ground truth of Revisited Oxford and Paris (Radenović et al., CVPR 2018), and their pickles.
-
-Pickles are read without running code that they may hold.
-"""
+"""Reads ground truth of Revisited Oxford and Paris (Radenović et al., CVPR 2018) from pickles."""
 
 import io
+import itertools
 import pathlib
 import pickle
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ _ALLOWED = {
 class Benchmark(NamedTuple):
     """Queries, the gallery that they search, and the ground truth."""
 
-    queries: tuple[str, ...]  # Names of images, without a suffix.
+    queries: tuple[str, ...]  # Names of images without a suffix, as in `gallery`.
     gallery: tuple[str, ...]
     # Each query's box around its object: left, top, right and bottom, in pixels.
     boxes: Float[np.ndarray, "queries 4"]
@@ -36,10 +34,7 @@ class Benchmark(NamedTuple):
 
 
 def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
-    """Reads a file such as `gnd_roxford5k.pkl`, without running code that it may hold.
-
-    Raises a UserError if the file cannot be read, could run code, is damaged or of another kind.
-    """
+    """Reads a file such as `gnd_roxford5k.pkl`, without running code that it may hold."""
     path = pathlib.Path(path).expanduser()
     with explained(f"cannot read {path}"):
         loaded = load_pickle(read_bytes(path), str(path))
@@ -47,14 +42,13 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         queries, gallery = (tuple(map(str, loaded[key])) for key in ("qimlist", "imlist"))
         rows = list(loaded["gnd"])
         boxes = np.array([row["bbx"] for row in rows], np.float64).reshape(len(queries), 4)
-        levels = GroundTruth._fields
-        lists = {key: [as_indices(row[key]) for row in rows] for key in levels}
+        levels = [[as_indices(row[level]) for row in rows] for level in GroundTruth._fields]
     except Exception as error:  # A pickle of another structure may raise almost anything.
         raise UserError(f"{path} is not a ground truth of qimlist, imlist and gnd") from error
-    items = np.concatenate([[0], *(items for part in lists.values() for items in part)])
+    items = np.concatenate([[0], *itertools.chain(*levels)])  # With 0, never empty.
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")
-    return Benchmark(queries, gallery, boxes, GroundTruth(**lists))
+    return Benchmark(queries, gallery, boxes, GroundTruth(*levels))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -65,13 +59,9 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def load_pickle(data: bytes, place: str) -> Any:
-    """Reads a pickle of dicts, lists, tuples, numbers, strings, None and NumPy arrays.
-
-    Raises a UserError, which names the `place`, for other pickles. A malicious pickle cannot run
-    code, but can exhaust the memory.
-    """
-    with explained(f"cannot read {place}", "; get the original file"):
+def load_pickle(data: bytes, path: str) -> Any:
+    """Reads plain values and arrays; a malicious pickle may exhaust memory, but run no code."""
+    with explained(f"cannot read {path}", "; get the original file"):
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
 
 

@@ -1,4 +1,4 @@
-"""Groupings of images that a hierarchy of embeddings should reproduce, such as coarse classes."""
+"""Groups images by classes, coarse classes and others that a hierarchy should reproduce."""
 
 import unicodedata
 from collections.abc import Callable
@@ -22,23 +22,21 @@ class Grouping(NamedTuple):
 
 
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
-    """Groups a dataset's images by class, and by coarse classes, from the finest level to coarser.
-
-    Letters are also grouped by base letter, and birds by genus.
-    """
+    """Groups images of dataset `name` by class, coarse classes (finest first) and class names."""
     _, first_rows, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     class_names = images.class_names[first_rows].tolist()
     partitions = {CLASS: Grouping(labels, class_names)}
     if images.coarse_labels is not None:
-        levels = PREPARED.get(name, Prepared("")).levels
-        depths = range(len(levels), 0, -1)
+        level_names = PREPARED.get(name, Prepared("")).levels
+        depths = range(len(level_names), 0, -1)
         for depth, paths in zip(depths, coarse_levels(images.coarse_labels), strict=False):
-            paths, groups = np.unique(paths, return_inverse=True)
-            group_names = [path.split("/", depth - 1)[-1] for path in paths]
-            partitions[levels[depth - 1]] = Grouping(groups, group_names)
-    for grouping, group_name in _BY_CLASS_NAME.get(name, {}).items():
-        groups, group_of_class = np.unique([*map(group_name, class_names)], return_inverse=True)
-        partitions[grouping] = Grouping(group_of_class[labels], groups.tolist())
+            group_paths, groups = np.unique(paths, return_inverse=True)
+            group_names = [path.split("/", depth - 1)[-1] for path in group_paths]
+            partitions[level_names[depth - 1]] = Grouping(groups, group_names)
+    for grouping_name, group_name_of in _BY_CLASS_NAME.get(name, {}).items():
+        names_by_class = [group_name_of(class_name) for class_name in class_names]
+        group_names, group_by_class = np.unique(names_by_class, return_inverse=True)
+        partitions[grouping_name] = Grouping(group_by_class[labels], group_names.tolist())
     return partitions
 
 
@@ -47,7 +45,7 @@ def base_letter(class_name: str) -> str:
     return unicodedata.normalize("NFD", class_name[0])[0].casefold()
 
 
-# Further groupings by dataset and name, with the function from a class's name to its group's name.
+# By dataset and grouping: the function from a class's name to its group's name.
 _BY_CLASS_NAME: dict[str, dict[str, Callable[[str], str]]] = {
     "glyphs": {"base letter": base_letter},
     # 'Albatross' for '001.Black_footed_Albatross'.

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import signal
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
@@ -21,27 +22,27 @@ from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError, reason
 from hypjax.system import exits
 from hypjax.system.machine import usable_cores
-from hypjax.types import Batch, View
+from hypjax.types import Batch, Frame, View
 
 if TYPE_CHECKING:
     import grain
 
 _PIECE_SIZE = 32  # Images.
 _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
-_MAX_BYTES = 2**62
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
+_NO_SHARED_MEMORY = 2**62  # Bytes from which Grain would pass an array in shared memory.
 
 Pixels = UInt8[np.ndarray, "side side channels"]
-# Views of a batch's images, black for broken images and padding, and by row why images are broken.
+# Views of a batch's images, black for broken images and padding; by row, why images are broken.
 ReadableBatch = tuple[UInt8[np.ndarray, "batch side side channels"], dict[int, str]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Pieces:
-    """Reads the pieces of all batches by their number; picklable, for worker processes."""
+    """Reads pieces, which are numbered across batches; picklable, for worker processes."""
 
     # Reads the image of a batch and a row; returns None beyond the batch's end.
-    read: Callable[[int, int], Pixels | None]
+    read_image: Callable[[int, int], Pixels | None]
     batches: range
     rows: range  # Rows of each batch that are delivered.
     view: View
@@ -49,15 +50,15 @@ class _Pieces:
 
     @property
     def per_batch(self) -> int:
-        return -(-len(self.rows) // _PIECE_SIZE)
+        return math.ceil(len(self.rows) / _PIECE_SIZE)
 
     def __call__(self, number: int) -> list[Pixels | str | None]:
-        """Reads a piece: for each image the pixels, why it is broken, or None for padding."""
-        batch, piece = divmod(int(number), self.per_batch)
+        """Reads a piece: for each image its pixels, why it is broken, or None for padding."""
+        batch_index, piece = divmod(int(number), self.per_batch)
         images = []
         for row in self.rows[piece * _PIECE_SIZE : (piece + 1) * _PIECE_SIZE]:
             try:
-                images.append(self.read(self.batches[batch], row))
+                images.append(self.read_image(self.batches[batch_index], row))
             except UserError as error:
                 if not self.tolerant:
                     raise
@@ -70,15 +71,15 @@ class _Pieces:
         shape = len(self.rows), self.view.side, self.view.side, self.view.channels
         try:
             for _ in self.batches:
-                images, broken = np.zeros(shape, np.uint8), {}
-                read = itertools.chain.from_iterable(itertools.islice(pieces, self.per_batch))
+                views, broken = np.zeros(shape, np.uint8), {}
+                images = itertools.chain.from_iterable(itertools.islice(pieces, self.per_batch))
                 # Strict, because a missing image would be taken for a black one.
-                for i, image in zip(range(len(self.rows)), read, strict=True):
+                for row, image in zip(range(len(self.rows)), images, strict=True):
                     if isinstance(image, str):
-                        broken[i] = image
+                        broken[row] = image
                     elif image is not None:
-                        images[i] = image
-                yield images, broken
+                        views[row] = image
+                yield views, broken
         except RuntimeError as error:
             if "exit code" not in str(error):
                 raise
@@ -102,8 +103,8 @@ def _prefetched(pieces: _Pieces, workers: int) -> "grain.IterDataset":
     sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     # Pieces are copied through pipes. Shared memory, which Grain frees in a thread, is reported as
     # leaked if a program ends soon afterwards, and containers have little of it.
-    without_shared = grain.experimental.DatasetOptions(min_shm_size=_MAX_BYTES)
-    sequential = grain.experimental.WithOptionsIterDataset(sequential, without_shared)
+    through_pipes = grain.experimental.DatasetOptions(min_shm_size=_NO_SHARED_MEMORY)
+    sequential = grain.experimental.WithOptionsIterDataset(sequential, through_pipes)
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_AHEAD)
     return sequential.mp_prefetch(options, worker_init_fn=_start_worker)
 
@@ -112,8 +113,8 @@ def _start_worker(index: int, count: int) -> None:
     """Makes a worker process ignore signals, and end when its parent does."""
     exits.end_with_parent()
     # Terminals send signals to all processes, but only the parent handles them.
-    for number in exits.ENDING:
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in exits.ENDING:
+        signal.signal(signal_number, signal.SIG_IGN)
 
 
 @functools.lru_cache(maxsize=16)
@@ -121,20 +122,20 @@ def _planned(plans: Callable[[int], Batch], step: int) -> Batch:  # For all piec
     return plans(step)
 
 
-def _crop(
+def _planned_crop(
     dataset: Dataset, plans: Callable[[int], Batch], view: View, step: int, row: int
 ) -> Pixels | None:
     plan = _planned(plans, step)
     if row >= len(plan.ids):
         return None
-    size, box = (array[row].tolist() for array in plan.images)
-    return dataset.crop(int(plan.ids[row]), box, view.side, view.channels, tuple(size))
+    frame = Frame(*(tuple(values[row].tolist()) for values in plan.images))
+    return dataset.crop(int(plan.ids[row]), frame, view.side, view.channels)
 
 
 def _test_view(
-    dataset: Dataset, view: View, batch_size: int, batch: int, row: int
+    dataset: Dataset, view: View, batch_size: int, batch_index: int, row: int
 ) -> Pixels | None:
-    i = batch * batch_size + row
+    i = batch_index * batch_size + row
     return dataset.test_view(i, view) if i < len(dataset) else None
 
 
@@ -148,16 +149,14 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, prefetched.
 
-    Images and flips cover the given rows of a batch (default: all) and are black beyond its end;
-    labels and ids cover the full batch. Close the generator to end the workers.
+    Images and flips cover the given rows of a batch (default: all), padded with black images beyond
+    its end; labels and ids cover the full batch. Close the generator to end the workers.
     """
-    # A plan depends only on (seed, step), here and in each worker. So pixels depend neither on the
-    # process that prepares them nor on the step at which a run was resumed.
     if not steps:
         return
     rows = range(len(_planned(plans, steps.start).ids)) if rows is None else rows
-    read = functools.partial(_crop, dataset, plans, view)
-    pieces = _Pieces(read, steps, rows, view, tolerant=False)
+    read_image = functools.partial(_planned_crop, dataset, plans, view)
+    pieces = _Pieces(read_image, steps, rows, view, tolerant=False)
     with contextlib.closing(pieces.assembled(workers)) as batches:
         for step, (images, _) in zip(steps, batches, strict=True):
             plan = _planned(plans, step)
@@ -173,16 +172,16 @@ def readable_batches(
     *,
     tolerant: bool = True,
 ) -> Generator[ReadableBatch, None, None]:
-    """Yields batches of the test views of all images in order, or of features.
+    """Yields batches of the test views of a dataset's images, or of its features, in order.
 
     The last batch is padded with zeros, so that all batches fit one compiled program. Only the
     given rows of each batch are delivered (default: all). If `tolerant`, unreadable images are
     black and reported; otherwise they raise a UserError. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
-    batches = range(-(-len(dataset) // batch_size))
+    batches = range(math.ceil(len(dataset) / batch_size))
     if dataset.vectors is None:
-        read = functools.partial(_test_view, dataset, view, batch_size)
-        return _Pieces(read, batches, rows, view, tolerant).assembled(workers)
+        read_image = functools.partial(_test_view, dataset, view, batch_size)
+        return _Pieces(read_image, batches, rows, view, tolerant).assembled(workers)
     vectors = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
     return ((padded_rows(batch, rows, 0), {}) for batch in vectors)

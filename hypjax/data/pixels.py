@@ -1,4 +1,4 @@
-"""Pixels on the host: the exact and the fast decoder, and resized crops."""
+"""Decodes images on the host, exactly or fast, and resizes crops."""
 
 import contextlib
 import io
@@ -24,13 +24,11 @@ with contextlib.suppress(ImportError):  # The extra `heif`.
 HEIF_INSTALLATION = installation("hypjax[heif]")
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
 DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
-# Colour mode by number of channels.
-MODES = {1: "L", 3: "RGB"}
-_CHANNELS = ((), (1,), (2,), (3,), (4,))  # Possible shapes after height and width.
+_MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels.
+_CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of users' pixels after height and width.
 _JPEG = b"\xff\xd8"  # First bytes of a JPEG file.
-_MIN_RATIO = 2  # Smallest ratio of a box that is decoded at a reduced size to the resized square.
-# First bytes of files that hold HEIC images.
-_HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)
+_HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)  # First bytes of a HEIC file.
+_MIN_RATIO = 2  # Least ratio of a box's sides, decoded at a reduced size, to the resized square's.
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
 _LARGE_IMAGE = 50_000_000  # Pixels.
@@ -38,88 +36,75 @@ _DECODING_LARGE = threading.Lock()
 
 
 def decode(
-    encoded: bytes | Image.Image | np.ndarray,
+    content: bytes | Image.Image | np.ndarray,
     channels: int,
     *,
     upright: bool = False,
-    least: int | None = None,
+    min_side: int | None = None,
 ) -> Image.Image:
-    """Decodes an image file exactly, or converts an image.
+    """Decodes the bytes of an image file exactly, or converts a Pillow image or a user's pixels.
 
     Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
-    read.
-
-    Args:
-        encoded: The bytes of an image file, a Pillow image, or pixels as in `from_pixels`.
-        channels: 1 for greyscale, 3 for RGB.
-        upright: Whether to rotate the image as EXIF says, like viewers. Protocols of datasets, and
-            therefore published results, ignore EXIF.
-        least: Pixels that either side must keep; a JPEG may be decoded at a fraction of its size.
-
-    Raises:
-        ValueError: For pixels of 32 bits, which have no common scale. Damaged files raise almost
-            any exception.
+    read. With `upright`, files are rotated as EXIF says, like viewers do; protocols of datasets,
+    and therefore published results, ignore EXIF. With `min_side`, a JPEG is decoded at a fraction
+    of its size whose sides have at least so many pixels. Damaged files raise almost any exception.
     """
-    if isinstance(encoded, Image.Image):
-        with contextlib.suppress(Exception):  # EXIF data may be damaged, as below.
-            encoded = ImageOps.exif_transpose(encoded)
-        return _pixels(encoded, channels, upright=False)
-    if not isinstance(encoded, bytes):
-        return _pixels(from_pixels(np.asarray(encoded), "it"), channels, upright)
+    if isinstance(content, Image.Image):
+        with contextlib.suppress(Exception):  # EXIF data may be damaged, as in `_converted`.
+            content = ImageOps.exif_transpose(content)
+        return _converted(content, channels, upright=False)
+    if not isinstance(content, bytes):
+        return _converted(from_pixels(np.asarray(content), "it"), channels, upright)
     try:
-        image = Image.open(io.BytesIO(encoded))
+        image = Image.open(io.BytesIO(content))
     except UnidentifiedImageError as error:
         heic = f"HEIC needs {HEIF_INSTALLATION}"
-        raise ValueError(heic if _HEIF.match(encoded) else "not an image") from error
+        raise ValueError(heic if _HEIF.match(content) else "not an image") from error
     except Image.DecompressionBombError as error:
-        most = f"{2 * Image.MAX_IMAGE_PIXELS:,} pixels"
-        raise ValueError(f"more than {most}; scale it down or remove it") from error
-    if least is not None:
-        image.draft(None, (least, least))
+        max_pixels = f"{2 * Image.MAX_IMAGE_PIXELS:,} pixels"
+        raise ValueError(f"more than {max_pixels}; scale it down or remove it") from error
+    if min_side is not None:
+        image.draft(None, (min_side, min_side))
     large = image.width * image.height > _LARGE_IMAGE
     with _DECODING_LARGE if large else contextlib.nullcontext():
-        return _pixels(image, channels, upright)
+        return _converted(image, channels, upright)
 
 
-def _pixels(image: Image.Image, channels: int, upright: bool) -> Image.Image:
+def _converted(image: Image.Image, channels: int, upright: bool) -> Image.Image:
     """Rotates an image if `upright`, and converts it to the mode of `channels`."""
     if upright:
         image.load()
-        # Pillow raises almost anything on damaged EXIF data: before it rotates, when it reads them,
-        # or afterwards, when it writes them without the orientation. Both errors are harmless.
+        # Pillow raises almost anything on damaged EXIF data, before it rotates, when it reads them,
+        # or afterwards, when it writes them without the orientation. Either error is harmless.
         with contextlib.suppress(Exception):
             ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
+    if image.mode in ("I", "F"):  # Such pixels have no common scale.
         raise ValueError("it has 32 bits per pixel; save it with 8 or 16")
     if image.mode == "La":  # Pillow converts this mode to LA only.
         image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    if image.mode != MODES[channels]:
-        return image.convert(MODES[channels])
+    if image.mode != _MODES[channels]:
+        return image.convert(_MODES[channels])
     image.load()
     return image
 
 
 def from_pixels(values: np.ndarray, name: object) -> Image.Image:
-    """Converts a user's pixels to a Pillow image; `name` is for the message of a UserError.
-
-    Pixels are uint8, uint16 or bool, [height, width] or [height, width, channels] with 1 to 4
-    channels.
-    """
+    """Converts a user's pixels to a Pillow image, or raises a UserError that names them `name`."""
     dtype = values.dtype.newbyteorder("=")
-    is_valid = dtype in (np.bool_, np.uint8, np.uint16) and values.size
-    if not is_valid or values.ndim < 2 or values.shape[2:] not in _CHANNELS:
+    is_image = values.size > 0 and values.ndim >= 2 and values.shape[2:] in _CHANNELS
+    if not is_image or dtype not in (np.bool_, np.uint8, np.uint16):
         needed = "pixels are uint8, uint16 or bool, [height, width] or [height, width, 1 to 4]"
         raise UserError(f"{name} is {values.dtype} of shape {list(values.shape)}; {needed}")
     if dtype == np.bool_:
         values = values * np.uint8(255)
-    elif dtype == np.uint16:  # Pillow reads colours of 16 bits, and `_pixels` greys, like this.
+    elif dtype == np.uint16:  # Pillow scales colours of 16 bits like this, and `_converted` greys.
         values = (values >> 8).astype(np.uint8)
-    return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
+    return from_array(values)
 
 
 def read_bytes(path: str | pathlib.Path) -> bytes:
@@ -129,9 +114,9 @@ def read_bytes(path: str | pathlib.Path) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def read_image(path: str, channels: int, least: int | None = None) -> Image.Image:
-    """Decodes an image file upright, see `decode`."""
-    return decode(read_bytes(path), channels, upright=True, least=least)
+def read_image(path: str, channels: int, min_side: int | None = None) -> Image.Image:
+    """Reads an image file and decodes it upright, see `decode`."""
+    return decode(read_bytes(path), channels, upright=True, min_side=min_side)
 
 
 def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -172,12 +157,12 @@ def show_fast(
         image = Image.open(io.BytesIO(encoded))
         if upright and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return None
-        if image.mode not in MODES.values() or bottom > image.height or right > image.width:
+        if image.mode not in _MODES.values() or bottom > image.height or right > image.width:
             return None
         halvings = math.floor(math.log2(min(height, width) / (_MIN_RATIO * side)))
         factor = 2 ** min(3, max(0, halvings))
-        image.draft(MODES[channels], (image.width // factor, image.height // factor))
-        image = image if image.mode == MODES[channels] else image.convert(MODES[channels])
+        image.draft(_MODES[channels], (image.width // factor, image.height // factor))
+        image = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
         image.load()
     except Exception:  # Decoders raise almost anything on damaged files.
         return None
@@ -185,13 +170,13 @@ def show_fast(
     top, left, bottom, right = (edge / factor for edge in (top, left, bottom, right))
     y, x = math.floor(top), math.floor(left)
     region = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
-    edges = left - x, top - y, right - x, bottom - y
-    return array(region.resize((side, side), Image.Resampling.BICUBIC, box=edges))
+    box_in_region = left - x, top - y, right - x, bottom - y
+    return array(region.resize((side, side), Image.Resampling.BICUBIC, box=box_in_region))
 
 
 def from_array(values: UInt8[np.ndarray, "height width channels"]) -> Image.Image:
-    """Makes a Pillow image of decoded pixels with 1 or 3 channels."""
-    return Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values)
+    """Makes a Pillow image of uint8 pixels; one channel becomes a greyscale image."""
+    return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
 def array(image: Image.Image) -> UInt8[np.ndarray, "height width channels"]:

@@ -1,7 +1,7 @@
 """Plans: a batch's images and their crops, as a pure function of (seed, step).
 
 Worker processes, or the device, only execute plans, so that pixels do not depend on the number of
-workers or on resuming. Plans of tuples also depend on their epoch's mined table.
+workers or on resuming. `TuplePlans` also depend on the tuples mined for the epoch.
 """
 
 import abc
@@ -32,7 +32,7 @@ def padded_rows(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plans(abc.ABC):
-    """The plans of a run's batches, by step."""
+    """Computes the plan of any step of a run."""
 
     labels: Int[np.ndarray, " images"]  # Class of each training image, from 0 without gaps.
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths of the images before the crop.
@@ -52,7 +52,8 @@ class Plans(abc.ABC):
     def __call__(self, step: int) -> Batch:
         """Returns the plan of a step, counted from 0: its batch, with frames as images."""
         ids = self.choose(step)
-        sizes, rng = self.sizes[ids], self.rng(_CROPS, step)
+        sizes = self.sizes[ids]
+        rng = self.rng(_CROPS, step)
         return Batch(
             images=Frame(sizes, self.crop.boxes(rng, sizes)),
             labels=self.labels[ids].astype(np.int32),
@@ -67,7 +68,7 @@ class Plans(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShuffledPlans(Plans):
-    """Plain shuffling: no image occurs twice in an epoch; some are left over at its end."""
+    """Plain shuffling: an epoch splits a permutation of all images into full batches."""
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the step's slice of the epoch's permutation of all images."""
@@ -78,10 +79,10 @@ class ShuffledPlans(Plans):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassPlans(Plans):
-    """Batches with the same number of images of each of some classes.
+    """Batches of several classes, with `samples_per_class` images of each.
 
-    Images of one class are adjacent, and distinct if the class has enough images. Losses rely on
-    this order and cannot check it: in a compiled step, labels are traced.
+    Images of one class are distinct if the class has enough images. They are adjacent: losses rely
+    on this order and cannot check it, because labels are traced in a compiled step.
     """
 
     samples_per_class: int
@@ -93,10 +94,10 @@ class ClassPlans(Plans):
         return self.batch_size // self.samples_per_class
 
     @functools.cached_property
-    def members(self) -> list[Int[np.ndarray, " members"]]:
-        """Indices of each class's images, by class."""
-        order = np.argsort(self.labels, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.labels))[:-1])
+    def images_of_class(self) -> list[Int[np.ndarray, " class_images"]]:
+        """For each class, the indices of its images."""
+        ids_by_class = np.argsort(self.labels, kind="stable")
+        return np.split(ids_by_class, np.cumsum(np.bincount(self.labels))[:-1])
 
     @abc.abstractmethod
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
@@ -104,28 +105,27 @@ class ClassPlans(Plans):
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Draws the indices of the step's images, class by class."""
-        rng, size, images = self.rng(_IMAGES, step), self.samples_per_class, []
+        rng = self.rng(_IMAGES, step)
+        samples = []
         for label in self.choose_classes(step):
-            members = self.members[label]
-            images.append(rng.choice(members, size, replace=self.repeats or len(members) < size))
-        return np.concatenate(images)
+            images = self.images_of_class[label]
+            replace = self.repeats or len(images) < self.samples_per_class
+            samples.append(rng.choice(images, self.samples_per_class, replace=replace))
+        return np.concatenate(samples)
 
 
 class EpochClassPlans(ClassPlans):
-    """Hyp-ViT's sampling: an epoch's batches divide a permutation of all classes.
-
-    Classes that do not fill the last batch are skipped.
-    """
+    """Hyp-ViT's sampling: an epoch splits a permutation of all classes into full batches."""
 
     @property
     def batches_per_epoch(self) -> int:
         """Number of full batches in a permutation of all classes."""
-        return len(self.members) // self.classes_per_batch
+        return len(self.images_of_class) // self.classes_per_batch
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's slice of the epoch's permutation of all classes."""
         epoch, batch = divmod(step, self.batches_per_epoch)
-        permutation = self.rng(_CLASSES, epoch).permutation(len(self.members))
+        permutation = self.rng(_CLASSES, epoch).permutation(len(self.images_of_class))
         first = batch * self.classes_per_batch
         return permutation[first : first + self.classes_per_batch]
 
@@ -135,8 +135,8 @@ class DrawnClassPlans(ClassPlans):
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Draws distinct classes uniformly at random."""
-        rng = self.rng(_CLASSES, step)
-        return rng.choice(len(self.members), self.classes_per_batch, replace=False)
+        rng, num_classes = self.rng(_CLASSES, step), len(self.images_of_class)
+        return rng.choice(num_classes, self.classes_per_batch, replace=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,27 +145,27 @@ class CoarsePairPlans(ClassPlans):
 
     An epoch has five batches for each pair of coarse classes, in random order. All batches have the
     same size: if a coarse class has too few classes, the other coarse class fills the batch, and
-    classes with too few images repeat images. The released code makes such batches smaller.
+    classes with too few images repeat images. The released code makes these batches smaller.
     """
 
     # The coarse class of each class, from 0 without gaps.
     coarse: Int[np.ndarray, " classes"] = dataclasses.field(kw_only=True)
 
     @functools.cached_property
-    def _pairs(self) -> Int[np.ndarray, "batches 2"]:
+    def _coarse_pairs(self) -> Int[np.ndarray, "batches 2"]:
         return np.array([*itertools.combinations(range(self.coarse.max() + 1), 2)] * 5)
 
-    batches_per_epoch = property(lambda self: len(self._pairs))
+    batches_per_epoch = property(lambda self: len(self._coarse_pairs))
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Draws classes of the step's pair of coarse classes uniformly at random."""
         epoch, batch = divmod(step, self.batches_per_epoch)
-        pair = self.rng(_PAIRS, epoch).permutation(self._pairs)[batch]
-        rng, size = self.rng(_CLASSES, step), self.classes_per_batch
-        first, second = (rng.permutation(np.flatnonzero(self.coarse == x)) for x in pair)
-        # Half of the batch, unless one of the two has too few classes.
-        from_first = np.clip(size // 2, size - len(second), len(first))
-        return np.concatenate([first[:from_first], second[: size - from_first]])
+        pair = self.rng(_PAIRS, epoch).permutation(self._coarse_pairs)[batch]
+        rng, count = self.rng(_CLASSES, step), self.classes_per_batch
+        first, second = (rng.permutation(np.flatnonzero(self.coarse == label)) for label in pair)
+        # Half of the batch, unless one coarse class has too few classes.
+        count_of_first = np.clip(count // 2, count - len(second), len(first))
+        return np.concatenate([first[:count_of_first], second[: count - count_of_first]])
 
 
 CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}
@@ -173,14 +173,10 @@ CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlan
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuplePlans(Plans):
-    """Tuples of an anchor, its positive and mined negatives; images of a tuple are adjacent.
+    """Tuples of adjacent images: anchor, positive, mined negatives (Radenović et al., 2019)."""
 
-    An epoch draws `tuples` random pairs, whose negatives are mined at the start of the epoch
-    (Radenović et al., TPAMI 2019).
-    """
-
-    pairs: Int[np.ndarray, "pairs 2"]  # Indices of two images that show the same object.
-    tuples: int  # Number of tuples in an epoch, at most the number of pairs.
+    pairs: Int[np.ndarray, "pairs 2"]  # Images that show the same object: anchor and positive.
+    tuples: int  # Number of random pairs, at most all, for which an epoch mines negatives.
     negatives: int  # Number of negatives in a tuple.
     pool_size: int  # Images from which an epoch's negatives are mined.
     table: Int[np.ndarray, "tuples size"] | None = None  # The epoch's tuples, once they are mined.
@@ -199,12 +195,12 @@ class TuplePlans(Plans):
         self, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples 2"], Int[np.ndarray, " pool"]]:
         """Draws an epoch's pairs of anchor and positive, and its pool of possible negatives."""
-        pairs = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
+        pair_rows = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
         pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
-        return self.pairs[pairs], pool
+        return self.pairs[pair_rows], pool
 
     def choose(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of the step's images, tuple by tuple."""
-        count = self.batch_size // self.tuple_size
-        first = step % self.batches_per_epoch * count
-        return self.table[first : first + count].reshape(-1)
+        tuples_per_batch = self.batch_size // self.tuple_size
+        first = step % self.batches_per_epoch * tuples_per_batch
+        return self.table[first : first + tuples_per_batch].reshape(-1)

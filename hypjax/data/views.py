@@ -1,7 +1,7 @@
 """Views: how images are resized and cropped for the model, in training and in evaluation.
 
-A view resizes an image, and crops a box, which is resized to the model's square. Registries at the
-end hold the views that `data.train_view` and `data.test_view` name.
+A view resizes an image, and crops a box, which is resized to the model's square. `TRAIN_VIEWS` and
+`TEST_VIEWS` hold the values of `data.train_view` and `data.test_view`.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ class RandomCrop:
     area: tuple[float, float]  # Smallest and largest fraction of the image's area.
     ratio: tuple[float, float]  # Smallest and largest width / height; log-uniform.
     flip: float  # Probability of mirroring.
-    stored_side: int | None = None  # Longer shorter sides are scaled down to this length first.
+    stored_side: int | None = None  # First, shorter sides are scaled down to at most this length.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the original sizes, or the sizes in the device cache."""
+        """Returns the original sizes, scaled down to `stored_side` if it is set."""
         if self.stored_side is None:
             return originals
         shorter = originals.min(axis=1, keepdims=True)
@@ -49,39 +49,39 @@ class RandomCrop:
         return np.where(shorter > self.stored_side, scaled, originals)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws boxes until one fits into the image; otherwise takes the largest in the centre."""
+        """Draws ten boxes per image and takes the first that fits, else the largest, centred."""
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
         ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
         drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
         fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
         first_fitting = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
-        low, high = self.ratio
+        min_ratio, max_ratio = self.ratio
         height, width = sizes.T
-        max_height = np.where(width / height < low, np.rint(width / low), height)
-        max_width = np.where(width / height > high, np.rint(height * high), width)
+        max_height = np.where(width / height < min_ratio, np.rint(width / min_ratio), height)
+        max_width = np.where(width / height > max_ratio, np.rint(height * max_ratio), width)
         largest = np.maximum(np.stack([max_height, max_width], axis=1), 1).astype(np.int64)
         any_fits = fits.any(axis=1)[:, None]
         extent = np.where(any_fits, first_fitting, largest)
-        room = sizes - extent
-        corner = np.where(any_fits, rng.integers(0, room, endpoint=True), room // 2)
+        margin = sizes - extent
+        corner = np.where(any_fits, rng.integers(0, margin, endpoint=True), margin // 2)
         return np.concatenate([corner, extent], axis=1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class ResizeCrop:
-    """A random window of the image, which is squashed to a square first (IRT)."""
+    """A random square box of the image, which is first squashed to a larger square (IRT)."""
 
     resize: int  # Side of the square to which the image is resized.
-    side: int  # Side of the window, at most `resize`.
+    side: int  # Side of the box, at most `resize`.
     flip: float  # Probability of mirroring.
 
     def sizes(self, originals: Sizes) -> Sizes:
-        """Returns the square's side as height and width of every image."""
+        """Returns `resize` as height and width of every image."""
         return np.full_like(originals, self.resize)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws the position of each window uniformly."""
+        """Draws the position of each box uniformly."""
         corner = rng.integers(0, sizes - self.side, endpoint=True)
         return np.concatenate([corner, np.full_like(corner, self.side)], axis=1).astype(np.int32)
 
@@ -94,14 +94,14 @@ def centre_crop(height: int, width: int, view: View) -> Frame:
     return Frame(size, (top, left, view.side, view.side))
 
 
-# Views by name. A training view is built from `config.data`; a test view is a function of an
-# image's height and width.
+# Functions that build a training view from `config.data`.
 TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
     "area_crop": lambda data: RandomCrop(
         data.crop_area, data.crop_ratio, data.flip, data.stored_side
     ),
     "resize_crop": lambda data: ResizeCrop(data.resize, data.image_size, data.flip),
 }
+# Functions that compute a test view's frame from an image's height and width.
 TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {
     "centre_crop": centre_crop,
     # The whole image, resized to the square whatever its shape (IRT's particular objects).

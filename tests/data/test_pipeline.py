@@ -17,7 +17,7 @@ from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop, centre_crop
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
-from hypjax.types import Batch, View
+from hypjax.types import Batch, Frame, View
 from tests.helpers.pictures import dataset_of, dataset_without_images, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
@@ -104,7 +104,9 @@ def dataset_of_files(*files, **options):
     return dataset_without_images(np.arange(len(files)), **records, **options)
 
 
-BOX = np.array([31, 57, 300, 280])
+def crop(dataset, i, side, channels):
+    frame = Frame(tuple(dataset.sizes[i].tolist()), (31, 57, 300, 280))
+    return dataset.crop(i, frame, side, channels)
 
 
 def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
@@ -113,7 +115,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
     files += [encoded(photo().convert("L")), jpeg(photo().convert("CMYK"))]
     cut = Image.open(io.BytesIO(files[0])).crop((57, 31, 337, 331))
     expected = cut.resize((32, 32), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(dataset_of_files(files[0]).crop(0, BOX, 32, 3), expected)
+    np.testing.assert_array_equal(crop(dataset_of_files(files[0]), 0, 32, 3), expected)
     for channels in (1, 3):
         exact = dataset_of_files(*files)
         decoded = ArrayCache(tmp_path / str(channels), len(exact))
@@ -123,7 +125,7 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
         view = View(32, 40, channels)
         for i, j in enumerate([4, 0, 2, 3]):
             for images in (
-                (cached.crop(i, BOX, 32, channels), exact.crop(j, BOX, 32, channels)),
+                (crop(cached, i, 32, channels), crop(exact, j, 32, channels)),
                 (cached.test_view(i, view), exact.test_view(j, view)),
                 (cached.image(i, channels), exact.image(j, channels)),
             ):
@@ -137,7 +139,7 @@ def test_a_photo_that_was_replaced_is_named(fast):
     dataset.records.reverse()
     message = r"cannot read record 0 \(it is 80×60 pixels, but was 500×400 before\)"
     with pytest.raises(UserError, match=message):
-        dataset.crop(0, BOX, 32, 3)
+        crop(dataset, 0, 32, 3)
 
 
 def nearly_the_same(a, b, tolerance):
@@ -151,7 +153,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels():
     exact = dataset_of_files(*files)
     fast = dataclasses.replace(exact, fast=True)
     for i, channels, (side, tolerance) in itertools.product(range(2), (1, 3), [(250, 2), (32, 12)]):
-        a, b = (d.crop(i, BOX, side, channels) for d in (exact, fast))
+        a, b = (crop(d, i, side, channels) for d in (exact, fast))
         assert nearly_the_same(a, b, tolerance)
         for kind in ("centre_crop", "squash"):
             view = View(side, side + 20, channels, kind)
@@ -164,11 +166,11 @@ def test_the_fast_decoder_leaves_unknown_files_to_the_exact_one():
     exact = dataset_of_files(encoded(photo()), jpeg(photo(), exif=turned), upright=True)
     fast = dataclasses.replace(exact, fast=True)
     for i in range(2):
-        np.testing.assert_array_equal(fast.crop(i, BOX, 32, 3), exact.crop(i, BOX, 32, 3))
+        np.testing.assert_array_equal(crop(fast, i, 32, 3), crop(exact, i, 32, 3))
     exact.records[1] = exact.records[1][:2000]
     for broken in (exact, fast):
         with pytest.raises(UserError, match="cannot read record 1"):
-            broken.crop(1, BOX, 32, 3)
+            crop(broken, 1, 32, 3)
 
 
 def test_evaluation_views_come_in_order_with_the_last_batch_padded():

@@ -102,7 +102,7 @@ class Searcher:
     def _thumbnail(self, key: str) -> bytes:
         path = self._find(key).path
         try:
-            image = read_image(path, 3, least=2 * _THUMBNAIL_SIDE)
+            image = read_image(path, 3, min_side=2 * _THUMBNAIL_SIDE)
         except Exception as error:  # Moved or damaged since it was embedded.
             raise HTTPException(404, "the file of this image cannot be read") from error
         image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
