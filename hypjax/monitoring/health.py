@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
+from hypjax.monitoring.telemetry import Values
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.system import console
 
@@ -21,53 +21,47 @@ _ADVICE = (
 )
 _COLLAPSED_SPREAD = 1e-5  # Spread relative to the norm; float32 keeps two digits of differences.
 
-Metrics = Mapping[str, Any]
-
 
 class HealthWatch:
-    """Warns of failed training: once of each fault that two consecutive reports show.
-
-    A single report may cover only one step. Checks begin after the warm-up and a tenth of the
-    steps.
-    """
+    """Warns once of each fault that two consecutive reports show: one may cover a single step."""
 
     def __init__(self, config: ConfigDict) -> None:
         train = config.train
-        self._settled = max(config.optim.warmup_steps, train.total_steps // 10)
-        self._stop = train.on_collapse == "stop"
+        self._first_step = max(config.optim.warmup_steps, train.total_steps // 10) + 1
+        self._stop_on_fault = train.on_collapse == "stop"
         self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
         # Learning begins at 1.5 times chance, or a tenth of the way from chance to 1 if lower.
-        self._least_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
+        self._min_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
         # With 2n − 2 negatives, a positive has p = 1/2 if its logit exceeds theirs by this much.
-        self._range = math.log(2 * train.batch_size / train.samples_per_class - 2)
+        self._min_span = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._fault: str | None = None
         self._warned: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Warns, or stops training, if this report shows the same fault as the previous one."""
-        if step <= self._settled:
+        if step < self._first_step:
             return
-        previous_fault, (self._fault, evidence) = self._fault, self._diagnose(values)
+        previous_fault = self._fault
+        self._fault, evidence = self._diagnose(values)
         if self._fault is None or self._fault != previous_fault:
             return
         message = f"{self._fault} by step {step}: {evidence}"
-        if self._stop:
+        if self._stop_on_fault:
             raise UserError(f"{message} (train.on_collapse=stop); {_ADVICE}")
         if self._fault not in self._warned:
             self._warned.add(self._fault)
             console.warn(f"{message}; {_ADVICE}")
 
     def _diagnose(self, values: Mapping[str, float]) -> tuple[str | None, str]:
-        """A fault that the values show, or None, and its evidence."""
+        """Returns a fault that the values show, or None, and the evidence for it."""
         span = values.get("logit_max", math.inf) - values.get("logit_min", 0.0)
-        if span < self._range:
+        if span < self._min_span:
+            spans = f"the logits span {span:.2g}, but must span {self._min_span:.2g}"
             clipped = f"{values.get('clipped_share', 0.0):.0%} of the features are clipped"
-            evidence = (
-                f"the logits span {span:.2g}, but must span {self._range:.2g} to tell the classes "
-                f"of a batch apart; {clipped}"
-            )
+            evidence = f"{spans} to tell the classes of a batch apart; {clipped}"
             return "the embeddings have collapsed, or the temperature is too high", evidence
-        if (recall := values.get("batch_recall@1", math.inf)) < self._least_recall:
+        recall = values.get("batch_recall@1", math.inf)
+        if recall < self._min_recall:
             evidence = f"recall@1 within a batch is {recall:.3f}, and {self._chance:.3f} by chance"
             return "nothing is being learned", evidence
         return None, ""
@@ -84,16 +78,16 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
 
 
 def check_finite(
-    step: int, images: Iterator[str], metrics: Metrics, train: ConfigDict, checkpoints: Checkpoints
+    step: int, names: Iterator[str], metrics: Values, train: ConfigDict, checkpoints: Checkpoints
 ) -> None:
     """Warns of a step that is not finite, or raises an error if it may not be skipped."""
     if metrics["finite"]:
         return
-    values = {n: float(metrics[n]) for n in ("loss", "gradient_norm", "update_norm")}
-    name = next(name for name, value in values.items() if not math.isfinite(value))
-    named = ", ".join(itertools.islice(images, _MAX_NAMED))
-    named = f"images {named} and {train.batch_size - _MAX_NAMED} others"
-    fault = f"the {name.replace('_', ' ')} of step {step} is {values[name]} ({named})"
+    values = {name: float(metrics[name]) for name in ("loss", "gradient_norm", "update_norm")}
+    quantity = next(name for name, value in values.items() if not math.isfinite(value))
+    first_names = ", ".join(itertools.islice(names, _MAX_NAMED))
+    images = f"images {first_names} and {train.batch_size - _MAX_NAMED} others"
+    fault = f"the {quantity.replace('_', ' ')} of step {step} is {values[quantity]} ({images})"
     max_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
     skipped = int(jax.device_get(metrics["skipped"]))
     if skipped <= max_skipped:

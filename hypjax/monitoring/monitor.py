@@ -1,4 +1,4 @@
-"""Monitors training: measurements, speed, progress, traces, and steps that are not finite."""
+"""Observes training: measurements, speed, progress, traces, and steps that are not finite."""
 
 import contextlib
 import pathlib
@@ -21,15 +21,12 @@ from hypjax.system import console, machine
 
 
 def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
-    """Means of metrics over finite steps; minima and maxima of those named *_min and *_max.
-
-    Metrics named in `latest` have the value of the last finite step.
-    """
+    """Averages metrics over finite steps; min of *_min, max of *_max, last of `latest`."""
     steps = jax.device_get(steps)
-    finite = [metrics for metrics in steps if metrics["finite"]]
     summary = {"skipped": int(steps[-1]["skipped"])}
-    for name in finite[0].keys() - {"finite", "skipped"} if finite else ():
-        values = [metrics[name] for metrics in finite]
+    finite_steps = [metrics for metrics in steps if metrics["finite"]]
+    for name in finite_steps[0].keys() - {"finite", "skipped"} if finite_steps else ():
+        values = [metrics[name] for metrics in finite_steps]
         reduce = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
         summary[name] = float(values[-1] if name in latest else reduce(values))
     return summary
@@ -42,8 +39,9 @@ class Trace:
         """Prepares a trace of the steps (first, last), of `total`; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(f"--profile must be two ascending steps from 1 to {total}")
-        self._folder, self._open = folder, contextlib.ExitStack()
+        self._folder = folder
         self._first, self._last = steps or (0, -1)
+        self._running = contextlib.ExitStack()
 
     def before(self, step: int) -> None:
         """Starts the trace at the first traced step; call it before dispatching each step."""
@@ -52,8 +50,8 @@ class Trace:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
             message = f"trace written to {self._folder}; open it with XProf or Perfetto"
-            self._open.callback(console.say, message)
-            self._open.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
+            self._running.callback(console.say, message)
+            self._running.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def after(self, step: int, outputs: Any) -> None:
         """Ends the trace after its last step; call it with each step's outputs."""
@@ -63,7 +61,7 @@ class Trace:
 
     def end(self) -> None:
         """Ends the trace, if it is running."""
-        self._open.close()
+        self._running.close()
 
 
 class Monitor(contextlib.AbstractContextManager):
@@ -75,20 +73,20 @@ class Monitor(contextlib.AbstractContextManager):
         steps: range,
         folder: pathlib.Path,
         checkpoints: Checkpoints,
-        name: Callable[[int], str],
+        image_name: Callable[[int], str],
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0; `name` maps an image's index to its name."""
-        self._first = self._reported = steps.start
-        self._train, self._checkpoints, self._name = config.train, checkpoints, name
+        """Starts to observe steps, counted from 0; `image_name` names an image by its index."""
+        self._start = self._reported = steps.start
+        self._train, self._checkpoints, self._image_name = config.train, checkpoints, image_name
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry = Telemetry(folder, steps.start, config)
         self._health = HealthWatch(config)
         self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
         scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
-        self._latest = {"learning_rate", *scalars}
+        self._latest = {"learning_rate", *scalars}  # Metrics that a report does not average.
         self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.
         self.restart_clock()
 
@@ -99,7 +97,7 @@ class Monitor(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Iterator[None]:
-        """Counts the time of the body as waiting for a step's input."""
+        """Counts the time of the body as waiting for a step's input; then, a trace may start."""
         with self.stopwatch.part("input"):
             yield
         self._trace.before(step)
@@ -113,7 +111,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._metrics.append(metrics)
         self.settle()
         self._unchecked = step, ids, metrics
-        if step == self._first + 1:
+        if step == self._start + 1:
             self.restart_clock()  # The first step includes compilation.
         self._progress.advance()
 
@@ -128,11 +126,12 @@ class Monitor(contextlib.AbstractContextManager):
             return
         self._reported = step
         values = summarise(self._metrics, self._latest)
-        seconds = time.monotonic() - self._started
-        if steps := len(self._metrics) - self._timed:
-            values["images_per_second"] = steps * self._train.batch_size / seconds
+        seconds = time.monotonic() - self._clock_start
+        if timed_steps := len(self._metrics) - self._untimed_steps:
+            values["images_per_second"] = timed_steps * self._train.batch_size / seconds
             # An upper bound, since the device may compute during the wait.
-            values["input_wait"] = (self.stopwatch.seconds()["input"] - self._waited) / seconds
+            waited = self.stopwatch.seconds()["input"] - self._waited_before
+            values["input_wait"] = waited / seconds
         values |= machine.memory_peaks()
         self._metrics = []
         self.restart_clock()
@@ -144,17 +143,18 @@ class Monitor(contextlib.AbstractContextManager):
     def settle(self) -> None:
         """Waits for the last step and checks it; call it before using the step's state."""
         if self._unchecked:
-            (step, ids, metrics), self._unchecked = self._unchecked, None
-            images = (self._name(int(i)) for i in ids)
-            check_finite(step, images, metrics, self._train, self._checkpoints)
+            step, ids, metrics = self._unchecked
+            self._unchecked = None
+            names = (self._image_name(int(i)) for i in ids)
+            check_finite(step, names, metrics, self._train, self._checkpoints)
 
     def write(self, step: int, values: Values) -> None:
-        """Writes other values of a step; the time since the last report does not count in rates."""
+        """Writes scores at a step, and restarts the clock: computing them took time."""
         self._telemetry.write(step, values)
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Excludes the time until now, such as a compilation, from the rates."""
+        """Excludes the steps and the time until now, such as a compilation, from the rates."""
         jax.block_until_ready(self._metrics[-1:])
-        self._waited = self.stopwatch.seconds()["input"]
-        self._timed, self._started = len(self._metrics), time.monotonic()
+        self._waited_before = self.stopwatch.seconds()["input"]
+        self._untimed_steps, self._clock_start = len(self._metrics), time.monotonic()

@@ -38,52 +38,54 @@ class Stopwatch:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._compiled: list[tuple[float, float]] = []  # End and length of the outermost events.
         self._part = "import"
-        self._since = self._began = time.monotonic() if launched is None else launched
+        self._start = time.monotonic() if launched is None else launched
+        self._part_start = self._start
         _threads.stopwatch = self
         _listen()
 
     def turn_to(self, part: str) -> str:
-        """Counts the time from now on as this part, and returns the previous part."""
-        now, previous = time.monotonic(), self._part
-        self._seconds[previous] += now - self._since
-        self._part, self._since = part, now
-        return previous
+        """Counts the time from now on as the given part, and returns the previous part."""
+        now, previous_part = time.monotonic(), self._part
+        self._seconds[previous_part] += now - self._part_start
+        self._part, self._part_start = part, now
+        return previous_part
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Counts the time of the body as a part, whose name profiler traces show."""
         import jax
 
-        previous = self.turn_to(name)
+        previous_part = self.turn_to(name)
         try:
             with jax.profiler.TraceAnnotation(name):
                 yield
         finally:
-            self.turn_to(previous)
+            self.turn_to(previous_part)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each part so far, and their sum as "total"."""
         self.turn_to(self._part)
-        return {**self._seconds, "total": self._since - self._began}
+        return {**self._seconds, "total": self._part_start - self._start}
 
     def describe(self) -> str:
         """Returns one line: '58 s in all: 6 import, 14 compile, 38 steps'."""
         seconds = self.seconds()
         digits = 0 if seconds["total"] >= 10 else 1
-        shown = {name: f"{value:.{digits}f}" for name, value in seconds.items()}
-        total = shown.pop("total")
-        parts = ", ".join(f"{value} {name}" for name, value in shown.items() if float(value))
+        rounded = {name: f"{value:.{digits}f}" for name, value in seconds.items()}
+        total = rounded.pop("total")
+        parts = ", ".join(f"{value} {name}" for name, value in rounded.items() if float(value))
         return f"{total} s in all: {parts}"
 
     def _count_compiling(self, seconds: float) -> None:
         """Moves the time of an event that ends now from the current part to "compile"."""
-        now, outermost = time.monotonic(), seconds
-        # Functions that a program calls are traced while the program is, and reported first.
+        now, uncounted_seconds = time.monotonic(), seconds
+        # Functions that a program calls are traced within the program's event, and reported first.
         while self._compiled and self._compiled[-1][0] > now - seconds:
-            outermost -= self._compiled.pop()[1]
+            _, inner_seconds = self._compiled.pop()
+            uncounted_seconds -= inner_seconds
         self._compiled.append((now, seconds))
-        self._seconds[self._part] -= outermost
-        self._seconds["compile"] += outermost
+        self._seconds[self._part] -= uncounted_seconds
+        self._seconds["compile"] += uncounted_seconds
 
 
 @functools.cache

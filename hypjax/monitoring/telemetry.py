@@ -32,8 +32,8 @@ class Telemetry:
         self._sinks: list[_JsonLines | _EventFiles | _WandbRun] = []
         if processes.is_first():
             folder.mkdir(parents=True, exist_ok=True)
-            self._sinks = [_JsonLines(folder / METRICS, first_step)]
-            self._sinks.append(_EventFiles(folder, first_step))
+            json_lines = _JsonLines(folder / METRICS, first_step)
+            self._sinks = [json_lines, _EventFiles(folder, first_step)]
             if config.run.wandb_project:
                 self._sinks.append(_WandbRun(folder, config))
 
@@ -54,24 +54,26 @@ class _JsonLines:
     """A file with a JSON object per line; opening it removes lines of later steps."""
 
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
-        self._path, earlier = path, ""
+        self._path = path
+        kept_lines = ""
         for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):  # A partial line.
                 values = json.loads(line)
-                # Test scores are written before the first step and after the last save.
-                if values["step"] < first_step + ("test" not in values):
-                    earlier += f"{line}\n"
+                # Test scores of the first step will be written again.
+                last_kept_step = first_step - 1 if "test" in values else first_step
+                if values["step"] <= last_kept_step:
+                    kept_lines += f"{line}\n"
         with console.tolerating(str(path)):
-            write_text(path, earlier)
+            write_text(path, kept_lines)
 
     def write(self, step: int, values: Values) -> None:
         """Appends a line; removes a partial line if the disk is full."""
-        end = self._path.stat().st_size
+        size_before = self._path.stat().st_size
         try:
             with self._path.open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
         except OSError:
-            os.truncate(self._path, end)
+            os.truncate(self._path, size_before)
             raise
 
     def close(self) -> None:
@@ -81,30 +83,30 @@ class _JsonLines:
 class _EventFiles:
     """TensorBoard's event files: a new file for each start and after each failure.
 
-    TensorBoard drops steps of earlier files that a new file repeats. tensorboardX's SummaryWriter
-    would write in a thread; when a full disk ends the thread, the loop waits forever.
+    TensorBoard drops the steps of earlier files from the new file's start event on. tensorboardX's
+    SummaryWriter would write in a thread; when a full disk ends it, the loop waits forever.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
         self._folder = folder / "tensorboard"
-        self._start = first_step and first_step + 1  # Step 0 is written again.
+        self._first_step = first_step + 1 if first_step else 0  # Step 0 is written again.
         self._writer: EventsWriter | None = None
 
     def write(self, step: int, values: Values) -> None:
         try:
             if self._writer is None:
                 self._folder.mkdir(exist_ok=True)
-                name = str(self._folder / "events")
-                self._writer = EventsWriter(name, f".{os.getpid()}.{step}")
+                prefix = str(self._folder / "events")
+                self._writer = EventsWriter(prefix, f".{os.getpid()}.{step}")
                 start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._event(self._start, session_log=start)
+                self._write_event(self._first_step, session_log=start)
             numbers = [Summary.Value(tag=n, simple_value=x) for n, x in _flat(values).items()]
-            self._event(step, summary=Summary(value=numbers))
+            self._write_event(step, summary=Summary(value=numbers))
         except OSError:
-            self._writer, self._start = None, step  # The file may end in a partial event.
+            self._writer, self._first_step = None, step  # The file may end in a partial event.
             raise
 
-    def _event(self, step: int, **content: Any) -> None:
+    def _write_event(self, step: int, **content: Any) -> None:
         self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
         self._writer.flush()
 
@@ -145,6 +147,6 @@ class _WandbRun:
 
 
 def _flat(values: Values) -> dict[str, float]:
-    """Flattens values to paths, such as validation/head/recall@1; top-level ones get train/."""
+    """Flattens values to paths: validation/head/recall@1; train/loss for a top-level loss."""
     flat = flatten_dict(values, sep="/").items()
     return {name if "/" in name else f"train/{name}": float(value) for name, value in flat}

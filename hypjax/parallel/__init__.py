@@ -5,6 +5,7 @@ exact. A batch may also be embedded in slices (microbatches), one after the othe
 holds the activations of only one slice.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -27,19 +28,16 @@ AXES = ("copies", "parts")
 def create_mesh(
     shape: tuple[int, int] = (-1, 1), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Creates a mesh whose shape is (copies of the parameters, shards of each copy).
-
-    −1 copies use all devices, which are JAX's by default.
-    """
+    """Creates a mesh of shape (copies of the parameters, shards of each); −1 uses all devices."""
     copies, shards = shape
-    all_devices = devices is None
-    if all_devices:
+    is_whole_run = devices is None
+    if is_whole_run:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     copies = len(devices) // shards if copies == -1 else copies
     needed, present = max(copies, 1) * shards, len(devices)
     # Processes without a device of the mesh would wait forever.
-    idle = all_devices and jax.process_count() > 1 and needed < present
-    if needed > present or idle:
+    leaves_process_idle = is_whole_run and jax.process_count() > 1 and needed < present
+    if needed > present or leaves_process_idle:
         problem = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
         raise UserError(f"{problem}; let copies times shards be {present}")
     return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
@@ -59,29 +57,28 @@ def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
     return Slices(count, multiple * math.ceil(batch_size / multiple))
 
 
-def local_rows(mesh: Mesh, rows: int) -> range:
-    """The rows of a sharded array that this process's devices hold."""
-    indices = sharded(mesh).addressable_devices_indices_map((rows,)).values()
-    bounds = [index[0].indices(rows) for index in indices]
+def local_rows(mesh: Mesh, num_rows: int) -> range:
+    """The rows that this process's devices hold of a sharded array with `num_rows` rows."""
+    indices = sharded(mesh).addressable_devices_indices_map((num_rows,)).values()
+    bounds = [row_slice.indices(num_rows) for (row_slice,) in indices]
     return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
-    """XLA options for jitting an encoder; options in `XLA_FLAGS` take precedence."""
+    """XLA options for jitting an encoder; an option in `XLA_FLAGS` takes precedence."""
     # On an H200, a step of ViT-S/16 with 900 images takes 86.0 ms with cuBLAS and 95.7 ms with
     # XLA's Triton products (embedding: 27.9 and 29.3 ms); compiling takes 26 s and 35 s. Without
     # tuning, as for a GPU that is absent, Triton's tiles do not even fit every product.
-    name = "xla_gpu_enable_triton_gemm"
-    if not cuda_capability(mesh.devices.flat[0]) or name in os.environ.get("XLA_FLAGS", ""):
+    option = "xla_gpu_enable_triton_gemm"
+    if not cuda_capability(mesh.devices.flat[0]) or option in os.environ.get("XLA_FLAGS", ""):
         return {}
-    return {name: False}
+    return {option: False}
 
 
 def shard(mesh: Mesh, rows: PyTree) -> PyTree:
     """Shards arrays with a row per image over all devices; `rows` are this process's rows."""
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharded(mesh), np.asarray(x)), rows
-    )
+    shard_rows = functools.partial(jax.make_array_from_process_local_data, sharded(mesh))
+    return jax.tree.map(lambda x: shard_rows(np.asarray(x)), rows)
 
 
 def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
@@ -90,8 +87,8 @@ def place(tree: PyTree, sharding: NamedSharding | PyTree) -> PyTree:
         sharding = jax.tree.map(lambda _: sharding, tree)
 
     def place_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-        global_array = isinstance(x, jax.Array) and not x.is_fully_addressable
-        if global_array or sharding.is_fully_addressable:
+        is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+        if is_global or sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
         x = np.asarray(x)  # `device_put` would compare all processes' copies.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
@@ -111,13 +108,13 @@ def sharded(mesh: Mesh) -> NamedSharding:
 
 def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
     """Shardings that split each array along its longest axis that the number of shards divides."""
-    shards = mesh.shape[AXES[1]]
+    num_shards = mesh.shape[AXES[1]]
 
     def sharding(x: Any) -> NamedSharding:
-        sizes = [size if size % shards == 0 else 0 for size in x.shape]
-        if shards == 1 or not any(sizes):
+        divisible_sizes = [size if size % num_shards == 0 else 0 for size in x.shape]
+        if num_shards == 1 or not any(divisible_sizes):
             return replicated(mesh)
-        axis = int(np.argmax(sizes))
+        axis = int(np.argmax(divisible_sizes))
         return NamedSharding(mesh, P(*[None] * axis, AXES[1]))
 
     return jax.tree.map(sharding, tree)
@@ -135,24 +132,23 @@ def gather(tree: PyTree) -> PyTree:
 
 
 def map_images(
-    function: Callable[..., PyTree], mesh: Mesh, count: int = 1
+    function: Callable[..., PyTree], mesh: Mesh, num_slices: int = 1
 ) -> Callable[..., PyTree]:
     """Splits a function of parameters and images over the devices, and replicates its result.
 
-    Each row of the result may depend only on the parameters and its image. With several slices
-    (`count`), the gradient recomputes intermediate values. Use the function inside `jax.jit`.
+    Each row of the result may depend only on the parameters and its image. With several slices, the
+    gradient recomputes intermediate values. Use the returned function inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:
-        if count == 1:
+        if num_slices == 1:
             return function(params, *images)
-        slices = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), images)
+        slices = jax.tree.map(lambda x: x.reshape(num_slices, -1, *x.shape[1:]), images)
         rematerialised = jax.checkpoint(lambda images: function(params, *images), prevent_cse=False)
         outputs = jax.lax.map(rematerialised, slices)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
     mapped = map_local_images(in_slices, mesh)
-
     return lambda *args: jax.lax.with_sharding_constraint(mapped(*args), replicated(mesh))
 
 
@@ -160,9 +156,9 @@ def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..
     """Splits a function over the devices like `map_images`, but leaves its result sharded."""
 
     def mapped(params: PyTree, *images: PyTree) -> PyTree:
+        specs = {"in_specs": (P(), *(P(AXES) for _ in images)), "out_specs": P(AXES)}
         # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
         # before they are cast back to float32.
-        specs = {"in_specs": (P(), *(P(AXES) for _ in images)), "out_specs": P(AXES)}
         return jax.shard_map(function, mesh=mesh, **specs, check_vma=False)(params, *images)
 
     return mapped

@@ -1,5 +1,6 @@
-"""Runs with several processes: joining and agreeing. Only the first process uses the disk."""
+"""Joins the processes of a run, and makes them agree; only the first process uses the disk."""
 
+import functools
 import inspect
 import json
 import sys
@@ -19,9 +20,8 @@ from hypjax.errors import TRY_AGAIN, TryAgainError, UserError, reason
 from hypjax.system import console, exits
 
 _JOIN_TIMEOUT = 300  # Seconds.
-_UPLOAD_TIMEOUT = 24 * 3600  # Seconds to wait at the end, while the first closes its folder.
-# Smallest buffer of a message, in bytes. Sizes are powers of two, so that few programs compile.
-_MIN_BUFFER = 1024
+_UPLOAD_TIMEOUT = 24 * 3600  # Seconds to wait while the first process uploads the run's folder.
+_MIN_BUFFER = 1024  # Bytes. Buffers' sizes are powers of two, so that few programs compile.
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
@@ -31,15 +31,16 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     after its heartbeat timeout of 100 seconds. `coordinator` is the first process's HOST:PORT, or
     "auto", with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
-    explicit = None if coordinator == "auto" else coordinator
-    options: dict[str, Any] = {"initialization_timeout": 2 * _JOIN_TIMEOUT}
-    if explicit:
+    options: dict[str, Any] = {"num_processes": num_processes, "process_id": process_id}
+    options["initialization_timeout"] = 2 * _JOIN_TIMEOUT
+    if coordinator != "auto":
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal():
             raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
         if None in (num_processes, process_id) or process_id >= num_processes:
             rule = "--num_processes, and a --process_id below it"
             raise UserError(f"--coordinator={coordinator} needs {rule}")
+        options["coordinator_address"] = coordinator
         options["cluster_detection_method"] = "deactivate"
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
@@ -50,7 +51,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [timed_out])
     alarm.start()
     try:
-        jax.distributed.initialize(explicit, num_processes, process_id, **options)
+        jax.distributed.initialize(**options)
     except (ValueError, TypeError) as error:
         remedy = "pass --coordinator=HOST:PORT --num_processes=N --process_id=I"
         problem = f"--coordinator={coordinator} detected no cluster ({error})"
@@ -64,9 +65,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         console.say(f"process {jax.process_index()} of {jax.process_count()} has joined")
     if len(jax.devices()) != jax.process_count() * jax.local_device_count():
         devices = f"{jax.local_device_count()} of {len(jax.devices())} devices"
-        raise UserError(
-            f"process {jax.process_index()} has {devices}; start all processes with equally many"
-        )
+        problem = f"process {jax.process_index()} has {devices}"
+        raise UserError(f"{problem}; start all processes with equally many")
     if not is_first():
         console.mute()
 
@@ -108,31 +108,33 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
     """
     if jax.process_count() == 1:
         return make()
-    made: list[PyTree] = []
-    if not from_first(lambda: made.append(make()) or made[0] is not None):
+    make_once = functools.cache(make)
+    if from_first(lambda: make_once() is None):
         return None
-    tree = made[0] if made else jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    tree = make_once() if is_first() else zeros
     # Sent as bytes: a broadcast is a sum, which would change −0 and subnormal numbers.
-    sent = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), tree)
-    sent = multihost_utils.broadcast_one_to_all(sent)
-    return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), sent, tree)
+    content = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), tree)
+    received = multihost_utils.broadcast_one_to_all(content)
+    return jax.tree.map(lambda x, y: np.asarray(x).view(y.dtype).reshape(y.shape), received, tree)
 
 
 def require_same(facts: dict[str, Any]) -> None:
     """Raises an error in all processes unless the JSON values of all processes are equal."""
     if jax.process_count() == 1:
         return
-    mine = json.loads(json.dumps(facts))
-    wrong = [name for name, value in from_first(lambda: facts).items() if mine[name] != value]
-    counts = multihost_utils.process_allgather(np.int32(len(wrong)))
+    own_facts = json.loads(json.dumps(facts))
+    first_facts = from_first(lambda: facts)
+    different = [name for name, value in first_facts.items() if own_facts[name] != value]
+    counts = multihost_utils.process_allgather(np.int32(len(different)))
     if counts.any():
-        differences = "".join(f", {name} {mine[name]}" for name in wrong)
+        differences = "".join(f", {name} {own_facts[name]}" for name in different)
         where = f"process {np.argmax(counts > 0)} has another configuration or other data"
         raise UserError(f"{where} than the first process{differences}; start all with the same")
 
 
 class Agreement:
-    """Makes all processes stop after the same step if any of them has to."""
+    """Makes all processes stop after the same step if one of them must."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -140,14 +142,11 @@ class Agreement:
         self._pending: jax.Array | None = None
 
     def __call__(self, status: int) -> int:
-        """Announces an exit status, and returns the highest of all processes; call it each step.
-
-        0 means to go on. With several processes, the result covers the previous call's statuses, so
-        that no process waits.
-        """
+        """Announces an exit status, or 0 to go on, after each step; returns the highest one."""
         if jax.process_count() == 1:
             return status
         rows = len(parallel.local_rows(self._mesh, self._mesh.size))
         local = parallel.shard(self._mesh, np.full(rows, status, np.int32))
+        # The result is that of the previous call, so that no process waits.
         previous, self._pending = self._pending, self._max(local)
         return 0 if previous is None else int(previous)
