@@ -1,4 +1,4 @@
-"""A cache on disk of arrays that are computed once, in order, and resumed after a kill.
+"""A cache on disk of arrays that are computed once, in order; a partial cache is completed.
 
 The cache's folder holds the arrays' concatenated bytes, and an index of their ends and checksums.
 The folder's name is a hash of everything that the arrays depend on, so it is never out of date.
@@ -37,8 +37,9 @@ class ArrayCache:
     def is_complete(self) -> bool:
         """Whether all arrays are present, judging by the sizes of both files."""
         index = self._read_index()
-        present = len(index) == len(self) and self._arrays.exists()
-        return present and self._arrays.stat().st_size == index["end"][-1]
+        if len(index) != len(self) or not self._arrays.exists():
+            return False
+        return self._arrays.stat().st_size == index["end"][-1]
 
     def _read_index(self) -> np.ndarray:
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
@@ -54,40 +55,41 @@ class ArrayCache:
                     os.fsync(file.fileno())
 
     def _resume(self) -> int:
-        """Keeps the arrays before any damage, or none of a complete file; returns their number."""
-        index, done, start = self._read_index(), 0, 0
+        """Removes the first damaged array and all after it; returns the number that remain."""
+        index = self._read_index()
+        intact = valid_bytes = 0
         with self._arrays.open("a+b") as file:
             size = file.tell()
             file.seek(0)
             for end, checksum, failed in index.tolist():
-                if not start < end <= size or crc32(file.read(end - start), failed) != checksum:
+                content = file.read(end - valid_bytes) if valid_bytes < end <= size else b""
+                if not content or crc32(content, failed) != checksum:
                     break
-                done, start = done + 1, end
-        if done < len(index) == len(self):  # Other processes may have mapped the complete file.
+                intact, valid_bytes = intact + 1, end
+        if intact < len(index) == len(self):
+            # Other processes may have mapped the complete file, so it must not be truncated.
             self._discard()
             return 0
         self._index.touch()
-        os.truncate(self._arrays, start)
-        os.truncate(self._index, done * _ENTRY.itemsize)
-        return done
+        os.truncate(self._arrays, valid_bytes)
+        os.truncate(self._index, intact * _ENTRY.itemsize)
+        return intact
 
     def append(
-        self,
-        arrays: Sequence[Shaped[np.ndarray, "..."]],
-        reasons: Mapping[int, str] | None = None,
+        self, arrays: Sequence[Shaped[np.ndarray, "..."]], reasons: Mapping[int, str] | None = None
     ) -> None:
         """Appends arrays; `reasons` says by index why some of `arrays` could not be computed."""
-        reasons, entries = reasons or {}, np.zeros(len(arrays), _ENTRY)
+        entries = np.zeros(len(arrays), _ENTRY)
+        reasons = reasons or {}
         for i, array in enumerate(arrays):
             failed = i in reasons
+            content = np.ascontiguousarray(array).data
             if failed:
                 content = reasons[i].encode() or b"?"  # Each entry needs at least one byte.
-            else:
-                content = np.ascontiguousarray(array).data
             self._file.write(content)
             # The checksum starts from the flag, so that it covers the flag, too.
             entries[i] = self._file.tell(), crc32(content, failed), failed
-        # Arrays are flushed before the index, so that a kill in between loses only these arrays.
+        # Arrays are flushed before the index, so that a kill in between loses only the new arrays.
         self._file.flush()
         self._entries.write(entries.tobytes())
         self._entries.flush()
@@ -97,10 +99,9 @@ class ArrayCache:
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
-        """Returns arrays of equal length as rows, and by row why some could not be computed.
+        """Returns arrays as rows, and by row why some, then 0, could not be computed.
 
-        Rows without an array are 0. If the cache is damaged, removes it and returns None, and the
-        caller computes the arrays again.
+        Returns None for a damaged cache, which it removes: the arrays must be computed again.
         """
         arrays, reasons = {}, {}
         for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):

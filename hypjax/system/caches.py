@@ -22,7 +22,7 @@ def keep_compiled_programs() -> None:
     try:
         if "://" not in folder:
             os.makedirs(folder, exist_ok=True)
-    except OSError as error:  # Otherwise JAX would warn of each program.
+    except OSError as error:  # JAX would warn of each program.
         problem = f"compiled programs cannot be kept in {folder} ({error.strerror})"
         console.warn(f"{problem}; set JAX_COMPILATION_CACHE_DIR to another folder")
         jax.config.update("jax_enable_compilation_cache", False)

@@ -1,9 +1,9 @@
-"""Cloud storage: gs://, s3:// and every other scheme that fsspec has a driver for."""
+"""Reads and writes cloud storage: gs://, s3:// and all schemes that fsspec has drivers for."""
 
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hypjax.errors import UserError
 
@@ -25,10 +25,7 @@ def url_hash(url: str) -> str:
 
 
 class CloudFolder:
-    """Files below a URL, addressed by their relative paths.
-
-    fsspec's drivers raise errors of many types: callers must treat any `Exception` as a failure.
-    """
+    """Files below a URL, named by relative paths. fsspec's drivers raise almost any `Exception`."""
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -68,18 +65,19 @@ class CloudFolder:
         bar = TqdmCallback({"disable": None, "leave": False, "unit": " files"})
         self._storage.get(list(paths), list(map(str, paths.values())), callback=bar)
 
-    def put(self, names: Iterable[str], folder: pathlib.Path) -> None:
+    def put(self, names: Collection[str], folder: pathlib.Path) -> None:
         """Uploads files of a folder."""
-        paths = {str(folder / name): f"{self._base}/{name}" for name in names}
+        sources = [str(folder / name) for name in names]
+        targets = [f"{self._base}/{name}" for name in names]
         try:
-            self._storage.put(list(paths), list(paths.values()))
+            self._storage.put(sources, targets)
         except FileNotFoundError:  # Some storage has folders, which its driver does not create.
             root = re.match("/?[^/]*", self._base)[0]  # A bucket, for example: users create it.
             if not self._storage.exists(root):
                 raise
-            for target in {path.rpartition("/")[0] for path in paths.values()}:
-                self._storage.makedirs(target, exist_ok=True)
-            self._storage.put(list(paths), list(paths.values()))
+            for target_folder in {target.rpartition("/")[0] for target in targets}:
+                self._storage.makedirs(target_folder, exist_ok=True)
+            self._storage.put(sources, targets)
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files."""

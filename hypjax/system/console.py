@@ -1,4 +1,4 @@
-"""Messages and progress of a run, on stderr."""
+"""Prints messages and progress on stderr."""
 
 import contextlib
 import os
@@ -84,19 +84,19 @@ class Progress:
         self._values: Mapping[str, float] = {}
         self._last_line = time.monotonic()
         # The rate counts from the end of the first step, whose time is mostly compilation.
-        self._first, self._started = total, 0.0
-        form, hidden = "{n}/{total} {bar}{desc}", _muted or not sys.stderr.isatty()
-        options = {"dynamic_ncols": True, "bar_format": form, "disable": hidden}
-        self._bar = tqdm.tqdm(initial=first, total=total, **options)
+        self._rate_start: tuple[int, float] | None = None  # That step, and the time of its end.
+        hidden = _muted or not sys.stderr.isatty()
+        options = {"dynamic_ncols": True, "bar_format": "{n}/{total} {bar}{desc}"}
+        self._bar = tqdm.tqdm(initial=first, total=total, disable=hidden, **options)
 
     def advance(self) -> None:
         """Counts one step."""
         self._step += 1
-        if not self._started:
-            self._first, self._started = self._step, time.monotonic()
+        if self._rate_start is None:
+            self._rate_start = self._step, time.monotonic()
             say(f"training until step {self._total}")
-        due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
-        self._refresh(due)
+        is_due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
+        self._refresh(is_due)
         self._bar.update()
 
     def show(self, values: Mapping[str, float]) -> None:
@@ -104,10 +104,10 @@ class Progress:
         self._values = values
         self._refresh(self._step == self._total)
 
-    def _refresh(self, due: bool) -> None:
+    def _refresh(self, is_due: bool) -> None:
         if not self._bar.disable:
             self._bar.set_description_str(self._description(), refresh=False)
-        elif due:
+        elif is_due:
             self._last_line = time.monotonic()
             say(f"step {self._step}/{self._total}{self._description()}")
 
@@ -118,7 +118,9 @@ class Progress:
     def _description(self) -> str:
         """Formats the latest values, most important first: tqdm truncates what does not fit."""
         values = dict(self._values)
-        if rate := max(self._step - self._first, 0) / max(time.monotonic() - self._started, 1e-9):
+        first_step, start = self._rate_start or (self._step, 0)
+        if self._step > first_step:
+            rate = (self._step - first_step) / max(time.monotonic() - start, 1e-9)
             values["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
             values["images"] = rate * self._batch_size
         formats = _FORMATS.items()

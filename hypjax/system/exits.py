@@ -1,4 +1,4 @@
-"""How a process ends: on signals, on errors in one of several processes, and with its parent."""
+"""Ends processes: on signals, on errors in one of several processes, and with their parent."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +16,7 @@ from hypjax.system import console
 
 # Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
 ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
-process_index: list[int] = []  # This process's index, if it is one of several of a run.
+process_index: list[int] = []  # This process's index if a run has several processes, else empty.
 _GRACE = 5  # Seconds within which an error that all processes share reaches each of them.
 
 
@@ -38,7 +38,7 @@ def failing_at_once() -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         status = error.code if isinstance(error, SystemExit) else 1
-        # All processes agree on an interrupt, and the first may still be saving.
+        # All processes stop together after an interrupt, and the first may still be saving.
         if not process_index or not status or isinstance(error.__context__, Interrupted):
             raise
         if not isinstance(error, SystemExit):
@@ -52,7 +52,7 @@ def failing_at_once() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ends this worker when its parent is killed, whose memory and devices it would occupy."""
+    """Ends this worker when its parent is killed: it would occupy memory and devices."""
 
     def wait() -> None:
         multiprocessing.parent_process().join()
@@ -76,12 +76,12 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
         console.say(message, always=True)
 
     def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
     # Python delivers signals to the main thread only.
     in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, handle) for number in ENDING if in_main_thread}
+    previous = {signum: signal.signal(signum, handle) for signum in ENDING if in_main_thread}
     try:
         yield lambda: status
     finally:

@@ -1,4 +1,4 @@
-"""Files: atomic writes, locks, and readers of tables and arrays that users may have downloaded."""
+"""Writes files atomically, locks folders, and reads tables and arrays without running code."""
 
 import argparse
 import contextlib
@@ -34,8 +34,8 @@ def real_paths(paths: Iterable[str]) -> list[str]:
     """Resolves symbolic links in paths, as `os.path.realpath`, but each folder only once."""
     resolve_folder = functools.cache(os.path.realpath)
     split_paths = map(os.path.split, paths)
-    resolved = [os.path.join(resolve_folder(folder), name) for folder, name in split_paths]
-    return [os.path.realpath(path) if os.path.islink(path) else path for path in resolved]
+    joined = [os.path.join(resolve_folder(folder), name) for folder, name in split_paths]
+    return [os.path.realpath(path) if os.path.islink(path) else path for path in joined]
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
@@ -92,8 +92,8 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
     path = path.absolute()
     if ".." not in path.parts:
         return path
-    end = len(path.parts) - path.parts[::-1].index("..")
-    return pathlib.Path(*path.parts[:end]).resolve().joinpath(*path.parts[end:])
+    after_dots = len(path.parts) - path.parts[::-1].index("..")
+    return pathlib.Path(*path.parts[:after_dots]).resolve().joinpath(*path.parts[after_dots:])
 
 
 def checksum(content: bytes | memoryview) -> int:
@@ -124,9 +124,9 @@ def sync(path: pathlib.Path) -> None:
 def locked(
     folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
 ) -> Iterator[None]:
-    """Creates and locks a folder; if it is in use, waits where there is a purpose, or else raises.
+    """Creates and locks a folder. If it is in use, waits and prints the purpose.
 
-    The purpose is printed while waiting; the remedy is for the UserError.
+    Without a purpose, a folder in use raises a UserError, whose sentence ends with the remedy.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(folder):
@@ -150,10 +150,7 @@ def locked(
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """Reads a CSV table: its column names in lower case, and its rows.
-
-    Raises a `ValueError` if a row's length differs from the header's, or for unpaired quotes.
-    """
+    """Reads a CSV table: its column names in lower case, and its rows."""
     delimiter, _ = csv_header(path)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -161,9 +158,9 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
             header, *rows = [row for row in reader if row] or [[]]
         except csv.Error as error:
             raise ValueError(f"line {reader.line_num}: {error}; mend its double quotes") from error
-    for number, row in enumerate(rows, start=1):
+    for row_number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            counts = f"the header has {len(header)} columns, and row {number} has {len(row)}"
+            counts = f"the header has {len(header)} columns, and row {row_number} has {len(row)}"
             raise ValueError(f"{counts}; quote cells that contain {delimiter!r}")
     return column_names(header), rows
 
@@ -177,21 +174,21 @@ def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
 
 
 def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
-    """Reads a Parquet table, with column names in lower case, and class names where it has them."""
+    """Reads a Parquet table, with column names in lower case, and class names for numbers."""
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path)
-    metadata = table.schema.metadata or {}
+    metadata = table.schema.metadata or {}  # The library `datasets` stores class names there.
     features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    for i, name in enumerate(table.column_names):
-        feature = features.get(name)
+    for i, column in enumerate(table.column_names):
+        feature = features.get(column)
         if isinstance(feature, dict) and (names := feature.get("names")):
-            table = table.set_column(i, name, [class_names(table[name].to_pylist(), names)])
+            table = table.set_column(i, column, [class_names(table[column].to_pylist(), names)])
     return table.rename_columns(column_names(table.column_names))
 
 
 def column_names(names: Sequence[str]) -> list[str]:
-    """Strips and lowers column names; raises a `ValueError` if two are equal."""
+    """Strips column names, in lower case; raises a `ValueError` if two are equal."""
     columns = [name.strip().lower() for name in names]
     if repeated := [name for name in columns if name and columns.count(name) > 1]:
         raise ValueError(f"it has two columns {repeated[0]}")
@@ -199,11 +196,9 @@ def column_names(names: Sequence[str]) -> list[str]:
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz file, without executing code that it may hold.
-
-    Raises an `OSError` if the file cannot be read, and a `ValueError` if it holds other data.
-    """
-    arrays, name = {}, ""
+    """Reads the arrays of an .npz file, without executing code that it may hold."""
+    arrays = {}
+    name = ""  # Of the array that is being read.
     try:
         with np.load(path, allow_pickle=False) as file:
             for name in file:
@@ -228,9 +223,10 @@ def read_npy(path: pathlib.Path, name: str, *, mapped: bool = False) -> np.ndarr
 def _reject_objects(error: Exception, name: str) -> None:
     """Raises a `ValueError` with the remedy if NumPy refused an array because of dtype object."""
     if "Object arrays" in str(error) or "Python objects" in str(error):
-        kind = "'float32'" if name == "features" else "str"
-        remedy = f"save it with {name}.astype({kind})"
-        remedy += ", without rows whose label is None or NaN" * (name == "labels")
+        dtype = "'float32'" if name == "features" else "str"
+        remedy = f"save it with {name}.astype({dtype})"
+        if name == "labels":
+            remedy += ", without rows whose label is None or NaN"
         raise ValueError(f"{name} has dtype object; {remedy}") from error
 
 

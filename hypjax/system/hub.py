@@ -1,4 +1,4 @@
-"""Repositories of models on the Hugging Face hub."""
+"""Reads and writes repositories of the Hugging Face hub."""
 
 import pathlib
 import re
@@ -85,10 +85,10 @@ def upload(
     repo_type: str = "model",
     marker: str | None = None,
 ) -> str:
-    """Uploads files in one commit; returns the commit's URL.
+    """Uploads files in one commit, which creates the repository if necessary; returns its URL.
 
-    Creates the repository if necessary. The commit deletes files for which `owned` holds and which
-    are not uploaded again. Raises a UserError for a repository with other files but no `marker`.
+    The commit deletes files for which `owned` holds and which are not uploaded again. If `marker`
+    is given, a repository with files, but without this one, raises a UserError.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 

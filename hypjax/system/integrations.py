@@ -11,7 +11,7 @@ Ability = Literal["export", "open", "convert", "encode"]
 
 
 class Integration(NamedTuple):
-    """What hypjax does with another program, by functions 'MODULE:FUNCTION' of its integrations."""
+    """Packages of another program, and 'MODULE:FUNCTION' of `hypjax.integrations` by ability."""
 
     packages: str  # Required modules, separated by spaces.
     install: str  # Argument of pip that installs them.
@@ -21,13 +21,8 @@ class Integration(NamedTuple):
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
-_QDRANT = Integration(
-    "qdrant_client",
-    "hypjax[qdrant]",
-    export="qdrant:export_qdrant",
-    open="qdrant:QdrantGallery.open",
-)
 _ONNX = {"convert": "onnx:write_onnx", "encode": "onnx_encoder:OnnxEncoder"}
+_QDRANT = {"export": "qdrant:export_qdrant", "open": "qdrant:QdrantGallery.open"}
 _USEARCH = {"export": "usearch:export_usearch", "open": "usearch:GraphGallery.open"}
 _HF = "torch_encoders:TransformersEncoder"
 # Keys are names, which are also suffixes of exported files, or schemes of URLs.
@@ -39,7 +34,8 @@ INTEGRATIONS = {
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
     "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
-    **dict.fromkeys(("qdrant://", "qdrant+https://"), _QDRANT),
+    "qdrant://": Integration("qdrant_client", "hypjax[qdrant]", **_QDRANT),
+    "qdrant+https://": Integration("qdrant_client", "hypjax[qdrant]", **_QDRANT),
     # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
@@ -49,17 +45,17 @@ INTEGRATIONS = {
 
 def names(ability: Ability) -> list[str]:
     """Lists the integrations that have an ability."""
-    return [name for name, row in INTEGRATIONS.items() if getattr(row, ability)]
+    return [name for name, entry in INTEGRATIONS.items() if getattr(entry, ability)]
 
 
 def find(ability: Ability, name: str) -> Callable[..., Any]:
     """Imports the function for an ability; raises a UserError if it or a package is missing."""
     if name not in names(ability):
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
-    row = INTEGRATIONS[name]
-    for package in row.packages.split():
-        require_package(package, name, row.install)
-    module, _, function = getattr(row, ability).partition(":")
+    integration = INTEGRATIONS[name]
+    for package in integration.packages.split():
+        require_package(package, name, integration.install)
+    module, _, function = getattr(integration, ability).partition(":")
     return operator.attrgetter(function)(importlib.import_module(f"hypjax.integrations.{module}"))
 
 
