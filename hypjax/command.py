@@ -118,7 +118,7 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
-    for number in exits.ENDING:
+    for number in exits.STATUS_OF_SIGNAL:
         signal.signal(number, functools.partial(_end, resumes))
     flag_values = flags_of(main)
     # absl prints --help and --helpfull from its global flags.
@@ -362,7 +362,7 @@ def _end(resumes: bool, signum: int, frame: object) -> None:
     del frame  # As an exception, an interrupt can be lost in a callback or crash threads at exit.
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
-    exits.at_once(exits.ENDING[signum])
+    exits.at_once(exits.STATUS_OF_SIGNAL[signum])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

@@ -60,8 +60,8 @@ def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side chann
     extent = planes.shape[-1]
     last_weights = weights(*jnp.where(vertical_first, vertical, horizontal), extent, side)
     first_weights = weights(*jnp.where(vertical_first, horizontal, vertical), extent, side)
-    planes = _levels(_product("mcn,sn->mcs", planes, last_weights))
-    planes = _levels(_product("tm,mcs->tcs", first_weights, planes))
+    planes = _whole_levels(_product("mcn,sn->mcs", planes, last_weights))
+    planes = _whole_levels(_product("tm,mcs->tcs", first_weights, planes))
     return _transpose_where(vertical_first, planes.astype(jnp.uint8)).swapaxes(1, 2)
 
 
@@ -103,6 +103,6 @@ def _product(axes: str, left: Array, right: Array) -> Array:
     return jnp.einsum(axes, left, right, precision=jax.lax.Precision.HIGHEST)
 
 
-def _levels(values: Float[Array, "..."]) -> Float[Array, "..."]:
+def _whole_levels(values: Float[Array, "..."]) -> Float[Array, "..."]:
     """Rounds to whole levels, halves up, and clips to 0...255."""
     return jnp.clip(jnp.floor(values + 0.5), 0, 255)

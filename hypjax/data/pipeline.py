@@ -113,7 +113,7 @@ def _start_worker(index: int, count: int) -> None:
     """Makes a worker process ignore signals, and end when its parent does."""
     exits.end_with_parent()
     # Terminals send signals to all processes, but only the parent handles them.
-    for signal_number in exits.ENDING:
+    for signal_number in exits.STATUS_OF_SIGNAL:
         signal.signal(signal_number, signal.SIG_IGN)
 
 

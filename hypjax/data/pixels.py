@@ -28,7 +28,7 @@ _MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels.
 _CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of users' pixels after height and width.
 _JPEG = b"\xff\xd8"  # First bytes of a JPEG file.
 _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)  # First bytes of a HEIC file.
-_MIN_RATIO = 2  # Least ratio of a box's sides, decoded at a reduced size, to the resized square's.
+_MIN_RATIO = 2  # A box decoded at a reduced size has at least so many times the square's side.
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
 _LARGE_IMAGE = 50_000_000  # Pixels.
@@ -133,7 +133,7 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Resizes an image to the frame's size, crops the frame's box, and resizes it to a square."""
+    """Resizes an image to the frame's size, crops the frame's box, and resizes that to a square."""
     top, left, height, width = frame.box
     region = scaled(image, frame.size).crop((left, top, left + width, top + height))
     return resize(region, side)

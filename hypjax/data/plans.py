@@ -46,12 +46,12 @@ class Plans(abc.ABC):
         return len(self.labels) // self.batch_size
 
     @abc.abstractmethod
-    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+    def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of a step's images."""
 
     def __call__(self, step: int) -> Batch:
         """Returns the plan of a step, counted from 0: its batch, with frames as images."""
-        ids = self.choose(step)
+        ids = self.choose_images(step)
         sizes = self.sizes[ids]
         rng = self.rng(_CROPS, step)
         return Batch(
@@ -70,7 +70,7 @@ class Plans(abc.ABC):
 class ShuffledPlans(Plans):
     """Plain shuffling: an epoch splits a permutation of all images into full batches."""
 
-    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+    def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the step's slice of the epoch's permutation of all images."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_IMAGES, epoch).permutation(len(self.labels))
@@ -103,7 +103,7 @@ class ClassPlans(Plans):
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's classes, which are distinct."""
 
-    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+    def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Draws the indices of the step's images, class by class."""
         rng = self.rng(_IMAGES, step)
         samples = []
@@ -199,7 +199,7 @@ class TuplePlans(Plans):
         pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
         return self.pairs[pair_rows], pool
 
-    def choose(self, step: int) -> Int[np.ndarray, " batch"]:
+    def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of the step's images, tuple by tuple."""
         tuples_per_batch = self.batch_size // self.tuple_size
         first = step % self.batches_per_epoch * tuples_per_batch

@@ -49,7 +49,7 @@ class RandomCrop:
         return np.where(shorter > self.stored_side, scaled, originals)
 
     def boxes(self, rng: np.random.Generator, sizes: Sizes) -> Boxes:
-        """Draws ten boxes per image and takes the first that fits, else the largest, centred."""
+        """Draws ten boxes per image and takes the first that fits, or else the largest, centred."""
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
         ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))

@@ -14,8 +14,8 @@ from typing import NoReturn
 from hypjax.errors import INTERRUPTED, TRY_AGAIN, Interrupted
 from hypjax.system import console
 
-# Exit status after each signal: schedulers send SIGTERM and should rerun the command later.
-ENDING = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
+# Schedulers send SIGTERM, and should rerun the command later.
+STATUS_OF_SIGNAL = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TRY_AGAIN}
 process_index: list[int] = []  # This process's index if a run has several processes, else empty.
 _GRACE = 5  # Seconds within which an error that all processes share reaches each of them.
 
@@ -71,7 +71,7 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
 
     def handle(signum: int, frame: object) -> None:
         nonlocal status
-        status = ENDING[signum]
+        status = STATUS_OF_SIGNAL[signum]
         restore()
         console.say(message, always=True)
 
@@ -81,7 +81,8 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
 
     # Python delivers signals to the main thread only.
     in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = {signum: signal.signal(signum, handle) for signum in ENDING if in_main_thread}
+    signals = STATUS_OF_SIGNAL if in_main_thread else ()
+    previous = {signum: signal.signal(signum, handle) for signum in signals}
     try:
         yield lambda: status
     finally:

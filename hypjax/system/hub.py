@@ -26,7 +26,7 @@ def is_repository(location: str | pathlib.Path) -> bool:
 
 
 def split(location: str) -> tuple[str, str | None]:
-    """Splits hf://OWNER/NAME@REVISION into name and revision, a branch, a tag, a commit or None."""
+    """Splits hf://OWNER/NAME@REVISION into OWNER/NAME and the revision, None if it has none."""
     name, _, revision = location.removeprefix(SCHEME).partition("@")
     return name, revision or None
 

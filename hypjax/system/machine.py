@@ -27,7 +27,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # Parameters of glibc's mallopt.
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # JAX's modules for accelerators.
-_ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")  # Of GPUs and TPUs.
 
 
 def has_accelerator() -> bool:
@@ -37,7 +37,7 @@ def has_accelerator() -> bool:
     if is_hidden or any(names.startswith("cpu") for names in platforms):
         return False
     plugins = map(importlib.util.find_spec, _PLUGINS)
-    return any(plugins) and any(map(os.path.exists, _ACCELERATORS))
+    return any(plugins) and any(map(os.path.exists, _DEVICE_FILES))
 
 
 def keep_freed_memory() -> None:
@@ -47,7 +47,7 @@ def keep_freed_memory() -> None:
     hosts of accelerators, decoding threads need separate heaps.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and not any(map(os.path.exists, _ACCELERATORS)):
+    if mallopt is not None and not any(map(os.path.exists, _DEVICE_FILES)):
         mallopt(_ARENA_MAX, 1)
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)
