@@ -22,7 +22,7 @@ class Grouping(NamedTuple):
 
 
 def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
-    """Groups images of dataset `name` by class, coarse classes (finest first) and class names."""
+    """Groups a dataset's images by class, coarse classes (finest first) and `_BY_CLASS_NAME`."""
     _, first_rows, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     class_names = images.class_names[first_rows].tolist()
     partitions = {CLASS: Grouping(labels, class_names)}

@@ -188,7 +188,7 @@ def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
 
 
 def column_names(names: Sequence[str]) -> list[str]:
-    """Strips column names, in lower case; raises a `ValueError` if two are equal."""
+    """Strips column names and converts them to lower case; rejects names that occur twice."""
     columns = [name.strip().lower() for name in names]
     if repeated := [name for name in columns if name and columns.count(name) > 1]:
         raise ValueError(f"it has two columns {repeated[0]}")

@@ -26,7 +26,7 @@ def is_repository(location: str | pathlib.Path) -> bool:
 
 
 def split(location: str) -> tuple[str, str | None]:
-    """Splits hf://OWNER/NAME@REVISION into OWNER/NAME and the revision, None if it has none."""
+    """Splits hf://OWNER/NAME[@REVISION] into name and revision (branch, tag, commit or None)."""
     name, _, revision = location.removeprefix(SCHEME).partition("@")
     return name, revision or None
 
@@ -85,10 +85,10 @@ def upload(
     repo_type: str = "model",
     marker: str | None = None,
 ) -> str:
-    """Uploads files in one commit, which creates the repository if necessary; returns its URL.
+    """Uploads files in one commit to a repository, new if necessary; returns the commit's URL.
 
     The commit deletes files for which `owned` holds and which are not uploaded again. If `marker`
-    is given, a repository with files, but without this one, raises a UserError.
+    is given, a repository that has files, but not the marker, raises a UserError.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
