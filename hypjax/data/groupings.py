@@ -21,19 +21,19 @@ class Grouping(NamedTuple):
     names: list[str]  # Names of the groups.
 
 
-def groupings(name: str, images: Dataset) -> dict[str, Grouping]:
+def groupings(dataset_name: str, images: Dataset) -> dict[str, Grouping]:
     """Groups a dataset's images by class, coarse classes (finest first) and `_BY_CLASS_NAME`."""
     _, first_rows, labels = np.unique(images.labels, return_index=True, return_inverse=True)
     class_names = images.class_names[first_rows].tolist()
     partitions = {CLASS: Grouping(labels, class_names)}
     if images.coarse_labels is not None:
-        level_names = PREPARED.get(name, Prepared("")).levels
+        level_names = PREPARED.get(dataset_name, Prepared("")).levels
         depths = range(len(level_names), 0, -1)
         for depth, paths in zip(depths, coarse_levels(images.coarse_labels), strict=False):
             group_paths, groups = np.unique(paths, return_inverse=True)
             group_names = [path.split("/", depth - 1)[-1] for path in group_paths]
             partitions[level_names[depth - 1]] = Grouping(groups, group_names)
-    for grouping_name, group_name_of in _BY_CLASS_NAME.get(name, {}).items():
+    for grouping_name, group_name_of in _BY_CLASS_NAME.get(dataset_name, {}).items():
         names_by_class = [group_name_of(class_name) for class_name in class_names]
         group_names, group_by_class = np.unique(names_by_class, return_inverse=True)
         partitions[grouping_name] = Grouping(group_by_class[labels], group_names.tolist())
