@@ -1,7 +1,4 @@
-"""Encoders by their names in timm: a table with one row for each family.
-
-Sizes, pixel scaling and licences are taken from timm.
-"""
+"""Encoders by their names in timm, with timm's sizes, pixel scaling and licences."""
 
 import dataclasses
 import difflib
@@ -25,11 +22,11 @@ from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
 
 
 class Weights(NamedTuple):
-    """Pixel scaling and licence of published weights, by a pattern of their names."""
+    """Pixel scaling and licence of the published weights whose names match a pattern."""
 
-    names: str  # Pattern, such as '*.augreg*'.
+    pattern: str  # Such as '*.augreg*'.
     mean: tuple[float, float, float]  # Mean of pixels from 0 to 1, for each channel.
-    std: tuple[float, float, float]  # Standard deviation of these pixels.
+    std: tuple[float, float, float]  # Their standard deviation, for each channel.
     licence: str
 
 
@@ -37,14 +34,15 @@ class Family(NamedTuple):
     """Encoders that differ only in size."""
 
     title: str  # Name and papers.
-    encoder: type[Encoder]
-    options: Mapping[str, Any]  # Attributes of the module, which a member may override.
-    pooling: str  # timm's default.
-    # Attributes by timm's name, without sides that the name contains, as in 'patch16_224'.
+    # Attributes by timm's name, except the sides that the name contains, as in 'patch16_224'.
     members: Mapping[str, Mapping[str, Any]]
     weights: tuple[Weights, ...]  # The first matching pattern counts.
+    encoder: type[Encoder] = VisionTransformer
+    options: Mapping[str, Any] = {}  # Attributes that all members share, but may override.
+    pooling: str = "cls"  # timm's default.
 
 
+# Mean and standard deviation of pixels.
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -64,13 +62,13 @@ _SIZES = {  # Width, blocks, heads.
 
 
 def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Members by patterns, such as 'vit_{tiny,small}_patch16_224'; names contain their size."""
+    """Members of each pattern, such as 'vit_{tiny,small}_patch16_224'; names contain the size."""
     members = {}
     for pattern in patterns:
-        parts = [part.split(",") for part in re.split("[{}]", pattern)]
-        for name in map("".join, itertools.product(*parts)):
-            size = _SIZES[re.search("|".join(_SIZES), name)[0]]
-            members[name] = dict(zip(("width", "depth", "num_heads"), size, strict=True)) | options
+        alternatives = [choices.split(",") for choices in re.split("[{}]", pattern)]
+        for name in map("".join, itertools.product(*alternatives)):
+            width, depth, num_heads = _SIZES[re.search("|".join(_SIZES), name)[0]]
+            members[name] = {"width": width, "depth": depth, "num_heads": num_heads, **options}
     return members
 
 
@@ -99,7 +97,7 @@ _LARGE_EVA_BLOCKS = dataclasses.replace(
 
 
 def _dino3(sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
-    """DINOv3's members; those with 'qkvb' in timm's name have biases of queries and values."""
+    """DINOv3's members of these sizes, without and with ("qkvb") biases of queries and values."""
     biased = dataclasses.replace(blocks, qkv_bias="qv")
     pattern = f"vit_{{{sizes}}}_patch16_dinov3"
     return _sized(pattern, blocks=blocks) | _sized(f"{pattern}_qkvb", blocks=biased)
@@ -115,14 +113,12 @@ FAMILIES = (
     Family(
         "ViT (Dosovitskiy et al., ICLR 2021; Steiner et al., 2022), DINO (Caron et al., ICCV 2021)"
         ", DeiT (Touvron et al., ICML 2021)",
-        VisionTransformer,
-        {},
-        "cls",
         _sized(
             "vit_tiny_patch16_{224,384}",
             "vit_{small,base}_patch{32_224,32_384,16_224,16_384,8_224}",
             "vit_large_patch{32,16}_{224,384}",
-            *("deit_{tiny,small,base}_patch16_224", "deit_base_patch16_384"),
+            "deit_{tiny,small,base}_patch16_224",
+            "deit_base_patch16_384",
         ),
         (
             Weights("*.dino", *_IMAGENET, _APACHE),
@@ -136,36 +132,28 @@ FAMILIES = (
     ),
     Family(
         "DeiT, distilled",
-        VisionTransformer,
-        {"class_tokens": 2},
-        "cls_dist_mean",
         _sized("deit_{tiny,small,base}_distilled_patch16_224", "deit_base_distilled_patch16_384"),
         (Weights("*.fb_in1k", *_IMAGENET, _APACHE),),
+        options={"class_tokens": 2},
+        pooling="cls_dist_mean",
     ),
     Family(
         "DeiT III (Touvron et al., ECCV 2022)",
-        VisionTransformer,
-        {"positions": "patches", "blocks": _DINO_BLOCKS},
-        "cls",
         _sized("deit3_{small,base,large}_patch16_{224,384}"),
         (Weights("*.fb_*", *_IMAGENET, _APACHE),),
+        options={"positions": "patches", "blocks": _DINO_BLOCKS},
     ),
     Family(
         "DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024)",
-        VisionTransformer,
-        {"image_size": 518, "blocks": _DINO_BLOCKS},
-        "cls",
         _sized("vit_{small,base,large}_patch14_dinov2")
         | _sized("vit_giant_patch14_dinov2", **_GIANT)
         | _sized("vit_{small,base,large}_patch14_reg4_dinov2", **_REGISTERS)
         | _sized("vit_giant_patch14_reg4_dinov2", **_REGISTERS, **_GIANT),
         (Weights("*.lvd142m", *_IMAGENET, _APACHE),),
+        options={"image_size": 518, "blocks": _DINO_BLOCKS},
     ),
     Family(
         "DINOv3 (Siméoni et al., 2025)",
-        VisionTransformer,
-        {"image_size": 256, "registers": 4, "positions": "none", "blocks": _DINO3_BLOCKS},
-        "avg",
         _dino3("small,base,large", _DINO3_BLOCKS)
         | _dino3("small_plus,huge_plus", _GATED_DINO3_BLOCKS),
         (
@@ -173,26 +161,25 @@ FAMILIES = (
             Weights("*.sat493m", *_SATELLITE, _DINO3),
             Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
         ),
+        options={"image_size": 256, "registers": 4, "positions": "none", "blocks": _DINO3_BLOCKS},
+        pooling="avg",
     ),
     Family(
         "SigLIP (Zhai et al., ICCV 2023), SigLIP 2 (Tschannen et al., 2025)",
-        VisionTransformer,
-        {"class_tokens": 0},
-        "map",
         _sized(
-            *("vit_base_patch32_siglip_256", "vit_base_patch16_siglip_{224,256,384,512}"),
+            "vit_base_patch32_siglip_256",
+            "vit_base_patch16_siglip_{224,256,384,512}",
             attention_pool=12,
         )
         | _sized("vit_large_patch16_siglip_{256,384,512}", attention_pool=16)
         | _sized("vit_so400m_patch14_siglip_{224,378}", **_SO400M)
         | _sized("vit_so400m_patch16_siglip_{256,384,512}", **_SO400M, blocks=_TANH_BLOCKS),
         (Weights("*webli*", *_HALF, _APACHE),),
+        options={"class_tokens": 0},
+        pooling="map",
     ),
     Family(
         "CLIP (Radford et al., ICML 2021; Cherti et al., CVPR 2023; Fang et al., ICLR 2024)",
-        VisionTransformer,
-        {"pre_norm": True, "blocks": _CLIP_BLOCKS},
-        "cls",
         _sized(
             "vit_base_patch32_clip_{224,256}",
             "vit_base_patch16_clip_{224,384}",
@@ -211,43 +198,39 @@ FAMILIES = (
             Weights("vit_large_*.laion2b*", *_HALF, _APACHE),
             Weights("*", *_CLIP, _APACHE),
         ),
+        options={"pre_norm": True, "blocks": _CLIP_BLOCKS},
     ),
     Family(
         "Perception Encoder (Bolya et al., 2025)",
-        VisionTransformer,
-        {"pre_norm": True, "attention_pool": 8},
-        "map",
         _sized("vit_pe_core_small_patch16_384", **_perception(24))
         | _sized("vit_pe_core_base_patch16_224", **_perception(14))
         | _sized("vit_pe_core_large_patch14_336", **_perception(24)),
         (Weights("*.fb", *_HALF, _APACHE),),
+        options={"pre_norm": True, "attention_pool": 8},
+        pooling="map",
     ),
     Family(
         "EVA-02 (Fang et al., 2023)",
-        VisionTransformer,
-        {"mlp_ratio": 8 / 3, "pool_first": True, "blocks": _LARGE_EVA_BLOCKS},
-        "avg",
         _sized("eva02_small_patch14_{224,336}", blocks=_EVA_BLOCKS)
         | _sized("eva02_{base,large}_patch14_{224,448}"),
         (Weights("*.mim*", *_CLIP, _MIT),),
+        options={"mlp_ratio": 8 / 3, "pool_first": True, "blocks": _LARGE_EVA_BLOCKS},
+        pooling="avg",
     ),
     Family(
         "ResNet (He et al., CVPR 2016)",
-        ResNet,
-        {"image_size": 224},
-        "avg",
         {"resnet50": {"depths": (3, 4, 6, 3)}, "resnet101": {"depths": (3, 4, 23, 3)}},
         (
             Weights("*.tv*", *_IMAGENET, _BSD),
             Weights("*.fb_*", *_IMAGENET, _NONCOMMERCIAL),
             Weights("*", *_IMAGENET, _APACHE),
         ),
+        encoder=ResNet,
+        options={"image_size": 224},
+        pooling="avg",
     ),
     Family(
         "ConvNeXt (Liu et al., CVPR 2022), DINOv3 (Siméoni et al., 2025)",
-        ConvNeXt,
-        {"image_size": 224},
-        "avg",
         {
             "convnext_tiny": {"depths": (3, 3, 9, 3)},
             "convnext_small": {},
@@ -259,12 +242,12 @@ FAMILIES = (
             Weights("*.clip*", *_CLIP, _APACHE),
             Weights("*", *_IMAGENET, _APACHE),
         ),
+        encoder=ConvNeXt,
+        options={"image_size": 224},
+        pooling="avg",
     ),
     Family(
         "EfficientNet-Lite (Tan and Le, ICML 2019; Google, 2020)",
-        EfficientNetLite,
-        {},
-        "avg",
         {
             "tf_efficientnet_lite0": {"image_size": 224},
             "tf_efficientnet_lite1": {"image_size": 240, "depth_factor": 1.1},
@@ -273,6 +256,8 @@ FAMILIES = (
             "tf_efficientnet_lite4": {"image_size": 380, "width_factor": 1.4, "depth_factor": 1.8},
         },
         (Weights("*.in1k", *_HALF, _APACHE),),
+        encoder=EfficientNetLite,
+        pooling="avg",
     ),
 )
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
@@ -293,8 +278,7 @@ def create_encoder(
     Args:
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
         image_size: Side of the images in pixels, or height and width; None for timm's default.
-        pooling: One of `hypjax.models.layers.poolings`, or "map" for encoders that pool by
-            attention; None for timm's default.
+        pooling: One of the encoder's `poolings`; None for timm's default.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
     """
@@ -304,9 +288,11 @@ def create_encoder(
     sides = re.search(r"(?:patch(?P<patch_size>\d+).*?)?(?:_(?P<image_size>\d{3}))?$", timm_name)
     options = {"pooling": family.pooling, "dtype": dtype, "remat": remat, **family.options}
     options |= {name: int(side) for name, side in sides.groupdict().items() if side}
-    chosen = {"image_size": image_size, "pooling": pooling}
     options |= family.members[timm_name]
-    options |= {name: value for name, value in chosen.items() if value is not None}
+    if image_size is not None:
+        options["image_size"] = image_size
+    if pooling is not None:
+        options["pooling"] = pooling
     return check_encoder(family.encoder(**options))
 
 
@@ -320,7 +306,7 @@ def published_weights(name: str) -> Weights | None:
     """Published weights by timm's name, such as 'vit_small_patch16_224.dino'; None if unknown."""
     family = _FAMILY_OF.get(name.partition(".")[0])
     weights = family.weights if family else ()
-    return next((entry for entry in weights if fnmatch.fnmatchcase(name, entry.names)), None)
+    return next((entry for entry in weights if fnmatch.fnmatchcase(name, entry.pattern)), None)
 
 
 def supported(name: str) -> str:
@@ -344,17 +330,18 @@ def check_encoder(encoder: Encoder) -> Encoder:
 
 def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     """Whether two encoders have the same parameters, except for sizes that depend on the images."""
-    names = ("image_size", "pooling", "dtype", "remat", "tensor_cores", "attention")
-    names += ("gem_exponent", "learn_gem")
-    fields = other.__dataclass_fields__  # Some names are class attributes of some encoders.
-    ignored = {name: getattr(other, name) for name in names if name in fields}
-    return type(encoder) is type(other) and encoder.clone(**ignored) == other
+    if type(encoder) is not type(other):
+        return False
+    ignored = {"image_size", "pooling", "dtype", "remat", "tensor_cores", "attention"}
+    ignored |= {"gem_exponent", "learn_gem"}
+    ignored &= other.__dataclass_fields__.keys()  # Some encoders lack some of these fields.
+    return encoder.clone(**{name: getattr(other, name) for name in ignored}) == other
 
 
 def timm_name(encoder: Encoder) -> str | None:
     """The name of an encoder's architecture in timm; None for an architecture without a name."""
-    same = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
-    return next(same, None)
+    names = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
+    return next(names, None)
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
