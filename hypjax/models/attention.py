@@ -22,12 +22,9 @@ def attend(
     The softmax is always float32. Only the first `length` keys and values count.
 
     `kernel` applies to half precision on NVIDIA GPUs. "cudnn" is cuDNN's fused kernel, which does
-    not store the matrix of probabilities (FlashAttention, Dao et al., NeurIPS 2022); "xla" is the
-    program of other accelerators. "auto" is "cudnn" if JAX's first device and the heads' dimension
-    allow it.
-
-    Raises:
-        UserError: The kernel is "cudnn", which this GPU does not support for these shapes.
+    not store the matrix of probabilities (FlashAttention, Dao et al., NeurIPS 2022); a `UserError`
+    says where the GPU does not support it. "xla" is the program of other accelerators. "auto" is
+    "cudnn" if JAX's first device and the heads' dimension allow it.
     """
     if kernel == "auto":
         # A fixed rule, since a choice by measured time could differ between processes, which then
@@ -35,11 +32,11 @@ def attend(
         # takes 1.6 to 1.8 times the roofline time of a ViT-S/16 step, and 2.6 to 3.3 of a ViT-S/8.
         supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
         kernel = "cudnn" if supported and cuda_capability() >= 8 else "xla"
-    kernels = {"cpu": _by_head, "default": _by_xla}
+    attentions = {"cpu": _by_head, "default": _by_xla}
     if kernel == "cudnn" and query.dtype.itemsize == 2:
-        kernels["cuda"] = _by_cudnn
-    kernels = {name: functools.partial(kernel, length=length) for name, kernel in kernels.items()}
-    return jax.lax.platform_dependent(query, key, value, **kernels)
+        attentions["cuda"] = _by_cudnn
+    by_platform = {name: functools.partial(f, length=length) for name, f in attentions.items()}
+    return jax.lax.platform_dependent(query, key, value, **by_platform)
 
 
 def _by_xla(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:
@@ -69,15 +66,15 @@ def _by_head(query: Heads, key: Heads, value: Heads, length: int | None = None) 
 
 def _by_cudnn(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:
     """Attention by cuDNN's kernel, whose gradient requires even numbers of tokens."""
-    outputs, tokens = query.shape[1], key.shape[1]
+    num_queries = query.shape[1]
+    length = key.shape[1] if length is None else length
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value)
     )
-    length = tokens if length is None else length
     lengths = None if length == key.shape[1] else jnp.full(len(key), length, jnp.int32)
     try:
         return jax.nn.dot_product_attention(
             query, key, value, key_value_seq_lengths=lengths, implementation="cudnn"
-        )[:, :outputs]
+        )[:, :num_queries]
     except (NotImplementedError, RuntimeError) as error:
         raise UserError(f"cuDNN's attention failed ({error}); set run.attention=xla") from error

@@ -19,7 +19,7 @@ Pixels = Float[Array, "side side channels"]
 
 
 class ColourChanges(NamedTuple):
-    """How strongly and how often images are changed; see `config.data`."""
+    """How strongly and how often images are changed: fields of `config.data`."""
 
     jitter: tuple[float, ...]  # Brightness, contrast, saturation and hue, as in torchvision.
     grey: float  # Share of grey images.
@@ -32,20 +32,20 @@ class Draws(NamedTuple):
     factors: Float[Array, "images 3"]  # Factors of brightness, contrast and saturation.
     hue: Float[Array, " images"]  # Rotation of the hue, in turns.
     grey: Bool[Array, " images"]  # Whether an image becomes grey.
-    sigma: Float[Array, " images"]  # The blur's deviation, in pixels of side `_SIDE`; 0: no blur.
+    sigma: Float[Array, " images"]  # The blur's deviation, as in `_SIGMA`; 0 for no blur.
 
 
-def draw_changes(key: PRNGKeyArray, changes: ColourChanges, images: int) -> Draws:
+def draw_changes(key: PRNGKeyArray, changes: ColourChanges, num_images: int) -> Draws:
     """Draws the changes of each image."""
     keys = jax.random.split(key, 5)
     strengths = jnp.array(changes.jitter)
-    jitter = strengths * jax.random.uniform(keys[0], (images, 4), minval=-1.0)
-    jitter *= jax.random.bernoulli(keys[1], _JITTERED_SHARE, (images, 1))
+    jitter = strengths * jax.random.uniform(keys[0], (num_images, 4), minval=-1.0)
+    jitter *= jax.random.bernoulli(keys[1], _JITTERED_SHARE, (num_images, 1))
     low, high = _SIGMA
-    sigma = jax.random.uniform(keys[2], (images,), minval=low, maxval=high)
-    sigma *= jax.random.bernoulli(keys[3], changes.blur, (images,))
-    grey = jax.random.bernoulli(keys[4], changes.grey, (images,))
-    return Draws(jnp.maximum(1 + jitter[:, :3], 0), jitter[:, 3], grey, sigma)
+    sigma = jax.random.uniform(keys[2], (num_images,), minval=low, maxval=high)
+    sigma *= jax.random.bernoulli(keys[3], changes.blur, (num_images,))
+    grey = jax.random.bernoulli(keys[4], changes.grey, (num_images,))
+    return Draws(jnp.maximum(1 + jitter[:, :3], 0), hue=jitter[:, 3], grey=grey, sigma=sigma)
 
 
 def changed(images: UInt8[Array, "n side side channels"], draws: Draws) -> UInt8[Array, "n s s c"]:
@@ -75,17 +75,18 @@ def _luma(x: Pixels) -> Float[Array, "side side 1"]:
 
 
 def _rotated(x: Pixels, turns: Float[Array, ""]) -> Pixels:
-    """Rotates the hue about the axis of greys by Rodrigues' formula, as in YIQ, keeping luma."""
-    grey, angle = _luma(x), 2 * jnp.pi * turns
+    """Rotates the hue about the axis k of greys by Rodrigues' formula, as in YIQ, keeping luma."""
+    grey = _luma(x)
+    angle = 2 * jnp.pi * turns
     chroma = x - grey
-    across = (jnp.roll(chroma, 1, -1) - jnp.roll(chroma, -1, -1)) / jnp.sqrt(3.0)  # k × chroma.
-    rotated = jnp.cos(angle) * chroma + jnp.sin(angle) * across
+    k_cross_chroma = (jnp.roll(chroma, 1, -1) - jnp.roll(chroma, -1, -1)) / jnp.sqrt(3.0)
+    rotated = jnp.cos(angle) * chroma + jnp.sin(angle) * k_cross_chroma
     rotated += (1 - jnp.cos(angle)) * jnp.mean(chroma, axis=-1, keepdims=True)
     return _clipped(grey + rotated - _luma(rotated))
 
 
 def _blurred(x: Pixels, sigma: Float[Array, ""]) -> Pixels:
-    """Blurs by a Gaussian, whose weights sum to 1 at the edges too."""
+    """Blurs by a Gaussian, whose weights sum to 1 at the edges too; σ = 0 changes nothing."""
     offsets = jnp.arange(len(x)) - jnp.arange(len(x))[:, None]
     weights = jax.nn.softmax(-((offsets / jnp.maximum(sigma, 1e-3)) ** 2) / 2, axis=-1)
     return jnp.einsum("ai,bj,ijc->abc", weights, weights, x, precision="highest")

@@ -1,7 +1,4 @@
-"""ConvNeXt (Liu et al., CVPR 2022), also DINOv3's (Siméoni et al., 2025), with timm's numerics.
-
-A depthwise 7×7 convolution mixes positions, and a perceptron mixes channels.
-"""
+"""ConvNeXt (Liu et al., CVPR 2022), also DINOv3's (Siméoni et al., 2025), with timm's numerics."""
 
 import flax.linen as nn
 import jax.numpy as jnp

@@ -19,11 +19,7 @@ Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after
 
 
 class DepthwiseConv(nn.Module):
-    """Depthwise convolution without bias, with TensorFlow's 'SAME' padding.
-
-    The result's sides are the images' sides divided by the stride, rounded up. If the number of
-    padding zeros is odd, the extra zeros are below and on the right.
-    """
+    """Depthwise convolution without bias, with TensorFlow's 'SAME' padding."""
 
     size: int
     dtype: DTypeLike
@@ -39,9 +35,8 @@ class DepthwiseConv(nn.Module):
         kernel = self.param("kernel", self.kernel_init, shape)[:, :, 0]
         if factor is not None:
             kernel = kernel * factor
-        padding = jax.lax.padtype_to_pads(
-            x.shape[1:3], kernel.shape[:2], (self.stride, self.stride), "SAME"
-        )
+        strides = (self.stride, self.stride)
+        padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, "SAME")
         padding = tuple((int(before), int(after)) for before, after in padding)
         return depthwise_conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, padding)
 
@@ -68,19 +63,19 @@ def _forward(x: Images, kernel: Kernel, stride: int, padding: Padding) -> tuple:
 
 
 def _backward(
-    stride: int, padding: Padding, residuals: tuple[Images, Kernel], slope: Images
+    stride: int, padding: Padding, residuals: tuple[Images, Kernel], grad: Images
 ) -> tuple[Images, Kernel]:
-    def derived(x: Images, kernel: Kernel, slope: Images) -> tuple[Images, Kernel]:
+    def by_convolution(x: Images, kernel: Kernel, grad: Images) -> tuple[Images, Kernel]:
         convolution = functools.partial(_convolution, stride=stride, padding=padding)
-        return jax.vjp(convolution, x, kernel)[1](slope)
+        return jax.vjp(convolution, x, kernel)[1](grad)
 
-    def shifted(x: Images, kernel: Kernel, slope: Images) -> tuple[Images, Kernel]:
-        slope = slope.astype(jnp.float32)
-        by_x = _by_images(slope, kernel, x.shape, stride, padding)
-        by_kernel = _by_kernel(_padded(x, padding), slope, len(kernel), stride)
-        return by_x.astype(x.dtype), by_kernel.astype(kernel.dtype)
+    def by_shifts(x: Images, kernel: Kernel, grad: Images) -> tuple[Images, Kernel]:
+        grad = grad.astype(jnp.float32)
+        x_grad = _images_grad(grad, kernel, x.shape, stride, padding)
+        kernel_grad = _kernel_grad(_padded(x, padding), grad, len(kernel), stride)
+        return x_grad.astype(x.dtype), kernel_grad.astype(kernel.dtype)
 
-    return jax.lax.platform_dependent(*residuals, slope, cpu=shifted, default=derived)
+    return jax.lax.platform_dependent(*residuals, grad, cpu=by_shifts, default=by_convolution)
 
 
 depthwise_conv.defvjp(_forward, _backward)
@@ -103,7 +98,7 @@ def _padded(x: Images, padding: Padding) -> Images:
 
 
 def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
-    """Sums, over the kernel's positions, the shifted images times the weight at the position."""
+    """Sums, over the kernel's positions, the shifted images times the position's weight."""
     side = len(kernel)
     height, width = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
     return sum(
@@ -113,30 +108,31 @@ def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
     )
 
 
-def _by_images(
-    slope: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
+def _images_grad(
+    grad: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
 ) -> Images:
-    """Gradient with respect to the images: dilated slopes, convolved with the flipped kernel."""
-    dilation = [(0, 0, 0)]
-    for side, count, (before, _) in zip(shape[1:3], slope.shape[1:3], padding, strict=True):
-        length = (count - 1) * stride + 1
-        dilation.append((len(kernel) - 1 - before, side - length + before, stride - 1))
-    slope = jax.lax.pad(slope, jnp.zeros((), slope.dtype), [*dilation, (0, 0, 0)])
-    return _shifted(slope, kernel[::-1, ::-1].astype(jnp.float32), 1)
+    """Gradient of images of a `shape`: the dilated `grad`, convolved with the flipped kernel."""
+    zeros = [(0, 0, 0)]  # Before, after and between the elements of each axis.
+    for side, grad_side, (before, _) in zip(shape[1:3], grad.shape[1:3], padding, strict=True):
+        dilated_side = (grad_side - 1) * stride + 1
+        zeros.append((len(kernel) - 1 - before, side - dilated_side + before, stride - 1))
+    grad = jax.lax.pad(grad, jnp.zeros((), grad.dtype), [*zeros, (0, 0, 0)])
+    return _shifted(grad, kernel[::-1, ::-1].astype(jnp.float32), 1)
 
 
-def _by_kernel(x: Images, slope: Images, side: int, stride: int) -> Kernel:
-    """Gradient with respect to the kernel: padded images' windows, times their slopes, summed."""
+def _kernel_grad(x: Images, grad: Images, side: int, stride: int) -> Kernel:
+    """Gradient of a side × side kernel: the sum of the padded images' windows times `grad`."""
 
     def add_row(row: Array, total: Array) -> Array:
         strip = jax.lax.dynamic_slice_in_dim(x, row * stride, side, axis=1)
-        slopes = jax.lax.dynamic_index_in_dim(slope, row, axis=1)
+        row_grads = jax.lax.dynamic_index_in_dim(grad, row, axis=1)
         windows = (
-            strip[:, :, i * stride : i * stride + side] * slopes[:, :, i : i + 1]
-            for i in range(slope.shape[2])
+            strip[:, :, column * stride : column * stride + side]
+            * row_grads[:, :, column : column + 1]
+            for column in range(grad.shape[2])
         )
         return total + sum(windows)
 
     # One total per image: XLA then shares the loop among cores.
     total = jnp.zeros((len(x), side, side, x.shape[-1]))
-    return jnp.sum(jax.lax.fori_loop(0, slope.shape[1], add_row, total), axis=0)
+    return jnp.sum(jax.lax.fori_loop(0, grad.shape[1], add_row, total), axis=0)

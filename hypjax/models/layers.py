@@ -91,8 +91,10 @@ class Dense(nn.Module):
         multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
         """
         kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
-        zeros, shape = nn.initializers.zeros, (self.features,)
-        bias = self.param("bias", zeros, shape) if self.biased else jnp.zeros(shape)
+        if self.biased:
+            bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        else:
+            bias = jnp.zeros(self.features)
         kernel, bias = (jnp.split(array, parts, axis=-1)[part] for array in (kernel, bias))
         if affine is not None:
             scale, shift = affine
@@ -116,24 +118,20 @@ def _product_forward(x: Array, kernel: Array, precision: str | None) -> tuple:
     return _product(x, kernel, precision), (x, kernel)
 
 
-def _product_backward(precision: str | None, residuals: tuple, slope: Array) -> tuple[Array, Array]:
+def _product_backward(precision: str | None, residuals: tuple, grad: Array) -> tuple[Array, Array]:
     # JAX would derive the kernel's gradient transposed, for which XLA copies a factor on CPUs.
     x, kernel = residuals
-    by_x = jnp.matmul(slope, kernel.T, precision=precision)
-    x, slope = (rearrange(array, "... dim -> (...) dim") for array in (x, slope))
-    return by_x, jnp.matmul(x.T, slope, precision=precision)
+    x_grad = jnp.matmul(grad, kernel.T, precision=precision)
+    x, grad = (rearrange(array, "... dim -> (...) dim") for array in (x, grad))
+    return x_grad, jnp.matmul(x.T, grad, precision=precision)
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """GELU, x·Φ(x), by erf as in timm; JAX's GELU uses erfc, which is slow on CPUs."""
-    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
 _ACTIVATIONS = {
-    "gelu": _gelu,
+    # x·Φ(x) by erf, as in timm; JAX's GELU uses erfc, which is slow on CPUs.
+    "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5))),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
     "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),  # CLIP (Radford et al., ICML 2021).
     "silu": nn.silu,
@@ -182,6 +180,7 @@ def _normalized(
 
 
 def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
+    """The normalised x, and what the backward pass needs."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     # E[x²] − E[x]² is faster, but loses digits for tokens whose mean exceeds their deviation.
     variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
@@ -189,12 +188,14 @@ def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
     return ((x - mean) * factor).astype(dtype), (x, mean, factor)
 
 
-def _normalized_backward(_: jnp.dtype, eps: float, saved: tuple, slope: Array) -> tuple[Array]:
+def _normalized_backward(_: jnp.dtype, eps: float, saved: tuple, grad: Array) -> tuple[Array]:
     # JAX's derivative would store several arrays of the size of x; this derivative stores only x.
     x, mean, factor = saved
-    slope, unit = slope.astype(jnp.float32), (x - mean) * factor
-    along = jnp.mean(slope * unit, axis=-1, keepdims=True)
-    return (factor * (slope - jnp.mean(slope, axis=-1, keepdims=True) - unit * along),)
+    grad = grad.astype(jnp.float32)
+    normalized = (x - mean) * factor
+    product_mean = jnp.mean(grad * normalized, axis=-1, keepdims=True)
+    grad_mean = jnp.mean(grad, axis=-1, keepdims=True)
+    return (factor * (grad - grad_mean - normalized * product_mean),)
 
 
 _normalized.defvjp(_normalized_forward, _normalized_backward)
@@ -226,8 +227,8 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
     side = math.isqrt(patches.shape[1])
     grid = rearrange(patches, "b (h w) c -> b h w c", h=side)
     maxima = [
-        _maximum(rearrange(grid[:, y : y + n, x : x + n], "b h w c -> b (h w) c"))
-        for y, x, n in rmac_regions(side)
+        _maximum(rearrange(grid[:, y : y + length, x : x + length], "b h w c -> b (h w) c"))
+        for y, x, length in rmac_regions(side)
     ]
     # The added constant keeps the gradient finite where a region is all zeros.
     squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
@@ -263,15 +264,15 @@ def poolings(class_tokens: int) -> list[str]:
     """Names of the poolings of an encoder with 0, 1 or 2 class and distillation tokens.
 
     "cls" is the class token, and "cls_dist_mean" the mean of the class and distillation tokens
-    (DeiT). Other poolings take patch tokens: "avg", "max", their sum "avg_max", "gem" (generalised
-    mean) and "rmac" (regional maxima), which El-Nouby et al. (IRT, 2021) compare.
+    (DeiT). The poolings of patch tokens, which El-Nouby et al. (IRT, 2021) compare, are "avg",
+    "max", their sum "avg_max", "gem" (generalised mean) and "rmac" (regional maxima).
     """
     return [*(name for name, n in _PREFIX_POOLINGS.items() if n <= class_tokens), *_PATCH_POOLINGS]
 
 
-def pooled_tokens(pooling: str) -> int | None:
-    """Number of leading tokens that a pooling reads; None for all tokens."""
-    return _PREFIX_POOLINGS.get(pooling)
+def num_pooled_tokens(pooling: str, num_tokens: int) -> int:
+    """Number of leading tokens that a pooling reads, out of `num_tokens`."""
+    return _PREFIX_POOLINGS.get(pooling, num_tokens)
 
 
 def pool_tokens(

@@ -1,7 +1,4 @@
-"""ResNet-50 and ResNet-101 (He et al., CVPR 2016), with frozen BatchNorm and timm's numerics.
-
-A bottleneck's 3×3 convolution has the stride, as in torchvision and timm ("v1.5").
-"""
+"""ResNet-50 and ResNet-101 (He et al., CVPR 2016), with frozen BatchNorm and timm's numerics."""
 
 import functools
 
@@ -70,6 +67,7 @@ class Bottleneck(nn.Module):
         conv = functools.partial(_conv, dtype=self.dtype)
         norm = functools.partial(FrozenBatchNorm, self.dtype)
         y = nn.relu(norm(name="norm_1")(conv(self.width, 1, name="conv_1")(x)))
+        # The 3×3 convolution has the stride, as in torchvision and timm ("v1.5").
         y = nn.relu(norm(name="norm_2")(conv(self.width, 3, name="conv_2", stride=self.stride)(y)))
         y = norm(name="norm_3")(conv(4 * self.width, 1, name="conv_3")(y))
         if x.shape != y.shape:

@@ -1,9 +1,7 @@
 """Vision Transformer (Dosovitskiy et al., ICLR 2021), with timm's numerics.
 
-Options of a single module also cover the encoders that descend from it, such as DINOv2, SigLIP and
-EVA-02; `hypjax.models.architectures` lists them. By default, position embeddings include the class
-token. Distilled models (DeiT, Touvron et al., ICML 2021) have a distillation token after the class
-token.
+Its options also cover the encoders that descend from it, such as DeiT (Touvron et al., ICML 2021),
+DINOv2, SigLIP and EVA-02; `hypjax.models.architectures` lists them.
 """
 
 import dataclasses
@@ -32,7 +30,7 @@ from hypjax.models.layers import (
     activate,
     full_products_in,
     normed,
-    pooled_tokens,
+    num_pooled_tokens,
     poolings,
 )
 
@@ -45,8 +43,8 @@ class Rotary(NamedTuple):
     """Rotary position embeddings of patches (Su et al., 2021; Heo et al., ECCV 2024).
 
     In each head, pairs of coordinates of queries and keys are rotated: half of the pairs by angles
-    proportional to the patch's row, half by angles proportional to its column. Other tokens are not
-    rotated.
+    proportional to the patch's row, half by angles proportional to its column. Class, distillation
+    and register tokens are not rotated.
     """
 
     temperature: float = 1e4  # Frequencies fall from 1 towards 1 / temperature.
@@ -64,8 +62,8 @@ class Rotary(NamedTuple):
                 return 2 * np.pi * ((2 * np.arange(side) + 1) / side - 1)
             return (np.arange(side) + self.offset) * self.reference / side
 
-        axes = np.meshgrid(coordinates(height), coordinates(width), indexing="ij")
-        axes = np.stack(axes[::-1] if self.columns_first else axes)
+        rows, columns = np.meshgrid(coordinates(height), coordinates(width), indexing="ij")
+        axes = np.stack([columns, rows] if self.columns_first else [rows, columns])
         frequencies = self.temperature ** -np.linspace(0, 1, dim // 4, endpoint=False)
         angles = rearrange(axes, "a h w -> (h w) a 1") * frequencies
         return rearrange(angles, "p a f -> p (a f)").astype(np.float32)
@@ -100,10 +98,9 @@ class VisionTransformer(Encoder):
 
     Attributes:
         patch_size: Side of a patch in pixels; it divides the sides of the images.
-        width: Dimension of tokens and of the embedding.
+        width: Dimension of tokens and of the embedding; `num_heads` divides it.
         depth: Number of blocks.
-        num_heads: Number of attention heads; it divides the width.
-        class_tokens: 1 for the class token, 2 for the distillation token as well, or 0.
+        class_tokens: 1 for the class token, 2 if DeiT's distillation token follows it, or 0.
         registers: Number of register tokens before the patch tokens (Darcet et al., ICLR 2024).
         positions: The tokens with a learned position embedding: 'all', 'patches' or 'none'.
         pre_norm: Whether a LayerNorm precedes the blocks; the patch projection has no bias (CLIP).
@@ -111,7 +108,6 @@ class VisionTransformer(Encoder):
             then not normalised.
         attention_pool: Number of heads of the attention pooling "map" (SigLIP, Zhai et al., ICCV
             2023); 0 for an encoder without this pooling.
-        blocks: Design of the family's blocks.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of activations between them. Parameters, the residual
             stream, LayerNorm statistics, rotations, softmax and the result are always float32.
@@ -199,16 +195,16 @@ class VisionTransformer(Encoder):
     def resized(
         self, positions: Float[ArrayLike, "1 tokens dim"]
     ) -> Float[ArrayLike, "1 tokens2 dim"]:
-        """Interpolates positions of a square grid to the images' grid: bicubic and antialiased."""
-        prefix = self.num_prefix_tokens if self.positions == "all" else 0
+        """Interpolates embeddings of a square grid to the images' grid, bicubic and antialiased."""
+        num_prefix = self.num_prefix_tokens if self.positions == "all" else 0
         grid = tuple(side // self.patch_size for side in self.sides)
-        side = math.isqrt(max(positions.shape[1] - prefix, 0))
-        if grid == (side, side) or side == 0 or side**2 + prefix != positions.shape[1]:
-            return positions
-        square = rearrange(jnp.asarray(positions[:, prefix:]), "1 (h w) d -> h w d", h=side)
-        square = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
-        square = rearrange(square, "h w d -> 1 (h w) d")
-        return jnp.concatenate([positions[:, :prefix], square], axis=1)
+        side = math.isqrt(max(positions.shape[1] - num_prefix, 0))
+        if grid == (side, side) or side == 0 or side**2 + num_prefix != positions.shape[1]:
+            return positions  # Their grid is the images' grid, or is not square.
+        square = rearrange(jnp.asarray(positions[:, num_prefix:]), "1 (h w) d -> h w d", h=side)
+        resized = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
+        resized = rearrange(resized, "h w d -> 1 (h w) d")
+        return jnp.concatenate([positions[:, :num_prefix], resized], axis=1)
 
     @nn.compact
     def __call__(
@@ -223,29 +219,34 @@ class VisionTransformer(Encoder):
         like timm's `forward_features`. In training, `drop_path_masks` multiply the two residual
         branches of each block, attention and perceptron (`draw_drop_path_masks`).
         """
-        block, eps = nn.remat(Block) if self.remat else Block, self.blocks.norm_eps
+        block = nn.remat(Block) if self.remat else Block
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
-            count = tokens.shape[1]
-            num_pooled = count if return_tokens else pooled_tokens(self.pooling) or count
+            rope = self._rope(images)
+            num_tokens = tokens.shape[1]
+            num_pooled = num_tokens
+            if not return_tokens:
+                num_pooled = num_pooled_tokens(self.pooling, num_tokens)
+            num_outputs = num_pooled  # Of the last block, which attends to all tokens.
             options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
             options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
-            outputs, rope = num_pooled, self._rope(images)
             if self.tensor_cores:
-                tokens = _store_row_major(jnp.pad(tokens, ((0, 0), (0, -count % _TILE), (0, 0))))
-                options["tokens"], outputs = count, num_pooled + -num_pooled % _TILE
+                padding = -num_tokens % _TILE
+                tokens = _store_row_major(jnp.pad(tokens, ((0, 0), (0, padding), (0, 0))))
+                options["tokens"] = num_tokens
+                num_outputs += -num_pooled % _TILE
             for i in range(self.depth):
                 masks = None if drop_path_masks is None else drop_path_masks[:, i]
-                # The last block attends to all tokens, but returns only those that are pooled.
-                last = {"outputs": outputs} if i == self.depth - 1 else {}
-                tokens = block(**options, **last, name=f"block_{i}")(tokens, masks, rope)
+                if i == self.depth - 1:
+                    options["outputs"] = num_outputs
+                tokens = block(**options, name=f"block_{i}")(tokens, masks, rope)
             tokens = tokens[:, :num_pooled]
             if not self.pool_first:
-                tokens = normed(tokens, "norm", eps)
+                tokens = normed(tokens, "norm", self.blocks.norm_eps)
             if return_tokens and not self.is_initializing():
                 return tokens
             embedding = self._pooled(tokens)
-            return normed(embedding, "norm", eps) if self.pool_first else embedding
+            return normed(embedding, "norm", self.blocks.norm_eps) if self.pool_first else embedding
 
     def _tokens(self, images: ArrayLike) -> Array:
         """Prefix and patch tokens, with position embeddings."""
@@ -253,17 +254,18 @@ class VisionTransformer(Encoder):
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
         options = {"use_bias": not self.pre_norm, "dtype": self.dtype, "name": "patch_embed"}
         patches = nn.Dense(self.width, **options)(patches)
-        names = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
-        names += [("reg_token", self.registers)] if self.registers else []
-        prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in names]
+        counts = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
+        if self.registers:
+            counts.append(("reg_token", self.registers))
+        prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in counts]
         prefix = [jnp.broadcast_to(x, (len(images), *x.shape[1:])) for x in prefix]
         tokens = jnp.concatenate([*prefix, patches], axis=1)
         if self.positions != "none":
-            without = self.num_prefix_tokens if self.positions == "patches" else 0
-            shape = (1, tokens.shape[1] - without, self.width)
+            num_without = self.num_prefix_tokens if self.positions == "patches" else 0
+            shape = (1, tokens.shape[1] - num_without, self.width)
             positions = self.param("pos_embed", KERNEL_INIT, shape)
-            if without:
-                positions = jnp.pad(positions, ((0, 0), (without, 0), (0, 0)))
+            if num_without:
+                positions = jnp.pad(positions, ((0, 0), (num_without, 0), (0, 0)))
             tokens += positions
         return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
@@ -278,6 +280,7 @@ class VisionTransformer(Encoder):
         return np.cos(angles), np.sin(angles)
 
     def _pooled(self, tokens: Array) -> Array:
+        """Pools tokens; the parameters of the pooling "map" exist whether it is used or not."""
         if self.attention_pool and (self.pooling == "map" or self.is_initializing()):
             options = {"mlp_ratio": self.mlp_ratio, "design": self.blocks, "dtype": self.dtype}
             pooled = AttentionPool(self.attention_pool, **options, name="attn_pool")(tokens)
@@ -287,16 +290,16 @@ class VisionTransformer(Encoder):
 
 
 def draw_drop_path_masks(
-    key: PRNGKeyArray, rate: float, depth: int, images: int
-) -> Float[Array, "images depth 2"]:
+    key: PRNGKeyArray, rate: float, depth: int, num_images: int
+) -> Float[Array, "num_images depth 2"]:
     """Draws the masks of residual branches for stochastic depth (Huang et al., ECCV 2016).
 
     As in timm, each block's two branches, attention and perceptron, are dropped independently and
     for each image, at a rate that rises linearly from 0 in the first block to `rate` in the last. A
-    mask is 0 or 1 / (1 − rate), so that its mean is 1.
+    mask is 0 or 1 / (1 − the block's rate), so that its mean is 1.
     """
     keep_rates = 1 - jnp.linspace(0, rate, depth, dtype=jnp.float32)[:, None]
-    return jax.random.bernoulli(key, keep_rates, (images, depth, 2)) / keep_rates
+    return jax.random.bernoulli(key, keep_rates, (num_images, depth, 2)) / keep_rates
 
 
 def _store_row_major(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch tokens dim"]:
@@ -334,29 +337,31 @@ class Block(nn.Module):
         if design.layer_scale:
             initial = nn.initializers.constant(1e-5)
             scales = [self.param(f"layer_scale_{i}", initial, (width,)) for i in (1, 2)]
-        options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
+        attention_scale, mlp_scale = scales
         norm = functools.partial(LayerNorm, self.dtype, design.norm_eps)
+        options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
         attention = Attention(*options, design, name="attention")
-        mixed = attention(*norm(name="norm_1")(x), scales[0], rope)
+        mixed = attention(*norm(name="norm_1")(x), attention_scale, rope)
         x = add(x[:, : self.outputs], mixed, 0)
         hidden = self._hidden(*norm(name="norm_2")(x))
         affine = None
         if design.mlp_norm:
             hidden, affine = norm(name="mlp_norm")(hidden)
-        last = Dense(width, self.dtype, name="fc_2")
-        return add(x, last(hidden, affine, factor=scales[1]), 1)
+        fc_2 = Dense(width, self.dtype, name="fc_2")
+        return add(x, fc_2(hidden, affine, factor=mlp_scale), 1)
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
         """Applies the perceptron up to the input of its last layer."""
-        kind, gate = self.design.activation, self.design.gate
+        activation, gate = self.design.activation, self.design.gate
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
-            hidden_pair = Dense(2 * width, self.dtype, name="fc_1")
-            return activate(hidden_pair(x, affine, 0, 2), kind) * hidden_pair(x, affine, 1, 2)
+            packed = Dense(2 * width, self.dtype, name="fc_1")
+            return activate(packed(x, affine, 0, 2), activation) * packed(x, affine, 1, 2)
         hidden = Dense(width, self.dtype, name="fc_1")(x, affine)
         if gate == "separate":
-            return activate(Dense(width, self.dtype, name="fc_gate")(x, affine), kind) * hidden
-        return activate(hidden, kind)
+            gated = Dense(width, self.dtype, name="fc_gate")(x, affine)
+            return activate(gated, activation) * hidden
+        return activate(hidden, activation)
 
 
 class Attention(nn.Module):
@@ -427,6 +432,6 @@ class AttentionPool(nn.Module):
         ]
         mixed = rearrange(attend(*heads, kernel="xla"), "b 1 h d -> b (h d)")
         x = Dense(width, self.dtype, name="proj")(mixed).astype(jnp.float32)
-        normed = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
-        hidden = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(*normed)
-        return x + Dense(width, self.dtype, name="fc_2")(activate(hidden, self.design.activation))
+        y, affine = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
+        y = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(y, affine)
+        return x + Dense(width, self.dtype, name="fc_2")(activate(y, self.design.activation))
