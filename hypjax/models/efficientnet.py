@@ -6,7 +6,6 @@ which saves a pass over the images.
 """
 
 import math
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -23,24 +22,16 @@ _STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # `width_factor` does not scale these in th
 _EPS = 1e-3
 
 
-class _Stage(NamedTuple):
-    """Blocks with the same kernel and width; only the first block has the stride."""
-
-    blocks: int  # Number of blocks.
-    kernel: int
-    stride: int
-    expansion: int
-    width: int
-
-
-_STAGES = (  # EfficientNet-B0 (Tan and Le, Table 1).
-    _Stage(1, 3, 1, 1, 16),
-    _Stage(2, 3, 2, 6, 24),
-    _Stage(2, 5, 2, 6, 40),
-    _Stage(3, 3, 2, 6, 80),
-    _Stage(3, 5, 1, 6, 112),
-    _Stage(4, 5, 2, 6, 192),
-    _Stage(1, 3, 1, 6, 320),
+# Blocks, kernel, stride of the first block, expansion and width of each stage of EfficientNet-B0
+# (Tan and Le, Table 1).
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
 
 
@@ -73,27 +64,22 @@ class EfficientNetLite(ConvNet):
     @property
     def depths(self) -> tuple[int, ...]:
         """Number of blocks in each stage; the first and the last stage are not scaled."""
-        first, *inner, last = (stage.blocks for stage in _STAGES)
+        first, *inner, last = (num_blocks for num_blocks, *_ in _STAGES)
         return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 
     def _stem(self, x: FeatureMap) -> FeatureMap:
-        x = nn.Conv(
-            *(_STEM_WIDTH, (3, 3), 2, "SAME"),
-            use_bias=False,
-            dtype=self.dtype,
-            kernel_init=CONV_INIT,
-            name="stem_conv",
-        )(x)
+        options = {"use_bias": False, "dtype": self.dtype, "kernel_init": CONV_INIT}
+        x = nn.Conv(_STEM_WIDTH, (3, 3), strides=2, **options, name="stem_conv")(x)
         return _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
 
     def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
-        design = _STAGES[stage]
+        _, kernel, first_stride, expansion, width = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
         return block(
-            kernel=design.kernel,
-            stride=1 if i else design.stride,
-            expansion=design.expansion,
-            width=_divisible(self.width_factor * design.width),
+            kernel=kernel,
+            stride=first_stride if i == 0 else 1,
+            expansion=expansion,
+            width=_divisible(self.width_factor * width),
             dtype=self.dtype,
             name=f"stage_{stage}_block_{i}",
         )(x)
@@ -109,10 +95,7 @@ def _divisible(width: float) -> int:
 
 
 class InvertedBottleneck(nn.Module):
-    """Expansion of channels, depthwise convolution, projection (Sandler et al., CVPR 2018).
-
-    If the result has the input's shape, the input is added. The result is float32.
-    """
+    """Expansion of channels, depthwise convolution, projection (Sandler et al., CVPR 2018)."""
 
     kernel: int
     stride: int
@@ -122,7 +105,7 @@ class InvertedBottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Float[Array, "batch h2 w2 width"]:
-        """Applies the block."""
+        """Applies the block, and adds the input if the shape stays; the result is float32."""
         y = x
         if self.expansion > 1:
             y = _pointwise(y, self.expansion * x.shape[-1], self.dtype, "expand")

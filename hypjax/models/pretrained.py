@@ -1,7 +1,4 @@
-"""Conversion of encoder weights from timm, in files or on the Hugging Face hub, and back to timm.
-
-Loading never executes code of a file.
-"""
+"""Converts encoder weights from timm's names and layouts, and back; never executes their code."""
 
 import json
 import math
@@ -26,8 +23,8 @@ from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
 from hypjax.system.files import replacing
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
-# Tensors to ignore: classifiers, update counts of BatchNorm and mask tokens; and in files of the
-# papers' authors, heads, proxies, and the second names of a ResNet's layers.
+# Tensors that no encoder needs: classifiers, update counts of BatchNorm, mask tokens; and in files
+# of the papers' authors, heads, proxies, and the second names of a ResNet's layers.
 _IGNORED = re.compile(
     r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
     rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
@@ -41,7 +38,7 @@ def name_in_timm(encoder: Encoder, path: Path) -> str:
     """Name of a parameter in timm; for a user's module, its path, 'encoder/Dense_0/kernel'."""
     if encoder.names is None:
         return "/".join(("encoder", *path))
-    *modules, leaf = (part for part in path if part != "statistics")
+    *modules, leaf = (name for name in path if name != "statistics")
     return renamed(".".join((*modules, _LEAVES.get(leaf, leaf))), encoder.names)
 
 
@@ -72,8 +69,7 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
 
     Weights are named as in timm, such as `vit_small_patch16_224.dino`, or as another model of the
     hub whose tensors have timm's names, such as `hf-hub:OWNER/NAME`. Files end in `.safetensors`,
-    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors. Raises a
-    `UserError` for weights that are missing, damaged or of another model.
+    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)
@@ -89,9 +85,9 @@ def convert_timm(
 ) -> PyTree:
     """Converts arrays under timm's names to an encoder's parameters, float32 NumPy arrays.
 
-    Classifiers are ignored. Unless `interpolate` is false, position embeddings for another image
-    size are interpolated as in timm: bicubic with antialiasing. Raises a `UserError` for a tensor
-    that is missing, unknown or of another shape.
+    Classifiers are ignored. With `interpolate`, position embeddings for another image size are
+    interpolated as in timm: bicubic with antialiasing. Raises a `UserError` for a tensor that is
+    missing, unknown or of another shape.
     """
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)
@@ -124,11 +120,8 @@ def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
 
 
 def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
-    """Converts a Dense head to timm's classifier.
-
-    A distilled model has two classifiers, one per token, whose outputs timm averages. Two copies of
-    the head therefore give the head's output for the mean of the tokens.
-    """
+    """Converts a Dense head to timm's classifiers: one, or two copies for a distilled model."""
+    # timm averages both copies' outputs, which is the head's output for the mean of both tokens.
     state = {}
     for name in encoder.classifiers:
         state[f"{name}.weight"] = np.array(np.asarray(head["kernel"]).T, order="C")
@@ -158,17 +151,14 @@ def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: 
 
 
 def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTree | None:
-    """Reads the head from a file of a paper's authors; None if the file holds no head.
-
-    A head of another kind or size than the model's is a `UserError`. Heads of Hyp-ViT's first
-    release have no bias.
-    """
+    """Reads the model's head from a file of a paper's authors; None if the file holds no head."""
     for kind in HEADS:
         if (weight := state_dict.get(f"{kind}.weight")) is None:
             continue
         if (model.head_kind, model.head_dim) != (kind, len(weight)):
             fields = f"--config.model.head={kind} --config.model.head_dim={len(weight)}"
             raise UserError(f"their head is of another kind or size; set {fields}")
+        # Heads of Hyp-ViT's first release have no bias.
         bias = state_dict.get(f"{kind}.bias", np.zeros(len(weight), np.float32))
         return check_head({"kernel": weight.T, "bias": bias}, model)
     return None
@@ -196,20 +186,23 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
 def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
     """Content of the config.json from which timm builds a model of a folder or a repository."""
     name, settings = timm_model(params, model)
-    classes, side = settings.pop("num_classes"), model.encoder.image_size
-    squashed, share = data.test_view == "squash", side / data.resize
-    if math.floor(side / share) != data.resize:  # timm rounds down.
-        share = math.nextafter(share, 0)
+    num_classes = settings.pop("num_classes")
+    side = model.encoder.image_size
+    crop_mode, crop_pct = "center", side / data.resize
+    if math.floor(side / crop_pct) != data.resize:  # timm rounds down.
+        crop_pct = math.nextafter(crop_pct, 0)
+    if data.test_view == "squash":
+        crop_mode, crop_pct = "squash", 1.0
     return {
         "architecture": name or _ANY_TRANSFORMER,
-        "num_classes": classes,
+        "num_classes": num_classes,
         "num_features": model.encoder.dim,
         "model_args": settings,
         "pretrained_cfg": {
-            "num_classes": classes,
+            "num_classes": num_classes,
             "input_size": [len(data.mean), side, side],
-            "crop_pct": 1.0 if squashed else share,
-            "crop_mode": "squash" if squashed else "center",
+            "crop_pct": crop_pct,
+            "crop_mode": crop_mode,
             "interpolation": "bicubic",
             "mean": list(data.mean),
             "std": list(data.std),
@@ -221,10 +214,12 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
 
 def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
     """Name of a model in timm, None if it has none, and settings that differ from timm's."""
-    encoder, name = model.encoder, timm_name(model.encoder)
+    encoder = model.encoder
+    name = timm_name(encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
-    stem = {k: v for k, v in params["encoder"].items() if k in encoder.layers[0]}
-    channels = next(x[1] for x in _timm_shapes(stem, encoder).values() if len(x) == 4)
+    stem = {key: value for key, value in params["encoder"].items() if key in encoder.layers[0]}
+    shapes = _timm_shapes(stem, encoder).values()
+    channels = next(shape[1] for shape in shapes if len(shape) == 4)  # Of the first convolution.
     if channels != 3:
         settings["in_chans"] = channels
     if name is None:

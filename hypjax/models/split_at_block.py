@@ -1,7 +1,4 @@
-"""Splits an encoder at a block, so that upper blocks can train on cached outputs of lower blocks.
-
-Both parts apply the full encoder; XLA removes layers whose results are not used.
-"""
+"""Splits an encoder at a block, to train the upper blocks on cached outputs of the lower blocks."""
 
 import itertools
 from collections.abc import Callable, Collection
@@ -14,20 +11,21 @@ from hypjax.models.encoder import Encoder
 from hypjax.models.layers import Images
 
 
-def highest_frozen(encoder: Encoder, trained: Collection[str]) -> str | None:
-    """Name of the highest block up to which all layers are frozen; None if there is none.
-
-    `trained` holds names of trained modules and parameters, as in `Encoder.layers`.
-    """
-    frozen = itertools.takewhile(lambda names: not {*names} & {*trained}, encoder.layers[:-1])
-    _, *blocks = [*frozen] or [()]  # The first layer is no block.
-    return blocks[-1][-1] if blocks else None
+def highest_frozen(encoder: Encoder, trained_names: Collection[str]) -> str | None:
+    """Name of the highest block up to which no layer is trained; None if there is none."""
+    layers = encoder.layers[:-1]
+    frozen = [*itertools.takewhile(lambda names: not {*names} & {*trained_names}, layers)]
+    if len(frozen) < 2:  # The first layer is no block.
+        return None
+    *_, block = frozen[-1]  # Names of other modules, such as downsampling, precede the block's.
+    return block
 
 
 def lower_blocks(
     encoder: Encoder, block: str, params: PyTree, images: Images
 ) -> Float[Array, "batch ..."]:
     """Computes a block's output for normalised pixels, in the block's dtype."""
+    # This function and the next apply the full encoder; XLA removes layers without use.
     _, captured = encoder.apply(
         {"params": params},
         images,
@@ -42,18 +40,13 @@ def upper_blocks(
     block: str,
     params: PyTree,
     activations: Float[Array, "batch ..."],
-    example: Float[Array, "1 height width channels"],
+    example: Float[Array, "1 height width channels"],  # Any image of the right size.
 ) -> Float[Array, "batch dim"]:
-    """Embeds images from a block's output, which `lower_blocks` computes.
+    """Embeds images from a block's output, which `lower_blocks` computes."""
 
-    `example` is any image of the size that `lower_blocks` took; its pixels do not matter.
-    """
-
-    def replace(
-        call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
-    ) -> Any:
+    def replaced(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
         at_block = context.module.name == block and context.method_name == "__call__"
         return activations if at_block else call(*args, **kwargs)
 
-    with nn.intercept_methods(replace):
+    with nn.intercept_methods(replaced):
         return encoder.apply({"params": params}, example)

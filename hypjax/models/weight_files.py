@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from hypjax.errors import UserError, installation, reason
+from hypjax.errors import UserError, explained, installation
 from hypjax.models import packaged
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.models.encoder import renamed
@@ -38,19 +38,13 @@ def read_state_dict(name_or_path: str) -> StateDict:
         path = _download(name_or_path)
     elif not path.is_file():
         raise UserError("there is no such file")
-    try:
+    with explained(f"{path} is damaged, or holds other objects than an encoder's arrays"):
         state = _READERS[path.suffix](path)
         return {renamed(name, _RELEASES): value for name, value in state.items()}
-    except UserError:
-        raise
-    except Exception as error:  # Readers raise many kinds of errors.
-        raise UserError(
-            f"{path} is damaged, or holds other objects than an encoder's arrays ({reason(error)})"
-        ) from error
 
 
 def timm_weights(name: str) -> str:
-    """Removes prefixes from timm's name of weights, such as 'vit_small_patch16_224.dino'."""
+    """Removes prefixes from timm's name of weights: 'timm/vit_small_patch16_224.dino'."""
     return name.removeprefix(hub.SCHEME).removeprefix("hf-hub:").removeprefix("timm/")
 
 
@@ -64,7 +58,7 @@ def repository(weights: str) -> str | None:
     elif "/" not in name:
         name = f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
     elif name == weights and not name.startswith("timm/"):
-        return None  # Without a prefix, only timm's repositories are no paths.
+        return None  # Other names with a slash but without a prefix are paths.
     return name if hub.is_name(name) else None
 
 
@@ -73,7 +67,8 @@ def _download(name: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    source, short_name = repository(name), name.removeprefix("hf-hub:")
+    source = repository(name)
+    short_name = name.removeprefix("hf-hub:")
     architecture = short_name.split(".")[0]
     if source is None or ("/" not in short_name and architecture not in ARCHITECTURES):
         raise UserError(
@@ -105,15 +100,15 @@ def _read_safetensors(path: pathlib.Path) -> StateDict:
 
 
 def _read_torch(path: pathlib.Path) -> StateDict:
-    state = content = read_torch(path)
+    content = read_torch(path)
+    state = content
     for wrapper in _WRAPPERS:
         state = state.get(wrapper, state)
     # Proxies are parameters of HIER's loss, which a file may save next to the model.
     tables = [content, *(value for value in content.values() if isinstance(value, dict))]
     for table in tables:
         state = state | {name: x for name, x in table.items() if str(name).endswith(PROXIES)}
-    # Integers keep their type.
-    return {
+    return {  # NumPy has no bfloat16; integers keep their type.
         name: (value.float() if value.is_floating_point() else value).detach().numpy()
         for name, value in state.items()
     }
