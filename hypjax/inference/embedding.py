@@ -24,7 +24,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_scalars
 from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
-from hypjax.models.embedder import at_side, resize_images, scaled_side
+from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
@@ -43,19 +43,19 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
     A part's first space is named after the part, "head" or "encoder"; further spaces have a suffix,
     as in "head:sphere". Prefixes of the head's output, from `eval.prefixes` and the objective, are
     named "head@16" and "head@16:sphere". By default, heads are compared in the objective's space
-    and encoders by cosine (Hyp-ViT, Section 4.2). Learned scalars, such as c,
-    are those of `params`; the space of `objective` must already have them.
+    and encoders by cosine (Hyp-ViT, Section 4.2). Learned scalars, such as c, are those of
+    `params`; the space of `objective` must already have them.
     """
-    spaces, fields = {}, config.objective
-    scalars = learned_scalars(fields, params)
-    prefixes = sorted({*config.eval.prefixes, *trained_prefixes(config)})
-    for part in ("head", *(f"head@{dim}" for dim in prefixes), "encoder"):
-        for i, name in enumerate(config.eval.spaces[part_of(part)]):
-            if name == "objective":
-                space = objective.score_space
-            else:
-                space = create_space(ConfigDict({**fields, "space": name})).with_scalars(scalars)
-            spaces[f"{part}:{name}" if i else part] = space
+    scalars = learned_scalars(config.objective, params)
+    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(config)})
+    spaces = {}
+    for part in ("head", *(f"head@{dim}" for dim in prefix_dims), "encoder"):
+        for i, space_name in enumerate(config.eval.spaces[part_of(part)]):
+            space = objective.score_space
+            if space_name != "objective":
+                space = create_space(ConfigDict({**config.objective, "space": space_name}))
+                space = space.with_scalars(scalars)
+            spaces[part if i == 0 else f"{part}:{space_name}"] = space
     return spaces
 
 
@@ -66,12 +66,14 @@ def part_of(name: str) -> str:
 
 def prefix_of(name: str) -> int | None:
     """Dimension of a prefix in a name of `scored_spaces`: 16 for "head@16", None for "head"."""
-    return int(name.partition(":")[0].partition("@")[2] or 0) or None
+    dim = name.partition(":")[0].partition("@")[2]
+    return int(dim) if dim else None
 
 
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
+    """The features that a name of `scored_spaces` means: the encoder's, the head's or a prefix."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
@@ -90,22 +92,21 @@ def encode(
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
 ) -> Float[Array, "batch scales encoder_dim"]:
-    """Embeds images with the encoder, at each of several scales (see `scaled_side`).
-
-    Precomputed features of another model, which take the place of images, are returned unchanged.
-    """
-    if not model.encoder.takes_pixels:
+    """Embeds images with the encoder, at each of several scales (see `scaled_side`)."""
+    if not model.encoder.takes_pixels:  # The images are features of another model.
         return images[:, None]
     images = normalize(images, *pixel_scaling)
     embeddings = []
     for scale in scales:
-        scaled, scaled_params, resized = model, params, images
         side = scaled_side(model.encoder, scale)
-        if side != model.encoder.image_size:
-            scaled, scaled_params = at_side(model, params, side)
-            resized = resize_images(images, side)
+        scaled_model, scaled_params = at_side(model, params, side)
+        scaled_images = images
+        if side != model.encoder.image_size:  # Bilinear without antialiasing, as in PyTorch.
+            shape = (len(images), side, side, images.shape[-1])
+            scaled_images = jax.image.resize(images, shape, "linear", antialias=False)
         with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
-            pooled = scaled.encoder.apply({"params": scaled_params["encoder"]}, resized)
+            variables = {"params": scaled_params["encoder"]}
+            pooled = scaled_model.encoder.apply(variables, scaled_images)
         embeddings.append(pooled.astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
 
@@ -116,18 +117,16 @@ def to_points(
     spaces: Mapping[str, Space],
     pooled: Float[Array, "batch scales encoder_dim"],
 ) -> dict[str, Float[Array, "batch d"]]:
-    """Maps the encoder's embeddings to points of each space, averaged over the scales.
-
-    Needs no parameters of the encoder.
-    """
+    """Maps the encoder's embeddings to points of each space, averaged over the scales."""
     points = {}
     for name, space in spaces.items():
-        by_scale = [
-            space.embed(_features(model, params, pooled[:, i], name))
-            for i in range(pooled.shape[1])
+        points_by_scale = [
+            space.embed(_features(model, params, pooled[:, scale], name))
+            for scale in range(pooled.shape[1])
         ]
-        several = len(by_scale) > 1
-        points[name] = space.mean(jnp.stack(by_scale, axis=-2)) if several else by_scale[0]
+        points[name] = points_by_scale[0]
+        if len(points_by_scale) > 1:
+            points[name] = space.mean(jnp.stack(points_by_scale, axis=-2))
     return points
 
 
@@ -151,7 +150,7 @@ def fingerprint(facts: object, params: PyTree = None) -> str:
     return digest.hexdigest()[:32]
 
 
-_FORMAT = "hypjax features 2"  # Increase the number if an encoder or a view changes its results.
+_FORMAT = "hypjax features 2"  # Increase the number if an encoder's or a view's results change.
 Features = Float[np.ndarray, "images scales dim"]
 
 
@@ -159,8 +158,8 @@ Features = Float[np.ndarray, "images scales dim"]
 class DatasetEmbedder:
     """Embeds datasets with a run's model; datasets of all sizes share one compiled program.
 
-    The images of `cached` are embedded once by the encoder, which must be frozen: the same in all
-    calls. Their embeddings stay in memory, and in `folder` for other runs if there is one process.
+    The encoder, which must be frozen, embeds the images of `cached` only once. Their embeddings
+    stay in memory, and a single process also keeps them in `folder`, for other runs.
     """
 
     model: Embedder
@@ -168,7 +167,7 @@ class DatasetEmbedder:
     mesh: Mesh  # Devices that share each batch.
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
-    # By id of the dataset's records.
+    # Embeddings of cached images, by id of the dataset's records.
     _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
 
     def points(
@@ -195,45 +194,54 @@ class DatasetEmbedder:
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
         """Applies a function to batches of images in the test view, or of features, on the mesh."""
-        return _concatenated(self._mapped(function, images))
+        return _concatenated(self._mapped_batches(function, images))
 
-    def _mapped(
+    def _mapped_batches(
         self, function: Callable[[Array], PyTree], images: Dataset | Features
     ) -> Iterator[PyTree]:
-        config, mesh, total = self.config, self.mesh, len(images)
-        size = parallel.slices(config.run.eval_batch_size, mesh).rows
-        rows, starts = parallel.local_rows(mesh, size), range(0, total, size)
-        if isinstance(images, Dataset):
-            view, workers = View.of(config.data), config.run.workers
-            batches = readable_batches(images, view, size, workers, rows, tolerant=False)
-            inputs = (pixels for pixels, _ in batches)
-        else:
-            padded = (np.resize(images[i : i + size], (size, *images.shape[1:])) for i in starts)
-            batches = inputs = (batch[rows.start : rows.stop] for batch in padded)
-
-        results = (parallel.gather(function(parallel.shard(mesh, batch))) for batch in inputs)
+        """Yields the function's result for each batch, without padding."""
+        size = parallel.slices(self.config.run.eval_batch_size, self.mesh).rows
+        batches = self._local_batches(images, size)
+        results = (parallel.gather(function(parallel.shard(self.mesh, x))) for x in batches)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            lines = console.ProgressLines("embedded", total)
-            following = next(results, None)
-            for rest in (total - first for first in starts):
+            lines = console.ProgressLines("embedded", len(images))
+            next_result = next(results, None)
+            for start in range(0, len(images), size):
                 # A batch is copied to the host once the device computes the next one.
-                result, following = following, next(results, None)
-                lines.advance(min(size, rest))
-                yield jax.tree.map(lambda x, rest=rest: np.asarray(x)[:rest], result)
+                result, next_result = next_result, next(results, None)
+                count = min(size, len(images) - start)
+                lines.advance(count)
+                yield jax.tree.map(lambda x, count=count: np.asarray(x)[:count], result)
+
+    def _local_batches(self, images: Dataset | Features, size: int) -> Iterator[np.ndarray]:
+        """Yields this process's rows of each batch of `size` rows; the last batch is padded."""
+        rows = parallel.local_rows(self.mesh, size)
+        if isinstance(images, Dataset):
+            view, workers = View.of(self.config.data), self.config.run.workers
+            batches = readable_batches(images, view, size, workers, rows, tolerant=False)
+            with contextlib.closing(batches):
+                yield from (pixels for pixels, _ in batches)
+        else:
+            for start in range(0, len(images), size):
+                batch = np.resize(images[start : start + size], (size, *images.shape[1:]))
+                yield batch[rows.start : rows.stop]
 
     def _features_in_memory(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
-        """Embeddings of cached images; None if some of the images are not cached."""
-        key, cached_scales = id(dataset.records), tuple(self.config.eval.scales)
-        images = self._cached_images.get(key)
-        if images is None or dataset.boxes is not None or not set(scales) <= set(cached_scales):
+        """Embeddings of a dataset's images at some scales; None unless `cached` has the images."""
+        key = id(dataset.records)
+        cached_images = self._cached_images.get(key)
+        cached_scales = tuple(self.config.eval.scales)
+        if cached_images is None or dataset.boxes is not None:
             return None
-        if not np.isin(dataset.positions, images.positions).all():
+        if not set(scales) <= set(cached_scales):
+            return None
+        if not np.isin(dataset.positions, cached_images.positions).all():
             return None
         if key not in self._features:
-            self._features[key] = self._stored_features(params, images)
-        rows = np.searchsorted(images.positions, dataset.positions)
+            self._features[key] = self._stored_features(params, cached_images)
+        rows = np.searchsorted(cached_images.positions, dataset.positions)
         return self._features[key][rows][:, list(map(cached_scales.index, scales))]
 
     @functools.cached_property
@@ -247,13 +255,14 @@ class DatasetEmbedder:
 
     def _stored_features(self, params: PyTree, images: Dataset) -> Features:
         """Embeds images with the frozen encoder, or reads their embeddings from the folder."""
-        scales, data = tuple(self.config.eval.scales), self.config.data
+        scales = tuple(self.config.eval.scales)
+        data = self.config.data
 
         def compute(done: int) -> Iterator[Features]:
             rest = images[done:]
             if len(rest):
                 console.say(f"embedding {counted(len(rest), 'image')} once: the encoder is frozen")
-            return self._mapped(functools.partial(self._encode, scales, params), rest)
+            return self._mapped_batches(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.source is None or jax.process_count() > 1:
             return _concatenated(compute(0))
@@ -286,9 +295,12 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 
 
 def cached_features(
-    folder: pathlib.Path, count: int, scales: int, compute: Callable[[int], Iterable[Features]]
+    folder: pathlib.Path,
+    num_images: int,
+    num_scales: int,
+    compute: Callable[[int], Iterable[Features]],
 ) -> Features:
-    """Reads the features of `count` images from a folder; first computes the missing ones.
+    """Reads images' features from a folder, after computing the missing ones.
 
     One process at a time fills the folder. `compute(n)` yields batches for all images after the
     first n.
@@ -296,13 +308,13 @@ def cached_features(
     try:
         table = None
         while table is None:  # A damaged table is computed again.
-            cache = ArrayCache(folder, count)
+            cache = ArrayCache(folder, num_images)
             if not cache.is_complete():
                 with cache.filling(locked(folder, "embedding images")) as done:
                     for batch in compute(done):
                         cache.append(batch)
             table = cache.table(np.float32)
-        return table[0].reshape(count, scales, -1)
+        return table[0].reshape(num_images, num_scales, -1)
     except OSError as error:
         console.warn(f"features cannot be stored in {folder} ({error.strerror})")
         return _concatenated(compute(0))

@@ -5,11 +5,12 @@ import os
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, on_one_line
 from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.galleries import Gallery, require_model
+from hypjax.retrieval.galleries import Gallery, Neighbours, require_model
 from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
@@ -32,9 +33,8 @@ class Hits(NamedTuple):
 
     def __str__(self) -> str:
         """A table with a line per hit: rank, distance, right or wrong, and path."""
-        label, mark_width = "", 0
-        if self.label:
-            label, mark_width = f" ({on_one_line(self.label)})", 7
+        label = f" ({on_one_line(self.label)})" if self.label else ""
+        mark_width = len("right  ") if self.label else 0
         lines = [f"{_short_path(self.query)}{label}", f"rank   distance  {'':{mark_width}}path"]
         for i, (path, distance) in enumerate(zip(self.paths, self.distances, strict=True)):
             mark = f"{self.mark(i):{mark_width}}"
@@ -84,16 +84,7 @@ def find_hits(
     if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
-        points, own_ids, num_listed = queries.vectors, None, k
-        own_rows = gallery.own_rows(ids, points)
-        if most_own := max(map(len, own_rows), default=0):
-            own_ids = np.array([rows[0] if rows else -1 for rows in own_rows])
-            # The search leaves out a query's first own row, and `neighbours` the others.
-            num_listed = min(k - 1 + most_own, len(gallery) - 1)
-        ranked = postprocessing.search(
-            points, own_ids, gallery.vectors, k=num_listed, space=gallery.space
-        )
-        neighbours = gallery.neighbours(*ranked, own_rows, k)
+        neighbours = _postprocessed(queries.vectors, ids, gallery, k, postprocessing)
     fewest = min((len(nearest.ids) for nearest in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -107,3 +98,24 @@ def find_hits(
     if marks - {""} == {"wrong"} and not any(has_class(hits.label) for hits in results):
         console.warn("no query's class is in the gallery; check the labels")
     return results
+
+
+def _postprocessed(
+    points: Float[np.ndarray, "queries d"],
+    ids: list[str],
+    gallery: Embeddings,
+    k: int,
+    postprocessing: Postprocessing,
+) -> list[Neighbours]:
+    """The k nearest items of each query after postprocessing, without the query's own images."""
+    own_rows = gallery.own_rows(ids, points)
+    first_own_rows = None
+    num_listed = k
+    if most_own := max(map(len, own_rows), default=0):
+        first_own_rows = np.array([rows[0] if rows else -1 for rows in own_rows])  # −1: none.
+        # The search leaves out a query's first own row, and `neighbours` its other own rows.
+        num_listed = min(k - 1 + most_own, len(gallery) - 1)
+    ranked = postprocessing.search(
+        points, first_own_rows, gallery.vectors, k=num_listed, space=gallery.space
+    )
+    return gallery.neighbours(*ranked, own_rows, k)

@@ -1,8 +1,4 @@
-"""Embeds images with any model: in memory, or into a file with resumption.
-
-Encoders of other libraries are timm's, Transformers', and ONNX files. The library prepares the
-images. Its features are float32, by default compared by cosine.
-"""
+"""Embeds images with any model, also of another library, in memory or into a file."""
 
 import abc
 import concurrent.futures
@@ -54,12 +50,12 @@ class ImageEmbedder(abc.ABC):
 
     def embed_images(self, images: Dataset, *, few: bool = False) -> Embeddings:
         """Embeds images in memory; if `few`, such as queries, without a progress bar."""
-        rows, broken, done = [], {}, 0
-        for batch, reasons in self._finite_batches(images, few=few):
-            rows.append(batch)
-            broken |= {done + index: reason for index, reason in reasons.items()}
-            done += len(batch)
-        return self._embeddings(images, np.concatenate(rows), broken)
+        batches, reasons, done = [], {}, 0
+        for rows, batch_reasons in self._finite_batches(images, few=few):
+            batches.append(rows)
+            reasons |= {done + i: reason for i, reason in batch_reasons.items()}
+            done += len(rows)
+        return self._embeddings(images, np.concatenate(batches), reasons)
 
     def _finite_batches(
         self, images: Dataset, *, few: bool = False, done: int = 0
@@ -68,12 +64,12 @@ class ImageEmbedder(abc.ABC):
         total = len(images)
         lines = console.ProgressLines("embedded", total, done)
         with tqdm.tqdm(total=total, initial=done, unit="image", disable=few or None) as bar:
-            for rows, broken in self.batches(images[done:], few=few):
+            for rows, reasons in self.batches(images[done:], few=few):
                 not_finite = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-                for i in np.setdiff1d(not_finite, list(broken)).tolist():
+                for i in np.setdiff1d(not_finite, list(reasons)).tolist():
                     problem = f"the embedding of {images.name(done + i)} is not finite: the weights"
                     raise UserError(f"{problem} are damaged, or diverged; lower the learning rate")
-                yield rows, broken
+                yield rows, reasons
                 done += len(rows)
                 bar.update(len(rows))
                 if bar.disable and not few:  # No terminal.
@@ -82,15 +78,7 @@ class ImageEmbedder(abc.ABC):
     def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
         """Embeds images into a file; after a kill, a later call resumes from a folder beside it."""
         if path.exists():
-            finished = Embeddings.load(path)
-            if finished.fingerprint != self.fingerprint:
-                other_model = finished.model or "another model"
-                problem = f"was embedded by {other_model}, not by {self.name}"
-            elif finished.images_fingerprint != images.fingerprint:
-                problem = "holds other images"
-            else:
-                return finished
-            raise UserError(f"{path} exists already and {problem}; name another file, or remove it")
+            return self._finished(path, images)
         job = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{job}.unfinished")
         unfinished = ArrayCache(folder, len(images))
@@ -114,8 +102,20 @@ class ImageEmbedder(abc.ABC):
             raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
         return embeddings
 
-    def _embeddings(self, images: Dataset, rows: np.ndarray, broken: dict[int, str]) -> Embeddings:
-        readable = np.setdiff1d(np.arange(len(images)), list(broken))
+    def _finished(self, path: pathlib.Path, images: Dataset) -> Embeddings:
+        """Reads an earlier result, or raises a `UserError` if it is of other images or models."""
+        finished = Embeddings.load(path)
+        if finished.fingerprint != self.fingerprint:
+            other_model = finished.model or "another model"
+            problem = f"was embedded by {other_model}, not by {self.name}"
+        elif finished.images_fingerprint != images.fingerprint:
+            problem = "holds other images"
+        else:
+            return finished
+        raise UserError(f"{path} exists already and {problem}; name another file, or remove it")
+
+    def _embeddings(self, images: Dataset, rows: np.ndarray, reasons: dict[int, str]) -> Embeddings:
+        readable = np.setdiff1d(np.arange(len(images)), list(reasons))
         columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
         columns["coarse_labels"] = images.coarse_labels
         return Embeddings(
@@ -125,15 +125,15 @@ class ImageEmbedder(abc.ABC):
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
-            unreadable={str(images.names[i]): reason for i, reason in broken.items()},
+            unreadable={str(images.names[i]): reason for i, reason in reasons.items()},
         )
 
 
 class ExternalEncoder(Protocol):
-    """An encoder of another library."""
+    """An encoder of another library: timm, Transformers or an ONNX file."""
 
-    output: str  # What its features are, in words.
-    facts: Any  # Its output, preparation and weights, to be hashed.
+    output: str  # What features are, in words.
+    facts: Any  # Output, preparation and weights, to be hashed.
 
     def prepare(self, image: Image.Image) -> Any:
         """Prepares an RGB image, in any thread."""
@@ -153,7 +153,8 @@ class ExternalEmbedder(ImageEmbedder):
         batch_size: int | None = None,
     ) -> None:
         """Checks on an image of noise that the encoder returns one vector, always the same."""
-        self.space, self.batch_size = space or Sphere(), batch_size or _BATCH_SIZE
+        self.space = space or Sphere()
+        self.batch_size = batch_size or _BATCH_SIZE
         self.name, self._encoder = spec, encoder
         self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)
@@ -173,23 +174,24 @@ class ExternalEmbedder(ImageEmbedder):
         del few  # Batches are not padded here.
         if dataset.vectors is not None:
             raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
-        prepare, size = functools.partial(self._prepare, dataset), self.batch_size
-        batches = [range(len(dataset))[i : i + size] for i in range(0, len(dataset), size)]
-        with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-            try:
-                next_batch = pool.map(prepare, batches[0])
-                for indices in [*batches[1:], []]:
-                    # The next batch is prepared while this one is embedded.
-                    batch, next_batch = next_batch, pool.map(prepare, indices)
-                    prepared = list(batch)
-                    broken = {i: why for i, why in enumerate(prepared) if isinstance(why, str)}
-                    readable = [i for i in range(len(prepared)) if i not in broken]
-                    rows = np.zeros((len(prepared), self._dim), np.float32)
-                    if readable:
-                        rows[readable] = self._encoder.features([prepared[i] for i in readable])
-                    yield rows, broken
-            finally:
-                pool.shutdown(cancel_futures=True)
+        prepare = functools.partial(self._prepare, dataset)
+        starts = range(0, len(dataset), self.batch_size)
+        batches = [range(len(dataset))[start : start + self.batch_size] for start in starts]
+        pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
+        try:
+            next_batch = pool.map(prepare, batches[0])
+            for next_indices in [*batches[1:], []]:
+                # The next batch is prepared while this one is embedded.
+                batch, next_batch = next_batch, pool.map(prepare, next_indices)
+                prepared = list(batch)
+                reasons = {i: x for i, x in enumerate(prepared) if isinstance(x, str)}
+                readable = [i for i in range(len(prepared)) if i not in reasons]
+                rows = np.zeros((len(prepared), self._dim), np.float32)
+                if readable:
+                    rows[readable] = self._encoder.features([prepared[i] for i in readable])
+                yield rows, reasons
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _prepare(self, dataset: Dataset, i: int) -> Any | str:
         """Prepares an image for the encoder, or returns why the image cannot be read."""
@@ -199,7 +201,7 @@ class ExternalEmbedder(ImageEmbedder):
             return reason(error.__cause__ or error)
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
-        """The points of features in the space, and the features."""
+        """Converts features to points of the space; also keeps the features."""
         if not len(rows):
             return {"vectors": rows}
         points = Embeddings.from_arrays(rows, space=self.space).vectors

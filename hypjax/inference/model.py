@@ -82,13 +82,10 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
-        """Embeds images as points of the model's space, float32.
+        """Embeds images as points of the model's space, float32; rejects unreadable images.
 
         Args:
             images: A path, folder, pattern, Pillow image or array of pixels, or several of these.
-
-        Raises:
-            UserError: An image cannot be read.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -133,7 +130,7 @@ class Model(ImageEmbedder):
         return find_hits(queries, images, gallery, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields points of images in order; pads to full batches, or if `few` to a power of two."""
+        """Yields points of images in order; pads batches to full, or if `few` to a power of two."""
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, not features; pixels are uint8")
@@ -142,11 +139,13 @@ class Model(ImageEmbedder):
             raise UserError(f"{problem}; pass a file of such features, of dimension {encoder.dim}")
         total = len(dataset)
         size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
-        devices = min(jax.local_device_count(), -(-total // size))
-        embed, rows, view = self._on_devices(devices), size * devices, View.of(self.config.data)
-        batches = readable_batches(dataset, view, rows, self.config.run.workers)
+        num_devices = min(jax.local_device_count(), -(-total // size))
+        embed = self._on_devices(num_devices)
+        num_rows = size * num_devices
+        view, workers = View.of(self.config.data), self.config.run.workers
+        batches = readable_batches(dataset, view, num_rows, workers)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            for first, (pixels, broken) in zip(range(0, total, rows), batches, strict=True):
+            for first, (pixels, broken) in zip(range(0, total, num_rows), batches, strict=True):
                 points = np.asarray(embed(pixels)[self.part])[: total - first]
                 for start in range(0, len(points), size):
                     batch = points[start : start + size]
@@ -164,10 +163,11 @@ class Model(ImageEmbedder):
         # Each device has a full batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where embedding was resumed.
         if count not in self._programs:
-            mesh, config = parallel.create_mesh(devices=jax.local_devices()[:count]), self.config
+            mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            scaling, spaces = (config.data.mean, config.data.std), {self.part: self.space}
-            embed = embed_function(self.module, scaling, spaces, config.eval.scales)
+            scaling = self.config.data.mean, self.config.data.std
+            spaces = {self.part: self.space}
+            embed = embed_function(self.module, scaling, spaces, self.config.eval.scales)
             embed = parallel.map_local_images(embed, mesh)
             program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
@@ -216,9 +216,10 @@ def load(
 def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
     """Registers a module as the custom encoder of the run in a folder."""
     name = saved_fields(folder).get("model.architecture")
+    if name is None:  # Reading the model reports the error.
+        return
     is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
     if is_other_module or name in ("vit", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
         raise UserError(f"{actual}; pass that module as encoder=, or no encoder if it is hypjax's")
-    if name is not None:  # Otherwise, reading the model reports the error.
-        register_encoder(name, encoder)
+    register_encoder(name, encoder)
