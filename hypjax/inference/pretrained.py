@@ -41,34 +41,31 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
 
 
 def released_model(run: Run, *, encoder_only: bool = False) -> PyTree:
-    """Reads `released_parameters` without proxies, in all processes, and sets `run.parts`.
-
-    The first process reads them; only their parts of the model are scored.
-    """
+    """Reads `released_parameters` without proxies; sets `run.parts` to the scored parts."""
     params = learned.initial_parameters(learned.initial_scalars(run.config.objective))
     if not run.model.encoder.takes_pixels:
         return params
-    read_params: dict[str, PyTree] = {}  # In the first process.
+    released: dict[str, PyTree] = {}  # Filled in the first process, which reads for all.
 
     def read_parts() -> list[str]:
         if encoder_only:
-            read_params["encoder"] = pretrained_encoder(run.config, run.model.encoder)
+            released["encoder"] = pretrained_encoder(run.config, run.model.encoder)
         else:
-            read_params.update(released_parameters(run.config, run.model))
-        return list(read_params)
+            released.update(released_parameters(run.config, run.model))
+        return list(released)
 
     available = processes.from_first(read_parts)
     run.parts = [part for part in PARTS if part in available]
     shapes = {part: run.shapes[part] for part in run.parts}
     return params | processes.arrays_from_first(
-        lambda: {part: read_params[part] for part in shapes}, shapes
+        lambda: {part: released[part] for part in shapes}, shapes
     )
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the parameters with which training starts, by part of the model.
 
-    They are the "encoder"; with `model.load_head`, also a run's "head" and "scalars", or all
+    The parts are the "encoder" and, with `model.load_head`, a run's "head" and "scalars", or all
     `released_parameters`.
     """
     weights = config.model.weights
@@ -93,10 +90,11 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads all parameters in `model.weights`, by part of the model.
 
-    They are the "encoder"; from a file by the code of Hyp-ViT, HypMix or HIER, also the "head", and
-    HIER's proxies, the "hierarchy".
+    The parts are the "encoder" and, from a file by the code of Hyp-ViT, HypMix or HIER, the "head"
+    and the "hierarchy", which is HIER's proxies.
     """
-    weights, params = config.model.weights, {"encoder": pretrained_encoder(config, model.encoder)}
+    weights = config.model.weights
+    params = {"encoder": pretrained_encoder(config, model.encoder)}
     if _is_run(weights) or repository(weights):
         return params
     try:
@@ -119,11 +117,13 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
 
 
 def _starting_scalars(config: ConfigDict, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """Scalars to start with: the run's `params` where shapes agree, else as configured."""
+    """Scalars to start with: the saved run's `params` where shapes agree, else as configured."""
     fields, weights = config.objective, config.model.weights
-    c, has_c = learned.scalar_values(params).get("c"), learned.has_curvature(SPACES[fields.space])
-    if not fields.learn_c and has_c and c not in (None, fields.c):
-        console.warn(f"the run in {weights} learned c = {c:g}; config.objective.c is {fields.c:g}")
+    saved_c = learned.scalar_values(params).get("c")
+    fixes_c = learned.has_curvature(SPACES[fields.space]) and not fields.learn_c
+    if fixes_c and saved_c not in (None, fields.c):
+        learned_c = f"the run in {weights} learned c = {saved_c:g}"
+        console.warn(f"{learned_c}; config.objective.c is {fields.c:g}")
     initial = learned.scalar_parameters(learned.initial_scalars(fields))
     if not initial:
         return {}
@@ -133,20 +133,17 @@ def _starting_scalars(config: ConfigDict, params: learned.ScalarParameters) -> d
     return {"scalars": learned.within_bounds(initial, learned.bounds(fields))}
 
 
-def warn_of_known_classes(config: ConfigDict, images: str) -> None:
-    """Warns if the run in `model.weights` may have been trained on this run's test images.
-
-    `images` is the fingerprint of this run's images.
-    """
+def warn_of_known_classes(config: ConfigDict, images_fingerprint: str) -> None:
+    """Warns if the run in `model.weights` may have been trained on this run's test images."""
     weights = config.model.weights
     if not weights or not _is_run(weights):
         return
     with reading(weights) as folder:
         fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)
-    split = ("split", "split_seed", "test_classes")
-    same_split = all(fields[f"data.{name}"] == config.data[name] for name in split)
+    split_fields = ("split", "split_seed", "test_classes")
+    same_split = all(fields[f"data.{name}"] == config.data[name] for name in split_fields)
     same_dataset = fields["data.name"] == config.data.name
-    if same_dataset and not (same_split and fingerprint == images):
+    if same_dataset and not (same_split and fingerprint == images_fingerprint):
         problem = f"the run in {redacted(weights)} had other images or another split"
         console.warn(f"{problem}; if its training images are test images here, recall is too high")
 
@@ -156,7 +153,7 @@ def _is_run(weights: str) -> bool:
 
 
 def _restore(config: ConfigDict, encoder: Encoder) -> TrainedModel:
-    """Restores the run in `model.weights`, with parameters converted to fit the encoder."""
+    """Restores the run in `model.weights`; converts its parameters to fit the encoder."""
     weights = config.model.weights
     with reading(weights) as folder:
         trained = Run.saved(folder).restore_best(folder)

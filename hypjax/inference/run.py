@@ -64,10 +64,7 @@ class Run:
         workdir: str = "",
         parts: Sequence[str] = PARTS,
     ) -> None:
-        """Takes a validated configuration.
-
-        `saved_space` is the objective's score space for runs whose custom loss is not installed.
-        """
+        """`saved_space` is the score space of a run whose custom loss may not be installed."""
         self.config = fit_to_features(config)
         self.name, self.workdir, self.parts = name, workdir, parts
         self._saved_space = saved_space
@@ -80,7 +77,7 @@ class Run:
 
     @classmethod
     def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
-        """Opens the run in a local folder, which `hypjax.runs.cloud_copy.reading` yields."""
+        """Opens the run in a local folder; `hypjax.runs.cloud_copy.reading` copies a remote one."""
         return cls(saved_config(folder), saved_space=saved_space(folder), **fields)
 
     @functools.cached_property
@@ -117,18 +114,19 @@ class Run:
     def embedder(self) -> DatasetEmbedder:
         """Embeds datasets with the model; caches the embeddings of a frozen encoder."""
         config, splits = self.config, self.splits
-        cached, folder = [], None
+        cached = []
         if freezes_encoder(config.optim.frozen) and self.model.encoder.takes_pixels:
             cached = [splits.test, splits.gallery, splits.validation]
             needs_train = config.train.cached_features or config.train.sampling == "tuples"
             if needs_train or any(config.eval.pca.values()) or config.model.head_init == "pca":
                 cached.append(splits.train)
+        folder = None
         if not is_custom(self.model.encoder):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
         return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
 
     def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
-        """Restores the last model, "final" or "step N", and the best model, "best", if any."""
+        """Restores the last model, named "final" or "step N", and the best, "best", if any."""
         models = read_models(folder, self.config, self.model)
         return {name: self.trained(params) for name, params in models.items()}
 
@@ -152,8 +150,9 @@ class Run:
 
     def projections(self, params: PyTree) -> Projections:
         """Projections of `eval.pca` by space, fitted on the training images once for `params`."""
-        fields, spaces = self.config.eval, self.spaces(params)
-        dims = {name: dim for name in spaces if (dim := fields.pca[part_of(name)]) is not None}
+        spaces = self.spaces(params)
+        dims = {name: self.config.eval.pca[part_of(name)] for name in spaces}
+        dims = {name: dim for name, dim in dims.items() if dim is not None}
         if not dims:
             return {}
         if self.splits.train is None:
@@ -162,11 +161,12 @@ class Run:
                 f"{problem}; move this one to eval.benchmarks, and name another in data.name"
             )
         if self._last_projections[0] is not params:
-            points, projections = self.embedder.points(params, self.splits.train, spaces), {}
+            points = self.embedder.points(params, self.splits.train, spaces)
+            options = {"whiten": self.config.eval.whiten}
+            projections = {}
             for name, dim in dims.items():
-                space, whiten = spaces[name], fields.whiten
                 try:
-                    projections[name] = fit(points[name], space=space, dim=dim, whiten=whiten)
+                    projections[name] = fit(points[name], space=spaces[name], dim=dim, **options)
                 except UserError as error:
                     raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
             self._last_projections = params, projections
@@ -188,8 +188,8 @@ class Run:
         fields = self.config.eval
         metrics = metric_names(fields.metrics, fields.ks)
         if task.ground_truth is not None:  # Recall and graded metrics do not apply.
-            applicable = [n for n in metrics if not n.startswith("recall@") and n not in GRADED]
-            metrics = applicable or ["map"]
+            metrics = [name for name in metrics if not name.startswith("recall@")]
+            metrics = [name for name in metrics if name not in GRADED] or ["map"]
         else:
             too_large = [k for k in fields.ks if k > task.num_items]
             inapplicable = metric_names(["recall", "precision"], too_large)
@@ -214,16 +214,13 @@ class Run:
         return Task(images, own_rows=own_rows(images, None))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """Mean scores by part and metric on the test images and all benchmarks.
-
-        Metrics of benchmarks are named as in "roxford5k/easy/map".
-        """
+        """Mean test scores by part and metric; a benchmark's are named "roxford5k/easy/map"."""
         test_scores: dict[str, dict[str, float]] = {}
         for dataset, task in self.splits.tasks.items():
             prefix = f"{dataset}/" if task.ground_truth is not None else ""
             for part, scores in self.scores(params, task).items():
-                named = {f"{prefix}{name}": value for name, value in scores.items()}
-                test_scores.setdefault(part, {}).update(named)
+                named_scores = {f"{prefix}{name}": value for name, value in scores.items()}
+                test_scores.setdefault(part, {}).update(named_scores)
         return test_scores
 
     def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:

@@ -68,20 +68,21 @@ def save(
     Raises:
         UserError: Parameters do not fit, the space has no name, or the folder cannot be written.
     """
-    head = encoder if isinstance(encoder, Embedder) else None
+    model = encoder if isinstance(encoder, Embedder) else None
     config = default_config(_ELSEWHERE)
     view = {"image_size": image_size, "channels": channels, "resize": resize or image_size}
     config.data.update(name=IN_MEMORY, test_view=test_view, **view)
     for field, values in (("mean", mean), ("std", std)):
         config.data[field] = tuple(map(float, (0.5,) * channels if values is None else values))
-    config.model.head, config.optim.frozen = "none", ()
-    if head:
-        config.model.head, config.model.head_dim = head.head_kind, head.head_dim
+    config.optim.frozen = ()
+    config.model.head = "none"
+    if model:
+        config.model.update(head=model.head_kind, head_dim=model.head_dim)
     choose_space(config, space)
-    choose_encoder(config, head.encoder if head else encoder)
+    choose_encoder(config, model.encoder if model else encoder)
     validate(config)
     run = Run(config, saved_space=space)
-    params = jax.tree.map(np.asarray, params if head else {"encoder": params})
+    params = jax.tree.map(np.asarray, params if model else {"encoder": params})
     params = {part: tree for part, tree in params.items() if part != "scalars"}  # `space` has them.
     _require_shapes(params, run.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
@@ -89,6 +90,7 @@ def save(
 
 
 def _require_shapes(params: PyTree, expected: PyTree) -> None:
+    """Raises a `UserError` for the first parameter that is missing, unknown or misshapen."""
     shapes, expected_shapes = (
         {name: x.shape for name, x in flatten_dict(tree, sep="/").items()}
         for tree in (params, expected)
@@ -116,18 +118,15 @@ def describe(config: ConfigDict) -> str:
     )
 
 
-_FILES = {files.PROJECTIONS.rstrip("/"), "README.md", *files.MODEL_FILES}
-
-
 @contextlib.contextmanager
 def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields an empty folder, which replaces a folder's model when the context ends normally."""
     with writing(folder):
-        others = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        if files.PUBLISHED in others:
-            others -= _FILES
-        if others:
-            raise UserError(f"{folder} holds {min(others)}, no model; name another folder")
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if files.PUBLISHED in names:
+            names -= {files.PROJECTIONS.rstrip("/"), "README.md", *files.MODEL_FILES}
+        if names:
+            raise UserError(f"{folder} holds {min(names)}, no model; name another folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder.resolve()) as staged:
             staged.mkdir()
@@ -135,10 +134,7 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
-    """Writes the weights, config.json if timm has the architecture, and hypjax.json.
-
-    hypjax.json holds the configuration and the head's space.
-    """
+    """Writes weights, configuration and space, and the config.json of an encoder that timm has."""
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.

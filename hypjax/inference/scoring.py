@@ -9,19 +9,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from hypjax import retrieval
 from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import queries_in_gallery, sharing_files
 from hypjax.errors import UserError
-from hypjax.retrieval import (
-    LEVELS,
-    bootstrap_intervals,
-    graded_scores,
-    mean_score,
-    query_scores,
-    relevance_at,
-    relevance_scores,
-)
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.inputs import check_count
@@ -48,11 +40,12 @@ def task_of(
     splits "query" and "gallery", in order. A query in the gallery does not find itself, unless
     `keep_self`; `hypjax.retrieval.own_images` says when an image is the query itself.
     """
-    if queries is not None and str(queries.space) != str(embeddings.space):
-        problem = f"the queries are in {queries.space}, but the gallery in {embeddings.space}"
-        raise UserError(f"{problem}; name one --space")
-    if queries is not None and len({queries.fingerprint, embeddings.fingerprint} - {""}) > 1:
-        raise UserError("queries and gallery were embedded by different models; use one")
+    if queries is not None:
+        if str(queries.space) != str(embeddings.space):
+            problem = f"the queries are in {queries.space}, but the gallery in {embeddings.space}"
+            raise UserError(f"{problem}; name one --space")
+        if len({queries.fingerprint, embeddings.fingerprint} - {""}) > 1:
+            raise UserError("queries and gallery were embedded by different models; use one")
     if benchmark is not None:
         if queries is None:
             raise UserError("a ground truth needs --queries")
@@ -67,25 +60,26 @@ def task_of(
             missing = f"{len(embeddings.unreadable)} of the images with ground truth"
             raise UserError(f"{missing} could not be read; prepare the dataset again")
         return task._replace(ground_truth=ground_truth)
-    for rows in filter(None, (task.queries, task.gallery)):
-        if len(unknown := np.flatnonzero(rows.labels == "")):
+    for images in filter(None, (task.queries, task.gallery)):
+        if len(rows := np.flatnonzero(images.labels == "")):
             raise UserError(
-                f"the classes of {len(unknown)} of {len(rows)} rows are unknown, such as row "
-                f"{unknown[0]}; leave them out, or give classes as the array labels, by --labels, "
+                f"the classes of {len(rows)} of {len(images)} rows are unknown, such as row "
+                f"{rows[0]}; leave them out, or give classes as the array labels, by --labels, "
                 "--query_labels or the folders that hypjax.embed embeds, or name a --dataset"
             )
     return task if keep_self else _without_own_images(task, one_table=queries is None)
 
 
 def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embeddings]:
-    """Excludes each query's own image from its hits; prints how many queries have an own image."""
+    """Excludes queries' own images from their hits, and prints how many queries have own images."""
     queries, gallery = task.queries, task.gallery
     if gallery is None:
         excluded_rows = copies(queries.ids.tolist())
         note = sharing_files(excluded_rows)
     else:
-        images = OwnImages(gallery.ids.tolist(), gallery.vectors)
-        excluded_rows = images.rows(queries.ids.tolist(), queries.vectors, one_table=one_table)
+        gallery_images = OwnImages(gallery.ids.tolist(), gallery.vectors)
+        query_ids = queries.ids.tolist()
+        excluded_rows = gallery_images.rows(query_ids, queries.vectors, one_table=one_table)
         note = queries_in_gallery(excluded_rows)
     if note:
         console.say(f"{note} (with --keep_self they do)")
@@ -103,6 +97,7 @@ def require_images(embeddings: Embeddings, splits: Splits) -> None:
 
 
 def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
+    """Takes queries and gallery by the splits of rows, see `task_of`."""
     if embeddings.splits is None:
         return Task(embeddings)
     by_split = {
@@ -120,16 +115,16 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
 
 def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names; all rows, in order, if ids are row numbers."""
-    rows = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
-    missing = [name for name in names if name not in rows]
-    if missing and list(rows) == list(map(str, range(len(names)))):
+    row_of = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
+    missing = [name for name in names if name not in row_of]
+    if missing and list(row_of) == list(map(str, range(len(names)))):
         return np.arange(len(names))
     if missing:
         raise UserError(
             f"the ground truth has {len(names)} {what}, such as {missing[0]}, which is not among "
             f"the {len(embeddings)} embeddings; give names as the array ids, or all in order"
         )
-    return np.array([rows[name] for name in names])
+    return np.array([row_of[name] for name in names])
 
 
 def graded_metrics(task: Task) -> list[str]:
@@ -141,7 +136,7 @@ def graded_metrics(task: Task) -> list[str]:
 
 
 def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:
-    """Graded scores, by classes and all levels of any coarse labels."""
+    """Graded scores, whose levels are the classes and then any coarse classes."""
     images = [*filter(None, (task.queries, task.gallery))]
     columns = [x.coarse_labels for x in images if x.coarse_labels is not None]
     if columns and not graded_metrics(task):
@@ -149,10 +144,10 @@ def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: An
     if not columns:
         console.warn("there are no coarse labels: graded metrics know one level, the classes")
     classes = np.concatenate([x.labels for x in images])
-    levels = classes, *coarse_levels(itertools.chain(*columns))
+    levels = [classes, *coarse_levels(itertools.chain(*columns))]
     query_levels = [level[: len(queries)] for level in levels]
     gallery_levels = [level[len(queries) :] for level in levels]
-    return graded_scores(queries, query_levels, gallery, gallery_levels, **options)
+    return retrieval.graded_scores(queries, query_levels, gallery, gallery_levels, **options)
 
 
 def task_scores(
@@ -163,35 +158,35 @@ def task_scores(
     With ground truth, metrics are named by their level of difficulty, as in "medium/map".
     """
     graded = [name for name in metrics if name in GRADED]
+    scores: _Scores = {}
     if task.ground_truth is None:
         ungraded = [name for name in metrics if name not in GRADED]
-        scores: _Scores = {}
         options["own_rows"] = task.own_rows
         if ungraded:
-            labels = task.gallery.labels if task.gallery else None
-            points = queries, task.queries.labels, gallery, labels
-            scores = query_scores(*points, metrics=ungraded, **options)
+            gallery_labels = task.gallery.labels if task.gallery else None
+            points = queries, task.queries.labels, gallery, gallery_labels
+            scores = retrieval.query_scores(*points, metrics=ungraded, **options)
         if graded:
             scores |= _graded(task, queries, gallery, metrics=graded, **options)
         return scores
     if graded:
         raise UserError(f"{graded[0]} needs labels, but these images have a ground truth instead")
-    by_level = {}
-    for level in LEVELS:
-        relevance = relevance_at(level, task.ground_truth)
+    options["metrics"] = metrics
+    for level in retrieval.LEVELS:
+        relevance = retrieval.relevance_at(level, task.ground_truth)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy of a dataset.
             continue
         with warnings.catch_warnings():
             # The protocol leaves out queries without a positive at a level.
             warnings.filterwarnings("ignore", message=".* queries have no match")
-            scores = relevance_scores(queries, gallery, relevance, metrics=metrics, **options)
-        by_level |= {f"{level}/{name}": values for name, values in scores.items()}
-    return by_level
+            level_scores = retrieval.relevance_scores(queries, gallery, relevance, **options)
+        scores |= {f"{level}/{name}": values for name, values in level_scores.items()}
+    return scores
 
 
-def findable(ks: Sequence[int], num_items: int, name: str) -> list[int]:
-    """The values of K that do not exceed the number of images to find; prints the other values."""
-    check_count(min(ks), num_items, f"the smallest of {name}")
+def findable(ks: Sequence[int], num_items: int, setting: str) -> list[int]:
+    """The values of K that do not exceed the number of images to find; prints larger values."""
+    check_count(min(ks), num_items, f"the smallest of {setting}")
     if beyond := ", ".join(str(k) for k in ks if k > num_items):
         console.say(f"no scores at K of {beyond} where a search finds only {num_items} images")
     return [k for k in ks if k <= num_items]
@@ -204,8 +199,8 @@ def score(
     queries = task.queries
     gallery = task.gallery.vectors if task.gallery else None
     scores = task_scores(task, queries.vectors, gallery, metrics=metrics, space=queries.space)
-    intervals = zip(scores, bootstrap_intervals([*scores.values()]), strict=True)
+    intervals = retrieval.bootstrap_intervals([*scores.values()])
     return {
-        name: {"mean": mean_score(scores[name]), "interval": interval}
-        for name, interval in intervals
+        name: {"mean": retrieval.mean_score(query_scores), "interval": interval}
+        for (name, query_scores), interval in zip(scores.items(), intervals, strict=True)
     }

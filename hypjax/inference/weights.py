@@ -41,13 +41,11 @@ class TrainedModel(NamedTuple):
         return scored_spaces(self.config, self.objective, self.params)
 
     def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of everything but images that determines the embeddings named `name`.
-
-        Embeddings with equal fingerprints are comparable. `name` is a name of `scored_spaces`.
-        """
+        """Hash of all that makes embeddings comparable; `name` is a name of `scored_spaces`."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
-        scales, space = [*map(float, self.config.eval.scales)], describe_space(self.spaces[name])
+        scales = [*map(float, self.config.eval.scales)]
+        space = describe_space(self.spaces[name])
         facts = [name, space, view, scales, model.eval_pooling, model.head]
         if model.eval_pooling == "gem":
             facts.append(model.gem_exponent)
@@ -83,28 +81,23 @@ def _projection_file(name: str, fingerprint: str) -> str:
 def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
     """Reads the parameters of a run's last model, "final" or "step N", and its best, "best"."""
     if files.is_published(folder):
-        return _read_published(folder, config, model)
-    return _read_checkpoints(folder, config, model)
-
-
-def _read_checkpoints(run: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    if not has_checkpoint(run):
-        raise UserError(f"{run} holds no checkpoint; train first, or name another --workdir")
+        return {"final": _read_published(folder, config, model)}
+    if not has_checkpoint(folder):
+        raise UserError(f"{folder} holds no checkpoint; train first, or name another --workdir")
     shapes = None  # As saved: to trace an encoder takes longer than to search with it.
     if is_custom(model.encoder) or config.objective.name.startswith(CUSTOM):  # May have changed.
         scalars = learned.initial_scalars(config.objective)
         shapes = model_shapes(model, View.of(config.data), scalars)
-    checkpoints = Checkpoints(run / files.CHECKPOINTS, read_only=True)
-    with contextlib.closing(checkpoints):
+    with contextlib.closing(Checkpoints(folder / files.CHECKPOINTS, read_only=True)) as checkpoints:
         latest = checkpoints.restore_latest(model=shapes)
         best = checkpoints.restore_best(model=shapes)
-    finished = (run / files.RESULTS).exists()
-    finished &= latest.step == saved_fields(run).get("train.total_steps")
+    is_last_step = latest.step == saved_fields(folder).get("train.total_steps")
+    finished = is_last_step and (folder / files.RESULTS).exists()
     models = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return models if best is None else models | {"best": best.trees[0]}
 
 
-def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
+def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> PyTree:
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))
         params = pretrained.load_model(weights, model, config.data.channels)
@@ -114,4 +107,4 @@ def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -
             params["scalars"] = files.published_scalars(folder, expected)
     except UserError as error:
         raise UserError(f"the model in {folder} is incomplete: {error}") from error
-    return {"final": params}
+    return params
