@@ -5,7 +5,6 @@ import os
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, on_one_line
@@ -84,7 +83,7 @@ def find_hits(
     if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
-        neighbours = _postprocessed(queries.vectors, ids, gallery, k, postprocessing)
+        neighbours = _postprocessed(queries, ids, gallery, k, postprocessing)
     fewest = min((len(nearest.ids) for nearest in neighbours), default=k)
     if fewest < k:
         raise UserError(f"k is {k}, but a search finds only {fewest} images")
@@ -101,21 +100,16 @@ def find_hits(
 
 
 def _postprocessed(
-    points: Float[np.ndarray, "queries d"],
-    ids: list[str],
-    gallery: Embeddings,
-    k: int,
-    postprocessing: Postprocessing,
+    queries: Embeddings, ids: list[str], gallery: Embeddings, k: int, postprocessing: Postprocessing
 ) -> list[Neighbours]:
     """The k nearest items of each query after postprocessing, without the query's own images."""
-    own_rows = gallery.own_rows(ids, points)
+    own_rows = gallery.own_rows(ids, queries.vectors)
     first_own_rows = None
     num_listed = k
     if most_own := max(map(len, own_rows), default=0):
         first_own_rows = np.array([rows[0] if rows else -1 for rows in own_rows])  # −1: none.
         # The search leaves out a query's first own row, and `neighbours` its other own rows.
         num_listed = min(k - 1 + most_own, len(gallery) - 1)
-    ranked = postprocessing.search(
-        points, first_own_rows, gallery.vectors, k=num_listed, space=gallery.space
-    )
+    options = {"k": num_listed, "space": gallery.space}
+    ranked = postprocessing.search(queries.vectors, first_own_rows, gallery.vectors, **options)
     return gallery.neighbours(*ranked, own_rows, k)

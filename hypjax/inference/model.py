@@ -84,8 +84,7 @@ class Model(ImageEmbedder):
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
         """Embeds images as points of the model's space, float32; rejects unreadable images.
 
-        Args:
-            images: A path, folder, pattern, Pillow image or array of pixels, or several of these.
+        `images` is a path, folder, pattern, Pillow image or array of pixels, or several of these.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():
@@ -120,9 +119,10 @@ class Model(ImageEmbedder):
             postprocessing: Query expansion and re-ranking.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
-            path, gallery = gallery, open_gallery(gallery)
-            if not (self.takes_pixels or gallery.fingerprint == self.fingerprint):
-                gallery = self.gallery(path)  # A file of features, this model's input.
+            opened = open_gallery(gallery)
+            if not self.takes_pixels and opened.fingerprint != self.fingerprint:
+                opened = self.gallery(gallery)  # The file holds features, this model's input.
+            gallery = opened
         elif not isinstance(gallery, Gallery):
             gallery = self.gallery(gallery)
         images = given_images(query)

@@ -57,9 +57,8 @@ def released_model(run: Run, *, encoder_only: bool = False) -> PyTree:
     available = processes.from_first(read_parts)
     run.parts = [part for part in PARTS if part in available]
     shapes = {part: run.shapes[part] for part in run.parts}
-    return params | processes.arrays_from_first(
-        lambda: {part: released[part] for part in shapes}, shapes
-    )
+    scored = processes.arrays_from_first(lambda: {part: released[part] for part in shapes}, shapes)
+    return params | scored
 
 
 def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
@@ -104,8 +103,8 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
     if PROXIES in state and "hier_proxies" in config.objective:
-        proxies, expected = state[PROXIES], (config.objective.hier_proxies, model.head_dim)
-        if proxies.shape != expected:
+        proxies = state[PROXIES]
+        if proxies.shape != (config.objective.hier_proxies, model.head_dim):
             raise UserError(
                 f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
                 "--config.objective.hier_proxies and --config.model.head_dim accordingly"

@@ -25,8 +25,8 @@ class Weights(NamedTuple):
     """Pixel scaling and licence of the published weights whose names match a pattern."""
 
     pattern: str  # Such as '*.augreg*'.
-    mean: tuple[float, float, float]  # Mean of pixels from 0 to 1, for each channel.
-    std: tuple[float, float, float]  # Their standard deviation, for each channel.
+    mean: tuple[float, float, float]  # Mean of each channel of pixels from 0 to 1.
+    std: tuple[float, float, float]  # Standard deviation of each channel.
     licence: str
 
 
@@ -46,7 +46,6 @@ class Family(NamedTuple):
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_SATELLITE = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
 _APACHE, _MIT, _BSD = "apache-2.0", "mit", "bsd-3-clause"  # As on the hub.
 _NONCOMMERCIAL, _DINO3 = "cc-by-nc-4.0", "dinov3-license"
 
@@ -97,7 +96,7 @@ _LARGE_EVA_BLOCKS = dataclasses.replace(
 
 
 def _dino3(sizes: str, blocks: BlockDesign) -> dict[str, dict[str, Any]]:
-    """DINOv3's members of these sizes, without and with ("qkvb") biases of queries and values."""
+    """DINOv3's members of some sizes; if "qkvb" is in the name, queries and values have biases."""
     biased = dataclasses.replace(blocks, qkv_bias="qv")
     pattern = f"vit_{{{sizes}}}_patch16_dinov3"
     return _sized(pattern, blocks=blocks) | _sized(f"{pattern}_qkvb", blocks=biased)
@@ -158,7 +157,7 @@ FAMILIES = (
         | _dino3("small_plus,huge_plus", _GATED_DINO3_BLOCKS),
         (
             Weights("*.lvd1689m", *_IMAGENET, _DINO3),
-            Weights("*.sat493m", *_SATELLITE, _DINO3),
+            Weights("*.sat493m", (0.430, 0.411, 0.296), (0.213, 0.156, 0.143), _DINO3),
             Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
         ),
         options={"image_size": 256, "registers": 4, "positions": "none", "blocks": _DINO3_BLOCKS},

@@ -23,8 +23,8 @@ def register_encoder(name: str, module: nn.Module) -> None:
     """Registers a user-defined encoder as a value of `model.architecture`, in this process.
 
     The module is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
-    channels] to [images, dim] and has no variables except parameters. The name must not be one that
-    hypjax uses. A later registration under the same name replaces this one.
+    channels] to [images, dim] and has no variables except parameters. A later registration of a
+    name replaces an earlier one.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):
@@ -81,7 +81,7 @@ def is_custom(encoder: Encoder) -> bool:
 
 
 def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
-    """Fields of `config.model` from which hypjax can build an encoder; None if it cannot."""
+    """Fields of `config.model` from which hypjax builds this encoder; None if it cannot."""
     if not isinstance(encoder, Encoder):
         return None
     if name := timm_name(encoder):

@@ -1,7 +1,7 @@
 """Depthwise convolution: one kernel per channel.
 
-XLA's convolutions, and especially their gradients, are slow on CPUs. Sums of shifted images
-replace them there; XLA compiles the sums to a loop over adjacent channels.
+XLA's convolutions, and especially their gradients, are slow on CPUs. On CPUs, sums of shifted
+images replace them; XLA compiles the sums to a loop over adjacent channels.
 """
 
 import functools

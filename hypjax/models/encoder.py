@@ -107,7 +107,7 @@ class ConvNet(Encoder):
     def __call__(
         self, images: Float[ArrayLike, "batch height width channels"], return_tokens: bool = False
     ) -> Float[Array, "batch dim"] | Float[Array, "batch positions dim"]:
-        """Embeds normalised pixels, in float32; or returns the last features, row by row."""
+        """Embeds normalised pixels, in float32; `return_tokens` returns the last feature map."""
         with full_products_in(self.dtype):
             x = self._stem(jnp.asarray(images))
             for stage, depth in enumerate(self.depths):

@@ -87,7 +87,7 @@ class Dense(nn.Module):
     ) -> Float[Array, "... features"]:
         """Applies the layer to x · scale + shift, where `affine` is (scale, shift).
 
-        Computes only the part number `part` of `parts` equal parts of the outputs. `factor`
+        Of `parts` equal parts of the outputs, only number `part`, from 0, is computed. `factor`
         multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
         """
         kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
@@ -202,7 +202,7 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
-    """Maximum of each dimension over patches; the first maximal patch gets the gradient."""
+    """Maximum of each dimension over patches, whose gradient goes to the first such patch."""
     # jnp.max sends the gradient to patches that equal the maximum. In compiled programs, no patch
     # may be equal: XLA computes the patches a second time and rounds differently.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)

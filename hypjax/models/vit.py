@@ -261,11 +261,11 @@ class VisionTransformer(Encoder):
         prefix = [jnp.broadcast_to(x, (len(images), *x.shape[1:])) for x in prefix]
         tokens = jnp.concatenate([*prefix, patches], axis=1)
         if self.positions != "none":
-            num_without = self.num_prefix_tokens if self.positions == "patches" else 0
-            shape = (1, tokens.shape[1] - num_without, self.width)
+            num_unpositioned = self.num_prefix_tokens if self.positions == "patches" else 0
+            shape = (1, tokens.shape[1] - num_unpositioned, self.width)
             positions = self.param("pos_embed", KERNEL_INIT, shape)
-            if num_without:
-                positions = jnp.pad(positions, ((0, 0), (num_without, 0), (0, 0)))
+            if num_unpositioned:
+                positions = jnp.pad(positions, ((0, 0), (num_unpositioned, 0), (0, 0)))
             tokens += positions
         return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
