@@ -295,15 +295,12 @@ def _concatenated(batches: Iterable[PyTree]) -> PyTree:
 
 
 def cached_features(
-    folder: pathlib.Path,
-    num_images: int,
-    num_scales: int,
-    compute: Callable[[int], Iterable[Features]],
+    folder: pathlib.Path, num_images: int, num_scales: int, compute: Callable[[int], Iterable]
 ) -> Features:
     """Reads images' features from a folder, after computing the missing ones.
 
-    One process at a time fills the folder. `compute(n)` yields batches for all images after the
-    first n.
+    One process at a time fills the folder. `compute(n)` yields batches of features, of all images
+    after the first n.
     """
     try:
         table = None

@@ -40,8 +40,8 @@ class TrainedModel(NamedTuple):
         """The spaces in which evaluation compares the model's embeddings, see `scored_spaces`."""
         return scored_spaces(self.config, self.objective, self.params)
 
-    def fingerprint(self, name: str, projection: Projection | None = None) -> str:
-        """Hash of all that makes embeddings comparable; `name` is a name of `scored_spaces`."""
+    def fingerprint(self, name: str) -> str:
+        """Hash of all that determines the embeddings `name` (see `scored_spaces`) but images."""
         data, model = self.config.data, self.config.model
         view = View.of(data), tuple(data.mean), tuple(data.std)
         scales = [*map(float, self.config.eval.scales)]
@@ -52,8 +52,7 @@ class TrainedModel(NamedTuple):
         # The parameters of a custom module do not show its activation or stride.
         if (module := CUSTOM_ENCODERS.get(model.architecture)) is not None:
             facts.append(custom_name(module))
-        digest = fingerprint(facts, self.params)
-        return digest if projection is None else projection.fingerprint(digest)
+        return fingerprint(facts, self.params)
 
     def save_projections(self, folder: pathlib.Path, projections: Projections) -> None:
         """Saves the projections of the model's embeddings in the run's folder."""

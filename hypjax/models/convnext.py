@@ -47,7 +47,7 @@ class ConvNeXt(ConvNet):
 
     @property
     def min_side(self) -> int:
-        """Side of the smallest images; the last stage then has one position."""
+        """Side of the smallest images, which have one position in the last stage."""
         return _STEM * 2 ** (len(self.depths) - 1)
 
     def _stem(self, x: FeatureMap) -> FeatureMap:
