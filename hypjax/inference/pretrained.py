@@ -29,15 +29,15 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
     weights = config.model.weights
     if not weights:
         raise UserError("config.model.weights is None; name weights, as configs/cub.py does")
-    if not _is_run(weights):
-        published = published_weights(timm_weights(weights))
-        scaling = tuple(config.data.mean), tuple(config.data.std)
-        if published and scaling != (published.mean, published.std):
-            mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
-            flags = f"--config.data.mean={mean} --config.data.std={std}"
-            console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
-        return pretrained.load_timm(weights, encoder, config.data.channels)
-    return _restore(config, encoder).params["encoder"]
+    if _is_run(weights):
+        return _restore(config, encoder).params["encoder"]
+    published = published_weights(timm_weights(weights))
+    scaling = tuple(config.data.mean), tuple(config.data.std)
+    if published and scaling != (published.mean, published.std):
+        mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
+        flags = f"--config.data.mean={mean} --config.data.std={std}"
+        console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
+    return pretrained.load_timm(weights, encoder, config.data.channels)
 
 
 def released_model(run: Run, *, encoder_only: bool = False) -> PyTree:

@@ -113,7 +113,7 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 
-def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.ndarray, " names"]:
+def _rows_of(embeddings: Embeddings, names: Sequence[str], noun: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names; all rows, in order, if ids are row numbers."""
     row_of = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
     missing = [name for name in names if name not in row_of]
@@ -121,7 +121,7 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], what: str) -> Int[np.
         return np.arange(len(names))
     if missing:
         raise UserError(
-            f"the ground truth has {len(names)} {what}, such as {missing[0]}, which is not among "
+            f"the ground truth has {len(names)} {noun}, such as {missing[0]}, which is not among "
             f"the {len(embeddings)} embeddings; give names as the array ids, or all in order"
         )
     return np.array([row_of[name] for name in names])

@@ -14,7 +14,7 @@ _JITTERED_SHARE = 0.8  # Share of images whose colours are jittered.
 _SIGMA = 0.1, 2.0  # Range of the blur's standard deviation, in pixels of images of side `_SIDE`.
 _SIDE = 224
 _LUMA = jnp.array((0.299, 0.587, 0.114))
-_SLICE = 32  # Images that are in memory as float32 at the same time.
+_BATCH_SIZE = 32  # Images that are in memory as float32 at the same time.
 Pixels = Float[Array, "side side channels"]
 
 
@@ -50,7 +50,7 @@ def draw_changes(key: PRNGKeyArray, changes: ColourChanges, num_images: int) -> 
 
 def changed(images: UInt8[Array, "n side side channels"], draws: Draws) -> UInt8[Array, "n s s c"]:
     """Applies the changes to images."""
-    return jax.lax.map(lambda inputs: _changed(*inputs), (images, draws), batch_size=_SLICE)
+    return jax.lax.map(lambda inputs: _changed(*inputs), (images, draws), batch_size=_BATCH_SIZE)
 
 
 def _changed(image: UInt8[Array, "side side channels"], draws: Draws) -> Array:

@@ -85,7 +85,7 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     if not isinstance(encoder, Encoder):
         return None
     if name := timm_name(encoder):
-        return {"architecture": name, **dict.fromkeys(SIZES, 0)}
+        return {"architecture": name, **dict.fromkeys(SIZES, 0)}  # The name implies the sizes.
     if type(encoder) is VisionTransformer:
         sizes = {size: getattr(encoder, size) for size in SIZES}
         if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):

@@ -236,9 +236,9 @@ def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
     default = create_encoder(name).pooling if name else "cls"
     if encoder.pooling == default:
         return {}
-    # timm's EVA-02 has other parameters if it pools by the class token.
-    by_class_token = default == "avg" and not getattr(encoder, "pool_first", True)
-    return {"global_pool": "token"} if encoder.pooling == "cls" and by_class_token else None
+    # For "cls", timm's EVA-02 has other parameters, and convolutional encoders have no token.
+    may_pool_cls = default == "avg" and not getattr(encoder, "pool_first", True)
+    return {"global_pool": "token"} if encoder.pooling == "cls" and may_pool_cls else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:
