@@ -21,7 +21,7 @@ from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import register_dataset
-from hypjax.runs.workdir import Workdir, require_provenance
+from hypjax.runs.workdir import Workdir, has_checkpoint, require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
@@ -117,7 +117,7 @@ def _train(
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
     # Reads weights before the folder exists: a wrong name leaves nothing behind.
     pretrained = None
-    if folder.has_checkpoint:
+    if processes.from_first(lambda: has_checkpoint(folder.path)):
         run = build(run)
     else:
         run, pretrained = build_with_weights(run)
@@ -176,6 +176,6 @@ def _run_steps(
             loop.save(state, measured)  # Once more, in case the save in the loop failed.
         console.say("evaluating the trained model")
         with stopwatch.part("evaluation"):
-            results = collect_results(checkpoints, state, measured, run, folder)
+            results = collect_results(run, checkpoints, state, measured)
         monitor.write(steps.stop, {"test": results["final"]})
     return results

@@ -22,11 +22,10 @@ from hypjax.errors import UserError, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
 
-_ADVICE = "; restore a backup, or start over in another folder with --workdir"
-_RECORD = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
+_METADATA = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
 
 
-class DamagedError(Exception):
+class _DamagedError(Exception):
     """A checkpoint cannot be read, or its arrays differ from the saved arrays."""
 
 
@@ -39,19 +38,19 @@ def checksum(tree: PyTree) -> int:
 
 
 class Restored(NamedTuple):
-    """A restored checkpoint: its trees in the order of the request, and its JSON values."""
+    """A restored checkpoint."""
 
     step: int
-    trees: tuple[PyTree, ...]
-    record: dict[str, Any]
+    trees: tuple[PyTree, ...]  # In the order of the request.
+    record: dict[str, Any]  # The JSON values that were passed to `Checkpoints.save`.
 
 
 class Checkpoints:
     """The latest two checkpoints of a run and the best one; each holds named trees of arrays.
 
-    Saves run in the background. A failed save is reported and leaves earlier checkpoints intact.
-    All processes call the methods together: the first process writes gathered arrays, and
-    broadcasts the arrays that it reads. If `read_only`, each process reads independently.
+    Saves run in the background; failed saves leave earlier checkpoints intact. All processes call
+    the methods together: the first process writes gathered arrays, and broadcasts what it reads.
+    If `read_only`, each process reads without the others.
     """
 
     def __init__(self, path: pathlib.Path, *, read_only: bool = False) -> None:
@@ -69,9 +68,9 @@ class Checkpoints:
     def _open(self) -> None:
         if not self._read_only:
             self._path.mkdir(parents=True, exist_ok=True)
-        i = jax.process_index()
+        index = jax.process_index()
         # Orbax would wait for the other processes, which do not save.
-        this_process = ocp.options.MultiprocessingOptions(i, {i}, f"process_{i}")
+        this_process = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
         options = ocp.CheckpointManagerOptions(
             # Created asynchronously, a folder that cannot be created costs minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
@@ -81,10 +80,11 @@ class Checkpoints:
             preservation_policy=self,
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
-        self._scores: dict[int, float] = {}
+        self._scores: dict[int, float] = {}  # Validation scores by step.
         for step in self._steps():
             with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
-                if (score := self._read(step, {})[_RECORD]["score"]) is not None:
+                score = self._read(step, {})[_METADATA]["score"]
+                if score is not None:
                     self._scores[step] = score
 
     @property
@@ -94,29 +94,29 @@ class Checkpoints:
 
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
-        """Step and score of the best checkpoint, the latest of equal scores; None without any."""
-        return tuple(processes.from_first(lambda: next(iter(self._best_first()), (None, None))))
+        """Step and score of the best checkpoint; both None if no checkpoint has a score."""
+        best = processes.from_first(lambda: [[s, self._scores[s]] for s in self._best_first()[:1]])
+        return tuple(best[0]) if best else (None, None)
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def _best_first(self) -> list[tuple[int, float]]:
-        """Steps and scores, the highest score first, and of equal scores the latest step."""
-        return sorted(self._scores.items(), key=lambda item: (-item[1], -item[0]))
+    def _best_first(self) -> list[int]:
+        """Steps with a score, the highest score first, and of equal scores the latest step."""
+        return sorted(self._scores, key=lambda step: (-self._scores[step], -step))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
         """Orbax's policy: keep the latest two and the best."""
         # Orbax's own `BestN` cannot open a folder whose file of scores is damaged.
-        steps = {info.step for info in checkpoints[-2:]}
-        steps.update(step for step, _ in self._best_first()[:1])
-        return [info.step in steps for info in checkpoints]
+        preserved = {checkpoint.step for checkpoint in checkpoints[-2:]} | {*self._best_first()[:1]}
+        return [checkpoint.step in preserved for checkpoint in checkpoints]
 
     def save(
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
-        """Starts to save trees of arrays, and `record`, JSON values, as a checkpoint."""
+        """Starts to save a checkpoint: trees of arrays, and a record of JSON values."""
         trees = parallel.gather(trees)
         if self._manager is None:
             return
@@ -124,14 +124,14 @@ class Checkpoints:
         # before it returns: the next step overwrites the state.
         trees = jax.tree.map(np.asarray, trees)
         self.wait()
-        facts = {
+        metadata = {
             "score": score,
             "checksums": {name: checksum(tree) for name, tree in trees.items()},
             "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        items[_RECORD] = ocp.args.JsonSave(facts)
+        items[_METADATA] = ocp.args.JsonSave(metadata)
         self._saving_step = step
         if score is not None:
             self._scores[step] = score
@@ -139,12 +139,12 @@ class Checkpoints:
         self._attempt(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being saved is complete; warns if the save fails."""
+        """Waits until the current save is complete; warns if the save fails."""
         if self._saving_step is not None and self._attempt(self._manager.wait_until_finished):
             self._saving_step = None
 
     def _attempt(self, action: Callable[[], object]) -> bool:
-        """Runs one stage of a save; warns if the stage fails, and returns whether it succeeds."""
+        """Runs one stage of a save; returns whether it succeeds, and warns if it fails."""
         try:
             action()
             return True
@@ -162,33 +162,33 @@ class Checkpoints:
         """Reads the latest intact checkpoint; None if the folder has no checkpoints.
 
         `like` holds trees of arrays or `jax.ShapeDtypeStruct`s, with shapes and shardings. If
-        `read_only`, None stands for a tree that is returned as dictionaries. Damaged checkpoints
-        are reported and, unless `read_only`, moved out of the folder. Raises a `UserError`, and
-        moves nothing, if all are damaged.
+        `read_only`, a tree may be None, and is then returned as nested dictionaries. Damaged
+        checkpoints are reported and, unless `read_only`, moved out of the folder. If all are
+        damaged, raises a `UserError` and moves nothing.
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
     def restore_best(self, **like: PyTree | None) -> Restored | None:
         """Reads the best intact checkpoint, like `restore_latest`; None if none has a score."""
         # Only the process that reads knows the scores.
-        return self._broadcast(
-            lambda: self._first_intact([step for step, _ in self._best_first()], like), like
-        )
+        return self._broadcast(lambda: self._first_intact(self._best_first(), like), like)
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
-        """Reads the first intact checkpoint of these steps; moves earlier, damaged ones aside."""
-        restored, reasons = None, {}
+        """Reads checkpoints in the order of `steps` until one is intact; moves damaged ones."""
+        restored, damage_by_step = None, {}
         for step in steps:
             try:
                 restored = self._restore(step, like)
                 break
-            except DamagedError as error:
-                reasons[step] = str(error)
-        if reasons and reasons.keys() == {*self._steps()}:
-            facts = f"steps {', '.join(map(str, reasons))}: {reasons[max(reasons)]}"
-            raise UserError(f"every checkpoint in {self._path} is damaged ({facts}){_ADVICE}")
-        for step, why in reasons.items():
-            console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({why})")
+            except _DamagedError as error:
+                damage_by_step[step] = str(error)
+        if damage_by_step and damage_by_step.keys() == {*self._steps()}:
+            last_damage = damage_by_step[max(damage_by_step)]
+            details = f"steps {', '.join(map(str, damage_by_step))}: {last_damage}"
+            advice = "restore a backup, or start over in another folder with --workdir"
+            raise UserError(f"every checkpoint in {self._path} is damaged ({details}); {advice}")
+        for step, damage in damage_by_step.items():
+            console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({damage})")
             self._scores.pop(step, None)
             if not self._read_only:
                 target = self._path.parent / f"damaged-step-{step}"
@@ -206,58 +206,61 @@ class Checkpoints:
             return read()
         restored: Restored | None = None  # In the first process.
 
-        def read_facts() -> tuple[int, dict[str, Any]] | None:
+        def read_json() -> tuple[int, dict[str, Any]] | None:
             nonlocal restored
             restored = read()
             return None if restored is None else (restored.step, restored.record)
 
-        facts = processes.from_first(read_facts)
-        if facts is None:
+        step_and_record = processes.from_first(read_json)
+        if step_and_record is None:
             return None
-        step, record = facts
         like = tuple(like.values())
         trees = processes.arrays_from_first(lambda: restored.trees, like)
+        step, record = step_and_record
         return Restored(step, jax.tree.map(_place_like, trees, like), record)
 
     def _restore(self, step: int, like: dict[str, PyTree]) -> Restored:
-        """Reads trees of one checkpoint in this process; raises `DamagedError` if they changed.
+        """Reads trees of one checkpoint in this process; raises `_DamagedError` if they changed.
 
         Arrays are read to the host, since they may have been saved on other devices, and returned
         uncommitted, like new ones: committed arrays would compile a second train step.
         """
         try:
-            facts = self._read(step, {})[_RECORD]
-            shapes = facts["shapes"]
-            like = {k: _tree_of(shapes[k]) if tree is None else tree for k, tree in like.items()}
-            same_shapes = all(shapes[name] == _shapes(like[name]) for name in like)
+            metadata = self._read(step, {})[_METADATA]
+            shapes = metadata["shapes"]
+            like = {
+                name: _tree_of(shapes[name]) if tree is None else tree
+                for name, tree in like.items()
+            }
+            same_shapes = all(shapes[name] == _shapes(tree) for name, tree in like.items())
             saved = self._read(step, like) if same_shapes else {}
         except Exception as error:  # Exceptions depend on the kind of damage.
-            raise DamagedError(reason(error)) from error
+            raise _DamagedError(reason(error)) from error
         if not same_shapes:  # Orbax would cut or fill the arrays.
             problem = f"the checkpoints in {self._path} are of another encoder or objective"
             raise UserError(f"{problem}; pass the encoder and the objective that were trained")
         for name in like:
-            if checksum(saved[name]) != facts["checksums"][name]:
-                raise DamagedError(f"{name} differs from the saved arrays")
+            if checksum(saved[name]) != metadata["checksums"][name]:
+                raise _DamagedError(f"{name} differs from the saved arrays")
         trees = jax.device_put([saved[name] for name in like])
-        return Restored(step, tuple(trees), facts["record"])
+        return Restored(step, tuple(trees), metadata["record"])
 
     def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
         host_arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host_arrays.items()}
-        items[_RECORD] = ocp.args.JsonRestore()
+        items[_METADATA] = ocp.args.JsonRestore()
         return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def close(self) -> None:
-        """Waits until the checkpoint that is being saved is complete, and closes the manager."""
+        """Waits until the current save is complete, and closes the manager."""
         self.wait()
         if self._manager is not None:
             self._manager.close()
 
 
 def _is_not_of_orbax(log: logging.LogRecord) -> bool:
-    origin = f"{log.pathname} {log.getMessage()}"
-    return "/orbax/checkpoint/" not in origin and ".orbax-checkpoint-tmp" not in origin
+    text = f"{log.pathname} {log.getMessage()}"
+    return "/orbax/checkpoint/" not in text and ".orbax-checkpoint-tmp" not in text
 
 
 def _shapes(tree: PyTree) -> dict[str, list[Any]]:
@@ -269,10 +272,8 @@ def _shapes(tree: PyTree) -> dict[str, list[Any]]:
 
 
 def _tree_of(shapes: Mapping[str, Sequence[Any]]) -> PyTree:
-    """The tree of dictionaries whose `_shapes` are these."""
-    leaves = {
-        path: jax.ShapeDtypeStruct(*shape_and_dtype) for path, shape_and_dtype in shapes.items()
-    }
+    """Nested dictionaries of `jax.ShapeDtypeStruct`s: the inverse of `_shapes`."""
+    leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in shapes.items()}
     return flax.traverse_util.unflatten_dict(leaves, sep="/")
 
 

@@ -1,8 +1,7 @@
 """Runs in cloud storage: a run writes to a local folder, which a thread uploads.
 
-Object stores can neither append nor rename nor lock, so a run uses only its local folder. If this
-folder wrote the cloud copy last, the run continues from the folder; otherwise, the cloud copy
-replaces the folder's files at the start.
+Object stores can neither append nor rename nor lock, so a run uses only its local folder. At the
+start, the cloud copy replaces the folder's files, unless the folder was the last to be uploaded.
 """
 
 import contextlib
@@ -30,10 +29,10 @@ _NEEDED = (files.CONFIG, files.RESULTS, files.METRICS, files.TIMES, files.PROJEC
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
-Sizes = Mapping[str, int]  # Bytes of files, by their path relative to the run's folder.
+_Sizes = Mapping[str, int]  # Bytes of files, by their path relative to the run's folder.
 
 
-def _local_sizes(folder: pathlib.Path) -> Sizes:
+def _local_sizes(folder: pathlib.Path) -> _Sizes:
     """Sizes of a folder's files, without hidden and unfinished files."""
     sizes = {}
     for root, _, names in os.walk(folder):
@@ -45,17 +44,22 @@ def _local_sizes(folder: pathlib.Path) -> Sizes:
     return sizes
 
 
+def _step_of(name: str) -> int | None:
+    """Step of the checkpoint to which a file belongs; None for other files."""
+    return int(match[1]) if (match := _STEP.match(name)) else None
+
+
 def _steps(names: Iterable[str]) -> set[int]:
     """Steps of the checkpoints to which files belong."""
-    return {int(match[1]) for match in map(_STEP.match, names) if match}
+    return {*map(_step_of, names)} - {None}
 
 
-def _changed_steps(source: Sizes, target: Sizes) -> set[int]:
+def _changed_steps(source: _Sizes, target: _Sizes) -> set[int]:
     """Steps of the checkpoints in `source` that are missing or have changed in `target`."""
     return _steps(name for name, size in source.items() if target.get(name) != size)
 
 
-def _download(cloud: CloudFolder, stored: Sizes, folder: pathlib.Path) -> None:
+def _download(cloud: CloudFolder, stored: _Sizes, folder: pathlib.Path) -> None:
     """Replaces a folder's files by the stored files; keeps checkpoints that have not changed."""
     local = _local_sizes(folder)
     for step in _steps(local) - _steps(stored):
@@ -64,8 +68,8 @@ def _download(cloud: CloudFolder, stored: Sizes, folder: pathlib.Path) -> None:
         (folder / name).unlink(missing_ok=True)
     # Changed checkpoints are downloaded whole: files of a step that was saved twice may differ and
     # still have equal sizes.
-    changed = _changed_steps(stored, local)
-    cloud.get({name for name in stored if _steps([name]) <= changed}, folder)
+    replaced = {None, *_changed_steps(stored, local)}
+    cloud.get({name for name in stored if _step_of(name) in replaced}, folder)
 
 
 class CloudCopy:
@@ -90,9 +94,9 @@ class CloudCopy:
                 return
             writer_file.unlink(missing_ok=True)
             self._id = uuid.uuid4().hex
-            names = [name for name in stored if files.CONFIG in stored and _COPIED.match(name)]
+            names = filter(_COPIED.match, stored) if files.CONFIG in stored else []
             if files.RESULTS in stored:  # Only the results of a finished run are printed.
-                names = [name for name in names if not _steps([name])]
+                names = [name for name in names if _step_of(name) is None]
             _download(self._cloud, {name: stored[name] for name in names}, self.folder)
 
     def __enter__(self) -> Self:
@@ -104,7 +108,7 @@ class CloudCopy:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *args: object) -> None:
+    def __exit__(self, exception_type: type[BaseException] | None, *args: object) -> None:
         """Uploads the rest; a failure is an error, or a warning if an exception ended the run."""
         self._ending.set()
         self._thread.join()
@@ -112,7 +116,7 @@ class CloudCopy:
             with self._errors_explained():
                 self._upload(everything=True)
         except UserError as error:
-            if kind is None:
+            if exception_type is None:
                 raise
             console.warn(str(error))
 
@@ -140,19 +144,20 @@ class CloudCopy:
             raise UserError(f"{problem}; this run is in {self.folder}")
         local, stored = _local_sizes(self.folder), self._cloud.sizes()
         changed = {name for name in local if everything or local[name] != stored.get(name)}
-        changed = {name for name in changed if not _steps([name])}
+        changed = {name for name in changed if _step_of(name) is None}
         self._cloud.put(changed - {files.RESULTS}, self.folder)
-        # The newest first, since a checkpoint may be removed while it is uploaded. The error then
-        # keeps the cloud's older ones.
+        # The newest first: the run may remove an old checkpoint during its upload. The error then
+        # ends this upload before the cloud's old checkpoints are removed.
         for step in sorted(_changed_steps(local, stored), reverse=True):
-            self._cloud.put([name for name in local if _steps([name]) == {step}], self.folder)
-        self._cloud.remove(name for name in stored if _steps([name]) and name not in local)
+            self._cloud.put([name for name in local if _step_of(name) == step], self.folder)
+        removed = stored.keys() - local.keys()
+        self._cloud.remove(name for name in removed if _step_of(name) is not None)
         self._cloud.put(changed & {files.RESULTS}, self.folder)
 
 
 @contextlib.contextmanager
 def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
-    """Yields a local folder with the files of a run, a URL or a published model, hf://OWNER/NAME.
+    """Yields a local folder with the files of a run: a folder, a URL, or hf://OWNER/NAME.
 
     Remote files are downloaded, with the state of the optimiser and the objective if `training`.
     The download of a URL stays locked until the context ends.
@@ -168,7 +173,8 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
             # A run that is being trained may remove a checkpoint meanwhile.
             with explained(f"cannot copy {workdir} to {folder}", "; run the command again"):
                 cloud = CloudFolder(workdir)
-                stored = {n: size for n, size in cloud.sizes().items() if _is_read(n, training)}
+                sizes = cloud.sizes()
+                stored = {name: sizes[name] for name in sizes if _is_needed(name, training)}
                 if files.CONFIG not in stored:
                     raise UserError(f"{workdir} holds no run; name a run's folder with --workdir")
                 _download(cloud, stored, folder)
@@ -177,8 +183,8 @@ def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[
         yield pathlib.Path(workdir).expanduser()
 
 
-def _is_read(name: str, training: bool) -> bool:
-    """Whether readers need a file of a run; what only training needs, if `training`."""
+def _is_needed(name: str, training: bool) -> bool:
+    """Whether readers need a run's file; if `training`, all files of checkpoints are needed."""
     if checkpoint := _STEP.match(name):
         return training or not name.startswith("training/", checkpoint.end())
     return name.startswith(_NEEDED)

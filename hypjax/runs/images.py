@@ -21,12 +21,12 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
     """Makes a dataset from Python available to a run; returns the fields of `config.data` to set.
 
     A dataset of paths becomes a table in a file, which any process can read. Images in memory stay
-    in this process, one dataset at a time.
+    in this process; a second dataset replaces the first.
     """
     if isinstance(dataset, str | os.PathLike):
         return {"name": "folder", "path": os.fspath(dataset)}
     images = photos.labelled_images(dataset)
-    if images.path(0):
+    if images.path(0):  # Then all images are files, not only the first.
         return {"name": "folder", "path": str(photos.write_table(images))}
     _in_memory[:] = [splits.measured(images, skip_corrupt=skip_corrupt)]
     return {"name": IN_MEMORY, "path": None}
@@ -49,8 +49,9 @@ def open_splits(config: ConfigDict) -> Splits:
     if run.cache == "host":
         cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
     decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
-    classes = data.test_classes, data.validation_classes
-    held_out = HeldOutClasses(*classes, data.split_seed, by_image=data.split == "images")
+    held_out = HeldOutClasses(
+        data.test_classes, data.validation_classes, data.split_seed, data.split == "images"
+    )
     if data.name == IN_MEMORY:
         opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
@@ -61,7 +62,7 @@ def open_splits(config: ConfigDict) -> Splits:
         opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
     options = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
     opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **options)
-    notes = [*opened.notes]
+    notes = list(opened.notes)
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")
     if data.stored_side is not None:
@@ -71,13 +72,12 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
-    """Returns the configuration with unset sizes of the model set to the features' dimension."""
-    model = config.model
-    if config.data.name != "features" or None not in (model.width, model.head_dim):
+    """Sets unset sizes of the model, in a copy of the configuration, to the features' dimension."""
+    unset = [field for field in ("width", "head_dim") if config.model[field] is None]
+    if config.data.name != "features" or not unset:
         return config
     config = config.copy_and_resolve_references()
     dim = photos.read_vectors(config.data.path, config.data.labels).vectors.shape[1]
-    unset = [field for field in ("width", "head_dim") if model[field] is None]
     config.model.update(dict.fromkeys(unset, dim))
     validate_relations(config)
     return config

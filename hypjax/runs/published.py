@@ -1,10 +1,10 @@
 """Published results to compare runs with.
 
 `published.csv` holds the papers' scores. Each row names the configuration in `configs/` that
-repeats the experiment, and the fields to change; docs/papers.md describes the tables. Embeddings of
-heads are compared in the head's space, except HypMix's by cosine and HIER's in the ball; embeddings
-of encoders by cosine. IRT has three tables: of categories ("irt"), of studies of margin, λ and
-pooling ("irt-studies"), and of particular objects ("irt-objects").
+repeats the experiment, and the fields to change; docs/papers.md describes the tables. Encoders are
+compared by cosine. Heads are compared in their own space, except HypMix's by cosine and HIER's in
+the ball. IRT has three tables: of categories ("irt"), of studies of margin, λ and pooling
+("irt-studies"), and of particular objects ("irt-objects").
 """
 
 import csv
@@ -22,18 +22,19 @@ from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Any other paper is IRT.
-# Fields in which a run must equal a row's configuration: always, and if the row is of a trained
-# model. Batch size, steps and optimiser may differ: the comparison shows their effect.
-_EMBEDDING = """data.name data.image_size data.test_view data.mean data.std model.architecture
-    model.weights model.pooling model.eval_pooling model.gem_exponent model.learn_gem eval.expansion
-    eval.rerank eval.scales eval.pca eval.whiten"""
-_TRAINING = """data.train_view data.resize data.flip model.head model.head_dim model.drop_path
-    optim.frozen train.sampling train.samples_per_class train.tuples train.unlabelled objective"""
+# Fields, or groups of fields, in which a run must equal a row's configuration: of any model, and
+# of a trained model. Batch size, steps and optimiser may differ: results show their effect.
+_EMBEDDING_FIELDS = """data.name data.image_size data.test_view data.mean data.std
+    model.architecture model.weights model.pooling model.eval_pooling model.gem_exponent
+    model.learn_gem eval.expansion eval.rerank eval.scales eval.pca eval.whiten""".split()
+_TRAINING_FIELDS = """data.train_view data.resize data.flip model.head model.head_dim
+    model.drop_path optim.frozen train.sampling train.samples_per_class train.tuples
+    train.unlabelled objective""".split()
 _RATES = {"proxy_rate", "hier_rate"}  # Fields of the objective that may differ.
 
 
 class Row(NamedTuple):
-    """One row of a published table, for one dataset, without its scores."""
+    """One row of a published table, for one dataset, without the scores."""
 
     paper: str
     table: str
@@ -71,13 +72,13 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
         row_state = "trained" if state == trained else "pretrained"
         for part, scores in results.get(state, {}).items():
             for row in _comparable_rows(config, part, row_state, scores):
-                differences = [
-                    f"{name.replace('recall', 'R')} {100 * value:.1f} "
-                    f"({label} {round(100 * (scores[name] - value), 1) + 0.0:+.1f})"  # No -0.0.
-                    for name, value in published_rows()[row].items()
-                    if name in scores
+                comparisons = [
+                    f"{metric.replace('recall', 'R')} {100 * value:.1f} "
+                    f"({label} {round(100 * (scores[metric] - value), 1) + 0.0:+.1f})"  # No -0.0.
+                    for metric, value in published_rows()[row].items()
+                    if metric in scores
                 ]
-                lines.append(f"published ({row}): {', '.join(differences)}")
+                lines.append(f"published ({row}): {', '.join(comparisons)}")
     return "\n".join(lines)
 
 
@@ -92,20 +93,20 @@ def _comparable_rows(
         if (row.part, row.state) == (part, state)
         and row.dataset in (config.data.name, *config.eval.benchmarks)
         and not scores.keys().isdisjoint(metrics)
-        and all(_equal(row, name, run_fields, value) for name, value in _expected(row).items())
+        and all(_agrees(row, name, run_fields) for name in _expected_fields(row))
     ]
     # Where "Hyp-ViT batch_size=200" matches, "Hyp-ViT", of another batch size, is left out.
     separator = " batch_size="
-    with_batch_size = {r.method.split(separator)[0] for r in rows if separator in r.method}
-    return [r for r in rows if r.paper != "hyp-vit" or r.method not in with_batch_size]
+    with_batch_size = {row.method.split(separator)[0] for row in rows if separator in row.method}
+    return [row for row in rows if row.paper != "hyp-vit" or row.method not in with_batch_size]
 
 
-def _equal(row: Row, field: str, run_fields: Mapping[str, Any], expected: Any) -> bool:
+def _agrees(row: Row, field: str, run_fields: Mapping[str, Any]) -> bool:
     """Whether a run's field has the value of a row's experiment, or an equivalent value."""
-    value = run_fields.get(field)
+    value, expected = run_fields.get(field), _expected_fields(row)[field]
     if field == "model.weights":
         return _names_weights(expected, value or "")
-    if field.startswith("eval.spaces"):
+    if field.startswith("eval.spaces"):  # Scores named "head" or "encoder" are of the first space.
         space = value[0]
         if row.paper.startswith("irt") and space == "objective":  # IRT's rows are by cosine.
             space = run_fields["objective.space"]
@@ -116,42 +117,41 @@ def _equal(row: Row, field: str, run_fields: Mapping[str, Any], expected: Any) -
 def _names_weights(timm_name: str, location: str) -> bool:
     """Whether `location`, a hub name or a path, refers to the weights of this name in timm."""
     path = pathlib.PurePath(location)
-    files = {timm_name + suffix for suffix in (".safetensors", ".npz", ".pth")}
     return (
         location.removeprefix("hf-hub:") in (timm_name, f"timm/{timm_name}")
-        or path.name in files
+        or path.name in {f"{timm_name}{suffix}" for suffix in (".safetensors", ".npz", ".pth")}
         or f"models--timm--{timm_name}" in path.parts  # The hub's cache.
     )
 
 
 @functools.cache
-def _expected(row: Row) -> dict[str, Any]:
-    """The fields that a run must have to be compared with a row."""
+def _expected_fields(row: Row) -> dict[str, Any]:
+    """The values of fields that a run must have to be compared with a row."""
     changes = row.fields.split()
     recipe = override(read_config(f"{PACKAGED}/{row.run}"), changes)
-    paths = f"{_EMBEDDING} eval.spaces.{row.part}".split()
+    compared = [*_EMBEDDING_FIELDS, f"eval.spaces.{row.part}"]
+    compared += [change.partition("=")[0] for change in changes]
     if row.state == "trained":
-        paths += _TRAINING.split()
+        compared += _TRAINING_FIELDS
     elif recipe.data.test_view != "squash":
-        paths.append("data.resize")
+        compared.append("data.resize")
     ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:
         ignored.add("train.samples_per_class")
-    paths += [change.partition("=")[0] for change in changes]
     return {
         field: value
         for field, value in flatten(recipe).items()
-        if field not in ignored and any(f"{field}.".startswith(f"{path}.") for path in paths)
+        if field not in ignored and any(f"{field}.".startswith(f"{name}.") for name in compared)
     }
 
 
 @functools.cache
 def published_rows() -> dict[Row, dict[str, float]]:
-    """All rows with their scores, fractions by metric, in the tables' order."""
+    """All rows in the tables' order, each with scores by metric; recalls are fractions."""
     by_row: dict[Row, dict[str, float]] = {}
     with (importlib.resources.files("hypjax.runs") / "published.csv").open() as file:
         for line in csv.DictReader(file):
             scores = by_row.setdefault(Row(*(line[field] for field in Row._fields)), {})
-            percent = line["metric"] != "relative_delta"
-            scores[line["metric"]] = float(line["value"]) / (100 if percent else 1)
+            is_percentage = line["metric"] != "relative_delta"
+            scores[line["metric"]] = float(line["value"]) / (100 if is_percentage else 1)
     return by_row

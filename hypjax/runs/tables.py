@@ -9,11 +9,11 @@ from hypjax.types import Recalls
 def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[str]]:
     """Returns the fields "notes" and "repeats" of results, without empty lists.
 
-    Remarks on repeated images have their own field, since runs with such remarks are still
-    compared with published results.
+    "repeats" holds remarks on repeated images. Runs with "notes" are not compared with published
+    results, but runs with only "repeats" are.
     """
     fields = {"notes": list(notes), "repeats": list(repeats)}
-    return {name: texts for name, texts in fields.items() if texts}
+    return {name: remarks for name, remarks in fields.items() if remarks}
 
 
 def print_notes(results: Mapping[str, Any]) -> None:
@@ -53,9 +53,10 @@ def format_recalls(recalls: Recalls) -> str:
 
 
 def selection_metric(scores: Mapping[str, float]) -> str:
-    """The metric that chooses among models: recall at the smallest K, or the first "medium/…"."""
-    if recalls := [name for name in scores if name.startswith("recall@")]:
-        return min(recalls, key=lambda name: int(name[7:]))
+    """The metric that chooses models: recall at the smallest K, else "medium/…", else the first."""
+    recalls = [name for name in scores if name.startswith("recall@")]
+    if recalls:
+        return min(recalls, key=lambda name: int(name.removeprefix("recall@")))
     return next((name for name in scores if "medium/" in name), next(iter(scores)))
 
 
@@ -75,19 +76,21 @@ def format_results(results: Mapping[str, Recalls]) -> str:
     return "\n".join(_table(rows) for rows in (by_class, by_ground_truth) if rows)
 
 
-def _table(rows: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    num_labels, metrics = len(next(iter(rows))), next(iter(rows.values()))
-    head = ["", " " * 9, "", ""][:num_labels] + [f"{name:>11}" for name in metrics]
-    cells = [[*label, *map("{:>11.4f}".format, row.values())] for label, row in rows.items()]
-    return aligned([head, *cells], left=num_labels)
+def _table(scores_by_label: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
+    num_labels = len(next(iter(scores_by_label)))
+    metrics = next(iter(scores_by_label.values()))
+    no_labels = ["", " " * 9, "", ""][:num_labels]  # All tables reserve 9 characters for the part.
+    rows = [[*no_labels, *map("{:>11}".format, metrics)]]
+    for label, scores in scores_by_label.items():
+        rows.append([*label, *map("{:>11.4f}".format, scores.values())])
+    return aligned(rows, left=num_labels)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:
     """Joins cells into lines of text; the first `left` columns are aligned left, others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        align = str.ljust if i < left else str.rjust
+        width = max(map(len, column))
+        columns.append([align(cell, width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))

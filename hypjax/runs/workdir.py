@@ -22,8 +22,8 @@ from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import absolute, locked, write_json
 
-# Space in which evaluation compares head outputs: in hypjax.json, with the learned scalars; in
-# config.json, which is written before training, with the scalars' initial values.
+# Space in which evaluation compares head outputs: in a published model's hypjax.json, with learned
+# scalars; in config.json, which is written before training, with the scalars' initial values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
 
@@ -50,22 +50,18 @@ def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
                     if name.startswith("objective."):
                         config.objective[name.removeprefix("objective.")] = value
         set_fields(config, fields)
-        if published:  # A batch has as many pixels as by default.
+        if published:  # Larger images than by default make batches of fewer images.
             scale = min(1, default_side / config.data.image_size)
             config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
         return config
 
 
 def saved_space(workdir: pathlib.Path) -> Space:
-    """Reads the space in which evaluation compares a run's head outputs.
-
-    Learned scalars have their initial values, or their final values if the model is published.
-    """
+    """Reads the space in which evaluation compares a run's head outputs, see `SPACE`."""
     saved = _read_run(workdir)
     with files.damage_explained(_config_path(workdir)):
-        space = saved.get(SPACE) or saved.get(FIRST_SPACE)
         try:
-            return space_of(space)
+            return space_of(saved.get(SPACE) or saved.get(FIRST_SPACE))
         except KeyError as error:
             problem = f"the run's space {error.args[0]} is unknown here"
             raise UserError(f"{problem}; call hypjax.register_space first") from error
@@ -73,14 +69,13 @@ def saved_space(workdir: pathlib.Path) -> Space:
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
     """Fields of a saved configuration, as JSON values by dotted name; {} without a run."""
-    return (_read_run_if_any(workdir) or {"all": {}})["all"]
+    return _read_run_if_any(workdir).get("all", {})
 
 
 def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
     """Sets fields of a configuration to saved JSON values, by dotted name."""
     with config.ignore_type():
-        tuples = {name: _with_tuples(value) for name, value in fields.items()}
-        config.update_from_flattened_dict(tuples)
+        config.update_from_flattened_dict({name: _with_tuples(fields[name]) for name in fields})
 
 
 def _with_tuples(value: Any) -> Any:
@@ -90,7 +85,7 @@ def _with_tuples(value: Any) -> Any:
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Fingerprint of a run's images; None if it was not saved."""
-    return (_read_run_if_any(workdir) or {"provenance": {}})["provenance"].get("images")
+    return _read_run_if_any(workdir).get("provenance", {}).get("images")
 
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
@@ -106,10 +101,7 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 def require_identity(
     workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Raises a `UserError` if a folder holds a run with another configuration.
-
-    Fields whose names start with one of `prefixes` are compared.
-    """
+    """Rejects a folder whose run differs in fields that start with one of `prefixes`."""
     saved = saved_fields(workdir)
     if not saved:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
@@ -119,34 +111,34 @@ def require_identity(
     current = identity(config)
     current |= {field: saved.get(field) for field in FITTED if current[field] is None}
     saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
-    if changes := [text for text in differences(saved, current) if text.startswith(prefixes)]:
-        advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
-        if any(change.startswith("data.path: ") for change in changes):
-            advice = f"spell paths as before; {advice}"
-        if all(change.startswith("train.total_steps") for change in changes):
-            start = f"--config.model.weights={workdir} --config.model.load_head=True"
-            advice += f", where {start} starts from this run's model"
-        problem = f"{workdir} holds a run with another configuration ({'; '.join(changes)})"
-        raise UserError(f"{problem}; {advice}")
+    changes = [change for change in differences(saved, current) if change.startswith(prefixes)]
+    if not changes:
+        return
+    advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
+    if any(change.startswith("data.path: ") for change in changes):
+        advice = f"spell paths as before; {advice}"
+    if all(change.startswith("train.total_steps") for change in changes):
+        start = f"--config.model.weights={workdir} --config.model.load_head=True"
+        advice += f", where {start} starts from this run's model"
+    problem = f"{workdir} holds a run with another configuration ({'; '.join(changes)})"
+    raise UserError(f"{problem}; {advice}")
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
-    """Raises a `UserError` if images or precision have changed since a run began.
-
-    Warns if the code of a custom loss or encoder has changed.
-    """
-    saved = (_read_run_if_any(workdir) or {}).get("provenance")
-    for name, current in provenance.items():
-        if not saved or saved.get(name) == current:
-            continue
-        remedy = "name another folder with --workdir"
+    """Rejects changes of images or precision since a run began; warns if custom code changed."""
+    saved = _read_run_if_any(workdir).get("provenance")
+    if not saved:
+        return
+    remedy = "name another folder with --workdir"
+    for name in [name for name in provenance if provenance[name] != saved.get(name)]:
         if name in ("loss", "encoder"):
             problem = f"the code of the {name} has changed since the run in {workdir} began"
             console.warn(f"{problem}; if results change with it, {remedy}")
             continue
         problem = f"the {name} have changed since the run in {workdir} began"
         if name == "precision":
-            problem = f"the run in {workdir} uses {saved.get(name)}, but this device {current}"
+            change = f"{saved.get(name)}, but this device {provenance[name]}"
+            problem = f"the run in {workdir} uses {change}"
         raise UserError(f"{problem}; continue as it began, or {remedy}")
 
 
@@ -154,19 +146,21 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
-def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a run's config.json or a model's hypjax.json; None if there is no file."""
+def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any]:
+    """Reads a run's config.json or a published model's hypjax.json; {} if there is no file."""
     path = _config_path(workdir)
     saved = files.read_object(path)
+    if saved is None:
+        return {}
     with files.damage_explained(path):
-        if saved is not None and not isinstance(saved.get("all"), dict):
+        if not isinstance(saved.get("all"), dict):
             raise ValueError("it was not written by hypjax")
     return saved
 
 
 def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
     saved = _read_run_if_any(workdir)
-    if saved is None:
+    if not saved:
         problem = f"holds no run (there is no {files.CONFIG})"
         problem = problem if workdir.exists() else "does not exist"
         raise UserError(f"{workdir} {problem}; train first, or name a run's folder")
@@ -204,11 +198,6 @@ class Workdir:
         """The run's results; None until the run is finished."""
         return processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint to restore."""
-        return processes.from_first(lambda: has_checkpoint(self.path))
-
     def fitted_config(self) -> ConfigDict:
         """The configuration; unset fields have the values that the run fitted to its images."""
         config = self._config.copy_and_resolve_references()
@@ -226,13 +215,11 @@ class Workdir:
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
-        Args:
-            provenance: What the run depends on besides its configuration, see `require_provenance`.
-            fitted: The configuration with fields fitted to the images.
-            space: The objective's `score_space`, which evaluation needs if a custom loss is absent.
+        `fitted` is the configuration with fields fitted to the images. `space` is the objective's
+        `score_space`, which evaluation needs if a custom loss is absent.
         """
         fields = {"provenance": dict(provenance), "all": for_files(fitted or self._config)}
-        fields[FIRST_SPACE] = space and describe_space(space)
+        fields[FIRST_SPACE] = None if space is None else describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:

@@ -32,7 +32,6 @@ from hypjax.training.step import (
     create_state,
     evaluated_model,
     jit_train_step,
-    make_train_step,
     shard_batch,
 )
 from hypjax.types import Batch, View
@@ -46,7 +45,7 @@ _GPUS = {
     "A100": (312e12, 2039e9, 0.00504),
     "H100": (989e12, 3352e9, 0.00504),
 }
-# The least time by these figures, divided by the 86.0 ms that a step took on an H200.
+# The step's shortest time by these figures, divided by the 86.0 ms that it took on an H200.
 _EFFICIENCY = 0.57
 
 
@@ -59,75 +58,73 @@ def dry_run(config: ConfigDict) -> None:
     validate(config)
     if config.train.total_steps == 0:
         run = Run(config, parts=["encoder"])
-        embedding = _seconds_of_embedding(run, released_model(run, encoder_only=True))
-        print(f"no steps are trained; embedding every image once takes {_time(embedding)}")
+        embedding_time = _time_of_embedding(run, released_model(run, encoder_only=True))
+        print(f"no steps are trained; embedding every image once takes {embedding_time}")
         return
     try:
         run, pretrained = build_with_weights(Run(config))
     except UserError:
         with contextlib.suppress(UserError):  # Some objectives need the data's classes.
-            print_gpu_hours(config)
+            _print_gpu_hours(config)
         raise
     state = random_state(run.learner, run.spec)
     print_summary(run, state.params)
     _print_size(config)
     state = with_pretrained(run.learner, state, pretrained)
-    embedding = _seconds_of_embedding(run, evaluated_model(run.learner, state))
+    embedding_time = _time_of_embedding(run, evaluated_model(run.learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):
-        seconds = _seconds_of_steps(run, state)
+        step_times = _time_steps(run, state)
     total, size = run.config.train.total_steps, run.config.train.batch_size
-    if not seconds:
+    if not step_times:
         print(f"{total} steps are too few to time")
         return
-    step = float(np.median(seconds))
+    seconds = float(np.median(step_times))
     print(
-        f"a step takes {step:.3g} s ({size / step:,.0f} images per second), so {total} steps take "
-        f"about {_time(step * total)}, and embedding every image once {_time(embedding)}"
+        f"a step takes {seconds:.3g} s ({size / seconds:,.0f} images per second), so {total} steps "
+        f"take about {datetime.timedelta(seconds=round(seconds * total))}, and embedding every "
+        f"image once {embedding_time}"
     )
     if jax.default_backend() == "cpu":
-        print_gpu_hours(run.config, run.spec)
-
-
-def _time(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=round(seconds))
+        _print_gpu_hours(run.config, run.spec)
 
 
 def _print_size(config: ConfigDict) -> None:
-    """Prints the encoder's parameters, and an image's operations as XLA counts them."""
+    """Prints the number of the encoder's parameters, and of its operations on one image."""
     config = config.copy_and_resolve_references()
     config.model.precision = "float32"  # XLA does not count operations of cuDNN's attention.
     encoder = create_embedder(config, evaluating=True).encoder
     if not encoder.takes_pixels:
         return
     params = encoder_shapes(encoder, config.data.channels)
-    lowered = jax.jit(encoder.apply).lower(
-        {"params": params}, encoder.example(View.of(config.data))
-    )
-    cost = lowered.cost_analysis()
-    count = sum(x.size for x in jax.tree.leaves(params))
+    example = encoder.example(View.of(config.data))
+    lowered = jax.jit(encoder.apply).lower({"params": params}, example)
+    millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
+    billions = lowered.cost_analysis()["flops"] / 2e9
     print(
-        f"the encoder has {count / 1e6:.1f} million parameters and takes {cost['flops'] / 2e9:.2f} "
+        f"the encoder has {millions:.1f} million parameters and takes {billions:.2f} "
         "billion multiplications, each with an addition, for an image"
     )
 
 
-def _seconds_of_embedding(run: Run, params: PyTree) -> float:
-    """Estimates the seconds to embed all images once, from one batch."""
+def _time_of_embedding(run: Run, params: PyTree) -> datetime.timedelta:
+    """Estimates the time to embed all images once, from one batch of test images."""
+    # Without the cache of embeddings, which would need no time.
     embedder, splits = dataclasses.replace(run.embedder, cached=()), run.splits
     if not embedder.model.encoder.takes_pixels:
-        return 0.0
+        return datetime.timedelta(0)
     sample = splits.test.take(np.arange(min(run.config.run.eval_batch_size, len(splits.test))))
     console.say("compiling the evaluation")
     stopwatch = Stopwatch()
     with stopwatch.part("evaluation"):  # Its time excludes compilation.
         embedder.points(params, sample, run.spaces(params))
-    parts = (splits.train, splits.validation, splits.test, splits.gallery)
-    images = sum(len(part) for part in parts if part)
-    return stopwatch.seconds()["evaluation"] / len(sample) * images
+    datasets = (splits.train, splits.validation, splits.test, splits.gallery)
+    num_images = sum(len(images) for images in datasets if images)
+    seconds = stopwatch.seconds()["evaluation"] / len(sample) * num_images
+    return datetime.timedelta(seconds=round(seconds))
 
 
-def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
-    """Runs the first steps, prints the memory of their program, and returns their seconds."""
+def _time_steps(run: TrainingRun, state: TrainState) -> list[float]:
+    """Runs the first steps and returns the seconds of all but the first; prints their memory."""
     mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take as long as mined tuples.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
@@ -137,7 +134,7 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
         source = Input(run, features=np.zeros(features.shape, features.dtype))
     else:
         source = open_input(run, steps, state.params["model"])
-    train_step = jit_train_step(make_train_step(run.learner), mesh, state)
+    train_step = jit_train_step(run.learner, state)
     seconds = []
     with contextlib.closing(source.batches(steps, plans)) as batches:
         batch = shard_batch(mesh, next(batches))
@@ -149,12 +146,12 @@ def _seconds_of_steps(run: TrainingRun, state: TrainState) -> list[float]:
             batch = shard_batch(mesh, next(batches))
             jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
-    sizes, free = compiled.memory_analysis(), machine.free_memory(mesh)
+    memory, free = compiled.memory_analysis(), machine.free_memory(mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
-    state_size, step_size = sizes.argument_size_in_bytes / _GIB, sizes.temp_size_in_bytes / _GIB
     print(
-        f"memory of each device: {state_size:.2f} GiB for parameters, their moments, the batch and "
-        f"caches, and {step_size:.2f} GiB during a step{available}"
+        f"memory of each device: {memory.argument_size_in_bytes / _GIB:.2f} GiB for parameters, "
+        "their moments, the batch and caches, and "
+        f"{memory.temp_size_in_bytes / _GIB:.2f} GiB during a step{available}"
     )
     return seconds
 
@@ -171,13 +168,18 @@ def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> flo
 
 
 def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
-    """Sizes for a training set of ten batches, for use without the data; coarse classes of ten."""
-    size, samples = config.train.batch_size, config.train.samples_per_class
-    dims = learner.model.encoder.dim, learner.model.head_dim
-    classes = 10 * size // samples
-    coarse_labels = (tuple(i // 10 for i in range(classes)),)
-    sizes = classes, samples, *dims, 10 * size, size
-    return ProblemSizes(*sizes, coarse_labels=coarse_labels)
+    """Assumes a training set of ten batches, and ten classes in each coarse class."""
+    batch_size, samples_per_class = config.train.batch_size, config.train.samples_per_class
+    classes = 10 * batch_size // samples_per_class
+    return ProblemSizes(
+        classes=classes,
+        samples_per_class=samples_per_class,
+        encoder_dim=learner.model.encoder.dim,
+        head_dim=learner.model.head_dim,
+        training_images=10 * batch_size,
+        batch_size=batch_size,
+        coarse_labels=(tuple(label // 10 for label in range(classes)),),
+    )
 
 
 def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
@@ -190,21 +192,22 @@ def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
     shape = (rows, view.side, view.side, view.channels)
     images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
     replicated = parallel.replicated(mesh)
-    numbers = jax.ShapeDtypeStruct((spec.batch_size,), jnp.int32, sharding=replicated)
+    integers = jax.ShapeDtypeStruct((spec.batch_size,), jnp.int32, sharding=replicated)
     flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    step = jit_train_step(make_train_step(learner), mesh, state)
-    return step.lower(state, Batch(images, numbers, numbers, flips))
+    batch = Batch(images, labels=integers, ids=integers, flips=flips)
+    return jit_train_step(learner, state).lower(state, batch)
 
 
-def print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> None:
+def _print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> None:
     """Estimates the hours of training on GPUs, if the run trains on images in known steps."""
     train = config.train
     if train.cached_features or not (train.batch_size and train.total_steps):
         return
-    operations, times = step_operations(config, spec), []
-    for name, (peak, bandwidth, moved) in _GPUS.items():
+    operations = step_operations(config, spec)
+    times = []
+    for name, (peak, bandwidth, moved_bytes) in _GPUS.items():
         # Each kernel of a step either moves bytes or computes products, so their times add up.
-        seconds = operations * (1 / peak + moved / bandwidth) / _EFFICIENCY
+        seconds = operations * (1 / peak + moved_bytes / bandwidth) / _EFFICIENCY
         minutes = math.ceil(train.total_steps * seconds / 60)
         times.append(f"{datetime.timedelta(minutes=minutes)} on one {name}")
     print(

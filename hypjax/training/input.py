@@ -31,7 +31,7 @@ class Input:
     """Source of a run's batches, in the order of the steps."""
 
     run: TrainingRun
-    # Cached embeddings, or activations of a block, of all images; None if nothing is cached.
+    # All images' embeddings, or a block's output for them; None if nothing is cached on the host.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
     _open: Generator[Batch, None, None] | None = None
@@ -39,25 +39,26 @@ class Input:
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of steps, counted from 0; close the generator to end the workers."""
-        run, learner = self.run, self.run.learner
-        slices = parallel.slices(plans.batch_size, learner.mesh, learner.config.run.microbatch)
-        rows = parallel.local_rows(learner.mesh, slices.rows)
+        run, fields = self.run, self.run.config.run
+        slices = parallel.slices(plans.batch_size, run.mesh, fields.microbatch)
+        rows = parallel.local_rows(run.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
         if self.store is not None:
             return crop_batches(run.layout, plans, steps, rows)
-        images, workers = run.splits.train, run.config.run.workers
-        return training_batches(images, plans, steps, learner.view, workers, rows)
+        view = run.learner.view
+        return training_batches(run.splits.train, plans, steps, view, fields.workers, rows)
 
     def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
-        """Returns the state, with its epoch's tuples, and the batch of a step, counted from 0."""
+        """Returns the batch of a step, counted from 0, and the state with the epoch's tuples."""
         if self._open is None or step == self._end:
             self.close()
-            plans, self._end = self.run.plans, self.run.config.train.total_steps
+            plans = self.run.plans
+            self._end = self.run.config.train.total_steps
             # An epoch's tuples are mined by the model of that time: no batch can be opened before.
             if isinstance(plans, TuplePlans):
-                epoch, position = divmod(step, plans.batches_per_epoch)
-                if position == 0:  # In later steps of the epoch, the state holds the tuples.
+                epoch, epoch_step = divmod(step, plans.batches_per_epoch)
+                if epoch_step == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
                         table = self.mine(trained_model(self.run.learner, state), epoch)
                     monitor.restart_clock()
@@ -85,65 +86,65 @@ class Input:
         images = self.run.splits.train.take(ids)
         points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         anchor_points, pool_points = np.split(points[rows], [len(anchors)])
-        searched = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
-        negatives = hardest_negatives(*searched, count=plans.negatives, space=space)
+        points_and_labels = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
+        negatives = hardest_negatives(*points_and_labels, count=plans.negatives, space=space)
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
         return processes.arrays_from_first(lambda: table, table)
 
 
 def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
-    features = store = None
     if steps and run.config.train.cached_features:
-        compute = training_features if run.learner.cached_block is None else training_activations
-        features = compute(run, params)
-    elif steps and run.layout is not None:
-        store = fill(run.layout, run.splits.train, run.learner.mesh)
-    return Input(run, features, store)
+        compute = training_features if run.learner.cached_block is None else _training_activations
+        return Input(run, features=compute(run, params))
+    if steps and run.layout is not None:
+        return Input(run, store=fill(run.layout, run.splits.train, run.mesh))
+    return Input(run)
 
 
 def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    learner, train, embedder = run.learner, run.splits.train, run.embedder
-    if train.vectors is not None:
-        return train.vectors
+    images, learner, embedder = run.splits.train, run.learner, run.embedder
+    if images.vectors is not None:
+        return images.vectors
     # Evaluation may use another pooling.
     if not embedder.cached or learner.model.encoder != embedder.model.encoder:
         embedder = dataclasses.replace(embedder, model=learner.model, cached=())
-        console.say(f"embedding {counted(len(train), 'training image')} with the encoder")
-    return embedder.features(params, train)
+        console.say(f"embedding {counted(len(images), 'training image')} with the encoder")
+    return embedder.features(params, images)
 
 
 def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     """Shape of all training images' cached features; checks that memory suffices."""
-    learner, count = run.learner, len(run.splits.train)
-    encoder, block = learner.model.encoder, learner.cached_block
+    encoder, block = run.learner.model.encoder, run.learner.cached_block
+    num_images = len(run.splits.train)
     if block is None:
-        return jax.ShapeDtypeStruct((count, encoder.dim), np.float32)
+        return jax.ShapeDtypeStruct((num_images, encoder.dim), np.float32)
     lower = functools.partial(lower_blocks, encoder, block)
-    example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.view))
-    needed, free = count * example.size * example.dtype.itemsize / 2**30, machine.free_host_memory()
-    features = f"the output of {block} for {count} training images"
-    if free is not None and needed > free / 2**30:
+    example = jax.eval_shape(lower, params["encoder"], encoder.example(run.learner.view))
+    needed = num_images * example.size * example.dtype.itemsize
+    free = machine.free_host_memory()
+    features = f"the output of {block} for {num_images} training images"
+    if free is not None and needed > free:
+        memory = f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} are free"
         remedy = "lower data.image_size, or set --config.train.cached_features=False"
-        problem = f"{features} needs {needed:.1f} GiB of memory, and {free / 2**30:.1f} are free"
-        raise UserError(f"{problem}; {remedy}")
-    console.say(f"keeping {features}: {needed:.1f} GiB of memory")
-    return jax.ShapeDtypeStruct((count, *example.shape[1:]), example.dtype)
+        raise UserError(f"{features} needs {memory}; {remedy}")
+    console.say(f"keeping {features}: {needed / 2**30:.1f} GiB of memory")
+    return jax.ShapeDtypeStruct((num_images, *example.shape[1:]), example.dtype)
 
 
-def training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images ..."]:
+def _training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images ..."]:
     """The highest frozen block's output for the training images under the test view."""
-    learner, mesh = run.learner, run.learner.mesh
+    encoder, block = run.learner.model.encoder, run.learner.cached_block
 
     def activations(params: PyTree, images: Array) -> Array:
         pixels = normalize(images, run.config.data.mean, run.config.data.std)
-        return lower_blocks(learner.model.encoder, learner.cached_block, params, pixels)
+        return lower_blocks(encoder, block, params, pixels)
 
-    features_to_keep(run, params)
-    params = parallel.place(params["encoder"], parallel.replicated(mesh))
-    options = parallel.compiler_options(mesh)
-    compute = jax.jit(parallel.map_images(activations, mesh), compiler_options=options)
+    features_to_keep(run, params)  # Checks the memory.
+    params = parallel.place(params["encoder"], parallel.replicated(run.mesh))
+    options = parallel.compiler_options(run.mesh)
+    compute = jax.jit(parallel.map_images(activations, run.mesh), compiler_options=options)
     return run.embedder.mapped(functools.partial(compute, params), run.splits.train)
 
 
@@ -152,7 +153,7 @@ def _feature_batches(
 ) -> Generator[Batch, None, None]:
     """Yields batches of features; rows that pad a batch are zeros."""
     for plan in map(plans, steps):
-        local = plan.ids[rows.start : rows.stop]
+        local_ids = plan.ids[rows.start : rows.stop]
         images = np.zeros((len(rows), *features.shape[1:]), features.dtype)
-        images[: len(local)] = features[local]
+        images[: len(local_ids)] = features[local_ids]
         yield plan._replace(images=images, flips=np.zeros(len(rows), bool))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -39,30 +38,32 @@ class Learner:
 def learner_of(run: Run) -> Learner:
     """Builds the learner of a run."""
     config, objective = run.config, run.objective
+    data, optim, train = config.data, config.optim, config.train
     model = pooled_by(run.model, config.model.pooling)
-    train, fields = config.train, config.objective
-    schedule = learning_rate(config.optim, train.total_steps)
+    schedule = learning_rate(optim, train.total_steps)
+    c_rate = config.objective.c_rate
     scalar_groups = [
-        Group((f"log_{name}",), fields.c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
-        for name in initial_scalars(fields)
+        Group((f"log_{name}",), c_rate if name in CURVATURES else 1.0, weight_decay=0.0)
+        for name in initial_scalars(config.objective)
     ]
-    rates = None
-    if (decay := config.optim.layer_decay) != 1:
-        rates = layer_rates(model.encoder.layers, decay, head=model.head_kind != "none")
-    options = {"layer_rate": rates, "head_warmup_steps": train.head_warmup_steps}
-    changes = ColourChanges(config.data.colour_jitter, config.data.grey, config.data.blur)
+    layer_rate = None
+    if optim.layer_decay != 1:
+        has_head = model.head_kind != "none"
+        layer_rate = layer_rates(model.encoder.layers, optim.layer_decay, has_head)
+    options = {"layer_rate": layer_rate, "head_warmup_steps": train.head_warmup_steps}
+    optimizer = configured_optimizer(optim, schedule, objective.groups, scalar_groups, **options)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
-    groups = objective.groups, scalar_groups
-    optimizer = configured_optimizer(config.optim, schedule, *groups, **options)
+    changes_colours = any((*data.colour_jitter, data.grey, data.blur))
+    colour_changes = ColourChanges(data.colour_jitter, data.grey, data.blur)
     return Learner(
         config=config,
         model=model,
         objective=objective,
         optimizer=optimizer,
         schedule=schedule,
-        frozen=tuple(config.optim.frozen),
+        frozen=tuple(optim.frozen),
         lora=lora if train.lora_rank else None,
-        view=View.of(config.data),
+        view=View.of(data),
         mesh=run.mesh,
-        colour_changes=changes if np.any([*changes.jitter, *changes[1:]]) else None,
+        colour_changes=colour_changes if changes_colours else None,
     )

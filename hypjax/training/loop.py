@@ -14,13 +14,7 @@ from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
 from hypjax.training.setup import TrainingRun
 from hypjax.training.states import Measured, trees
-from hypjax.training.step import (
-    TrainState,
-    evaluated_model,
-    jit_train_step,
-    make_train_step,
-    shard_batch,
-)
+from hypjax.training.step import TrainState, evaluated_model, jit_train_step, shard_batch
 
 _STOPPING = "interrupted: finishing this step and saving; interrupt again to stop at once"
 
@@ -39,29 +33,27 @@ class Loop:
     monitor: Monitor
 
     def save(self, state: TrainState, measured: Measured, *, scored: bool = True) -> None:
-        """Saves a state, once; if `scored`, its validation score may make it the best."""
-        score, step = _score(measured) if scored else None, int(state.step)
+        """Saves a state, once; without `scored`, the state cannot become the best."""
+        step = int(state.step)
         if step not in self.checkpoints.steps:
-            facts = {"record": measured._asdict(), "score": score}
-            self.checkpoints.save(step, **facts, **trees(self.run.learner, state))
+            score = _score(measured) if scored else None
+            state_trees = trees(self.run.learner, state)
+            self.checkpoints.save(step, record=measured._asdict(), score=score, **state_trees)
 
     def train(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
         """Trains to the last step, and returns its state and scores; saves on an interrupt."""
         config, learner, monitor = self.run.config, self.run.learner, self.monitor
-        first, total = int(state.step), config.train.total_steps
+        completed, total = int(state.step), config.train.total_steps
         agree_on = processes.Agreement(learner.mesh)
-        # The head's step is for the warm-up, in which the encoder does not change.
-        train_step, head_step = (
-            jit_train_step(make_train_step(learner, head_only=head_only), learner.mesh, state)
-            for head_only in (False, True)
-        )
+        train_step = jit_train_step(learner, state)
+        head_step = jit_train_step(learner, state, head_only=True)  # For the head's warm-up.
         with (
             exits.deferred(_STOPPING) as interrupted,
             machine.memory_explained("train.batch_size, data.image_size or the model's size"),
         ):
-            if first < total:
+            if completed < total:
                 console.say("compiling the training step")
-            for step in range(first + 1, total + 1):
+            for step in range(completed + 1, total + 1):
                 try:
                     with monitor.waiting(step):
                         state, batch = self.source.next(state, step - 1, monitor)
@@ -69,37 +61,34 @@ class Loop:
                     if jax.process_count() > 1:
                         raise  # The other processes wait in this step, so none can save.
                     monitor.settle()
-                    if step > first + 1:
+                    if step > completed + 1:  # At least one step has been run.
                         self.save(state, measured, scored=False)
                     if interrupted():
                         self._stop(step - 1, interrupted())
                     raise
                 warmup_steps = config.train.head_warmup_steps
-                if step == warmup_steps + 1 and step > first + 1:
+                if step == warmup_steps + 1 and step > completed + 1:
                     console.say("training the encoder, too, from this step on: compiling the step")
                 run_step = head_step if step <= warmup_steps else train_step
                 with jax.profiler.StepTraceAnnotation("train_step", step_num=step):
                     batch_on_devices = shard_batch(learner.mesh, batch)
                     state, metrics = run_step(state, batch_on_devices, store=self.source.store)
-                last = step == total
-                saving = last or _due(step, config.run.checkpoint_every)
-                validating = last or _due(step, config.eval.every)
+                is_last = step == total
+                saving = is_last or _is_due(step, config.run.checkpoint_every)
+                validating = is_last or _is_due(step, config.eval.every)
                 validating &= self.run.splits.validation is not None
                 # Metrics stay on the devices until a report: reading them would stall the devices.
                 monitor.add(step, batch.ids, metrics)
-                if saving or validating or _due(step, config.run.log_every):
+                if saving or validating or _is_due(step, config.run.log_every):
                     # A collapse must not prevent an interrupted run from saving.
                     monitor.report(step, judging=not interrupted())
                 if validating:
-                    measured = self._validated(step, state, measured)
-                    score, best = _score(measured), self.checkpoints.best[1]
-                    if best is None or score >= best:
-                        saving = True
-                        tied = measured.best_steps if score == best else ()
-                        measured = measured._replace(best_steps=[*tied, step])
+                    measured = self._validate(step, state, measured)
+                    saving |= step in measured.best_steps
                 # A signal reaches processes at different steps; all must stop after the same step.
                 status = agree_on(interrupted())
-                stopping = status and not last  # After the last step, results are minutes away.
+                # After the last step, results are minutes away.
+                stopping = status != 0 and not is_last
                 if saving or stopping:
                     # Reported before saving, so that a state that is not finite is never saved.
                     monitor.report(step, judging=not stopping)
@@ -111,12 +100,18 @@ class Loop:
             console.warn(f"updates that were not finite were skipped: {skipped} of {total}")
         return state, measured
 
-    def _validated(self, step: int, state: TrainState, measured: Measured) -> Measured:
+    def _validate(self, step: int, state: TrainState, measured: Measured) -> Measured:
+        """Scores a state on the validation images; the result lists `step` if it is a best step."""
         with self.monitor.stopwatch.part("evaluation"):
             scores = self.run.validation_scores(evaluated_model(self.run.learner, state))
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
-        return measured._replace(validation=scores)
+        measured = measured._replace(validation=scores)
+        score, best_score = _score(measured), self.checkpoints.best[1]
+        if best_score is None or score >= best_score:
+            tied_steps = measured.best_steps if score == best_score else ()
+            measured = measured._replace(best_steps=[*tied_steps, step])
+        return measured
 
     def _stop(self, step: int, status: int) -> NoReturn:
         """Ends training after an interrupt, with this exit status."""
@@ -135,5 +130,5 @@ def _score(measured: Measured) -> float | None:
     return head[selection_metric(head)]
 
 
-def _due(step: int, every: int) -> bool:
+def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0

@@ -37,23 +37,24 @@ def with_adapters(
     `UserError`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
-    patterns = list(map(parameter_path, frozen))
-    kernels = [p for p in flat if p[-1] == "kernel" and not any(matches(x, p) for x in patterns)]
+    frozen_paths = list(map(parameter_path, frozen))
+    kernels = [path for path in flat if path[-1] == "kernel"]
+    kernels = [path for path in kernels if not any(matches(name, path) for name in frozen_paths)]
     targeted = set()
     for target in lora.targets:
         matching = {path for path in kernels if matches(parameter_path(target), path)}
         if not matching:
-            raise UserError(
-                f"config.train.lora_targets names {target}, but this model trains no kernel there"
-            )
+            problem = f"config.train.lora_targets names {target}"
+            raise UserError(f"{problem}, but this model trains no kernel there")
         targeted |= matching
-    for path, path_key in zip(sorted(targeted), jax.random.split(key, len(targeted)), strict=True):
-        *inputs, outputs = flat[path].shape
-        size = math.prod(inputs)
-        bound = 1 / math.sqrt(size)
-        a = jax.random.uniform(path_key, (size, lora.rank), minval=-bound, maxval=bound)
-        adapter = {"a": a, "b": jnp.zeros((lora.rank, outputs))}
-        flat |= {(*path[:-1], ADAPTER, name): value for name, value in adapter.items()}
+    keys = jax.random.split(key, len(targeted))
+    for path, kernel_key in zip(sorted(targeted), keys, strict=True):
+        *input_sizes, outputs = flat[path].shape
+        inputs = math.prod(input_sizes)
+        bound = 1 / math.sqrt(inputs)
+        a = jax.random.uniform(kernel_key, (inputs, lora.rank), minval=-bound, maxval=bound)
+        flat[*path[:-1], ADAPTER, "a"] = a
+        flat[*path[:-1], ADAPTER, "b"] = jnp.zeros((lora.rank, outputs))
     return unflatten_dict(flat)
 
 
@@ -62,9 +63,8 @@ def merged(model: PyTree, lora: Lora | None) -> PyTree:
     if lora is None:
         return model
     flat = flatten_dict(model, keep_empty_nodes=True)
-    for path in [path for path in flat if path[-2:] == (ADAPTER, "a")]:
-        module = path[:-2]
-        a, b = (flat.pop((*module, ADAPTER, name)) for name in ("a", "b"))
+    for module in [path[:-2] for path in flat if path[-2:] == (ADAPTER, "a")]:
+        a, b = flat.pop((*module, ADAPTER, "a")), flat.pop((*module, ADAPTER, "b"))
         kernel = flat[*module, "kernel"]
         change = jnp.matmul(a, b, precision="highest").reshape(kernel.shape)
         flat[*module, "kernel"] = kernel + lora.alpha / lora.rank * change

@@ -36,10 +36,10 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
-    adapted = any(ADAPTER in path for path in flat)
+    has_adapters = any(ADAPTER in path for path in flat)
 
     def is_frozen(path: _Path) -> bool:
-        if adapted and in_encoder(path) and ADAPTER not in path:
+        if has_adapters and in_encoder(path) and ADAPTER not in path:
             return True
         return _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
 
@@ -48,10 +48,10 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     return unflatten_dict(trained), unflatten_dict(frozen_leaves)
 
 
-def merge(trained: PyTree, frozen: PyTree) -> PyTree:
-    """Joins the two trees of `split_frozen`."""
-    flat = [flatten_dict(tree, keep_empty_nodes=True) for tree in (trained, frozen)]
-    return unflatten_dict(flat[0] | flat[1])
+def merge(params: PyTree, others: PyTree) -> PyTree:
+    """Joins two trees of parameters, such as those of `split_frozen`; `others` win."""
+    flat = flatten_dict(params, keep_empty_nodes=True)
+    return unflatten_dict(flat | flatten_dict(others, keep_empty_nodes=True))
 
 
 def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
@@ -60,17 +60,17 @@ def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
     The rate stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor`
     every `decay_every` steps, at once ("step") or gradually ("exponential").
     """
-    rate, warmup = optim.learning_rate, optim.warmup_steps
-    rise = optax.linear_schedule(0, rate, warmup)
+    rate, warmup_steps = optim.learning_rate, optim.warmup_steps
+    warmup = optax.linear_schedule(0, rate, warmup_steps)
     if optim.schedule == "cosine":
-        after = optax.cosine_decay_schedule(rate, max(total_steps - warmup, 1))
+        schedule = optax.cosine_decay_schedule(rate, max(total_steps - warmup_steps, 1))
     elif optim.schedule == "constant":
-        after = optax.constant_schedule(rate)
+        schedule = optax.constant_schedule(rate)
     else:
-        after = optax.exponential_decay(
+        schedule = optax.exponential_decay(
             rate, optim.decay_every, optim.decay_factor, staircase=optim.schedule == "step"
         )
-    return optax.join_schedules([rise, after], [warmup])
+    return optax.join_schedules([warmup, schedule], [warmup_steps])
 
 
 def layer_rates(
@@ -82,10 +82,10 @@ def layer_rates(
     `param_groups_layer_decay`. `layers` names the parameters of the encoder's layers, from the
     images to the embedding; a head counts as another layer. Other parameters have the factor 1.
     """
-    above = {}
-    for number, names in enumerate(reversed(layers), start=int(head)):
-        above |= dict.fromkeys(names, number)
-    return lambda path: decay ** above.get(path[2], 0) if in_encoder(path) else 1.0
+    layers_above = {}
+    for count, names in enumerate(reversed(layers), start=int(head)):
+        layers_above |= dict.fromkeys(names, count)
+    return lambda path: decay ** layers_above.get(path[2], 0) if in_encoder(path) else 1.0
 
 
 def create_optimizer(
@@ -109,8 +109,8 @@ def create_optimizer(
     `name` is a key of `hypjax.config.choices.OPTIMIZERS`; `momentum` is for SGD and Muon. First,
     the model's gradient is multiplied by `gradient_factor`. Then all values are clipped to
     `clip_value`, and the global norm to `clip_norm`, unless None. Weight decay acts on all trained
-    parameters. The factor of the learning rate that a group sets also multiplies the decay, as in
-    PyTorch. `layer_rate` returns a further factor by path. During the first `head_warmup_steps`,
+    parameters. A group's factor of the learning rate also multiplies the decay, as in PyTorch, and
+    so does `layer_rate`, another factor by path. During the first `head_warmup_steps`,
     model/encoder does not change. If a group's c is learned, `update` takes the step's c.
     """
     groups = [Group(()), *groups]
@@ -124,19 +124,20 @@ def create_optimizer(
     def rate_of(path: _Path) -> float:
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
 
-    decay = _change_by_path(decay_of, lambda g, p, d: g + d * p)
-    scaled = (scale, decay) if OPTIMIZERS[name] else (decay, scale)
+    add_decay = _change_by_path(decay_of, lambda update, param, decay: update + decay * param)
+    is_decoupled = OPTIMIZERS[name]
+    scale_and_decay = (scale, add_decay) if is_decoupled else (add_decay, scale)
     steps = []
     if gradient_factor != 1:
         factor_of = lambda path: gradient_factor if path[0] == "model" else 1.0  # noqa: E731
-        steps.append(_change_by_path(factor_of, lambda g, _, f: f * g))
+        steps.append(_change_by_path(factor_of, lambda update, _, factor: factor * update))
     if clip_value is not None:
         steps.append(optax.clip(clip_value))
     if clip_norm is not None:
         steps.append(optax.clip_by_global_norm(clip_norm))
-    steps.append(optax.chain(*scaled, optax.scale_by_learning_rate(learning_rate)))
+    steps.append(optax.chain(*scale_and_decay, optax.scale_by_learning_rate(learning_rate)))
     if layer_rate or any(group.rate != 1 for group in groups):
-        steps.append(_change_by_path(rate_of, lambda u, _, f: f * u))
+        steps.append(_change_by_path(rate_of, lambda update, _, factor: factor * update))
     if any(group.ball_c is not None for group in groups):
         steps = [_move_points(groups, learning_rate, moments, optax.chain(*steps))]
     if head_warmup_steps or any(group.start for group in groups):
@@ -148,52 +149,52 @@ def _scale(
     name: str, momentum: float, moments: Mapping[str, float]
 ) -> optax.GradientTransformation:
     """Turns gradients into the updates of an optimiser for a learning rate of 1."""
+    if name == "sgd":
+        return optax.trace(decay=momentum)
+    adam = optax.scale_by_adam(**moments)
+    if name != "muon":
+        return adam
+    # With this root mean square of updates (Liu et al., 2025, arXiv:2502.16982), Adam's rate and
+    # decay suit Muon. The rate is -1, because optax and `create_optimizer` both negate the update.
+    muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
 
+    # Muon is for the model's matrices; vectors, convolutions, tokens and proxies have Adam.
     def kind(path: tuple[Any, ...], x: jax.Array) -> str:
         return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
 
-    adam = optax.scale_by_adam(**moments)
-    # Muon is for the model's matrices; vectors, convolutions, tokens and proxies have Adam. The
-    # rate is -1, because optax and `create_optimizer` both negate the update. With this root mean
-    # square of updates (Liu et al., 2025, arXiv:2502.16982), Adam's rate and decay suit Muon.
-    muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
     kinds = functools.partial(jax.tree_util.tree_map_with_path, kind)
-    scales = {
-        "adamw": adam,
-        "adam": adam,
-        "sgd": optax.trace(decay=momentum),
-        "muon": optax.partition({"matrix": muon, "other": adam}, kinds),
-    }
-    return scales[name]
+    return optax.partition({"matrix": muon, "other": adam}, kinds)
 
 
 def configured_optimizer(
     optim: ConfigDict,
     schedule: optax.Schedule,
-    added: Sequence[Group] = (),
-    space: Sequence[Group] = (),
+    objective_groups: Sequence[Group] = (),
+    scalar_groups: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """Builds the optimiser of `config.optim`, with the groups of the objective and the space."""
-    named = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
-    if any(group.path == GROUPS["space"] for group in named):
-        space = ()  # Their paths are longer, so they would win over the user's group.
+    """Builds the optimiser of `config.optim`; `options` are passed to `create_optimizer`."""
+    user_groups = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
+    if any(group.path == GROUPS["space"] for group in user_groups):
+        scalar_groups = ()  # Their paths are longer, so they would win over the user's group.
     groups = [
         *map(Group, GROUPS.values()),
-        *(group._replace(path=GROUPS["objective"] + group.path) for group in added),
-        *(group._replace(path=GROUPS["space"] + group.path) for group in space),
-        *named,
+        *(group._replace(path=GROUPS["objective"] + group.path) for group in objective_groups),
+        *(group._replace(path=GROUPS["space"] + group.path) for group in scalar_groups),
+        *user_groups,
     ]
     names = inspect.signature(create_optimizer).parameters.keys() & optim.keys()
-    fields = {name: optim[name] for name in names - {"learning_rate"}} | {"groups": groups}
-    return create_optimizer(schedule, **fields, **options)
+    fields = {name: optim[name] for name in names - {"learning_rate", "groups"}}
+    return create_optimizer(schedule, groups=groups, **fields, **options)
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
     """Replaces each leaf by a value of its path, and keeps placeholders of missing leaves."""
     flat = flatten_dict(tree, keep_empty_nodes=True)
-    markers = {p: x for p, x in flat.items() if x is empty_node or isinstance(x, optax.MaskedNode)}
-    return unflatten_dict({path: value(path) for path in flat} | markers)
+    for path, leaf in flat.items():
+        if leaf is not empty_node and not isinstance(leaf, optax.MaskedNode):
+            flat[path] = value(path)
+    return unflatten_dict(flat)
 
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
@@ -221,6 +222,7 @@ def _move_points(
     their size, so they are not clipped and do not count in the clipped norm.
     """
     schedule = learning_rate if callable(learning_rate) else lambda step: learning_rate
+    point_groups = {"/".join(group.path): group for group in groups if group.ball_c is not None}
 
     def optimizer_of(group: Group) -> optax.GradientTransformation:
         # A group of `optim.groups` may set rate and decay.
@@ -229,14 +231,12 @@ def _move_points(
         c = None if group.ball_c == LEARNED else group.ball_c
         return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
 
-    point_groups = {"/".join(group.path): group for group in groups if group.ball_c is not None}
-
-    def label_of(path: _Path) -> str:
-        matching = [name for name, group in point_groups.items() if matches(group.path, path)]
-        return matching[0] if matching else ""
+    def name_of_group(path: _Path) -> str:
+        names = [name for name, group in point_groups.items() if matches(group.path, path)]
+        return names[0] if names else ""
 
     optimizers = {name: optimizer_of(group) for name, group in point_groups.items()}
-    return optax.partition({"": others, **optimizers}, functools.partial(_by_path, label_of))
+    return optax.partition({"": others, **optimizers}, functools.partial(_by_path, name_of_group))
 
 
 def _delay_encoder(start: int, scale: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -252,13 +252,13 @@ def _delay_encoder(start: int, scale: optax.GradientTransformation) -> optax.Gra
 
 
 def _delay_updates(groups: Sequence[Group], head_warmup_steps: int) -> optax.GradientTransformation:
-    """Sets updates to 0 before the first step of their group, or the end of the warm-up."""
+    """Sets updates to 0 before their group's first step; the encoder's also during the warm-up."""
 
-    def start(path: _Path) -> int:
+    def start_of(path: _Path) -> int:
         return max(_group_of(groups, path).start, head_warmup_steps if in_encoder(path) else 0)
 
     def update(updates: PyTree, state: optax.ScaleByScheduleState, _: PyTree) -> Any:
-        starts = _by_path(start, updates)
+        starts = _by_path(start_of, updates)
         updates = jax.tree.map(lambda u, s: jnp.where(state.count < s, 0, u), updates, starts)
         return updates, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
 

@@ -24,51 +24,49 @@ _ADVICE = "docs/own-images.md says what to try"
 
 
 def collect_results(
-    checkpoints: Checkpoints,
-    state: TrainState,
-    measured: Measured,
-    run: TrainingRun,
-    folder: pathlib.Path,
+    run: TrainingRun, checkpoints: Checkpoints, state: TrainState, measured: Measured
 ) -> dict[str, Any]:
-    """Scores the last model and the best model on validation images, for results.json."""
+    """Scores the last and the best model for results.json, and saves their projections."""
     splits = run.splits
 
-    def score(params: PyTree) -> Recalls:
+    def test(params: PyTree) -> Recalls:
         projections = run.projections(params)
         trained = run.trained(parallel.place(params, parallel.replicated(run.mesh)))
+        folder = pathlib.Path(run.workdir)
         processes.from_first(lambda: trained.save_projections(folder, projections))
         return run.test_scores(params)
 
-    model = evaluated_model(run.learner, state)
-    results = {"untrained": measured.untrained["test"], "final": score(model)}
+    models = {"final": evaluated_model(run.learner, state)}
+    results = {"untrained": measured.untrained["test"], "final": test(models["final"])}
     results |= tables.noted(splits.notes, splits.repeats)
-    models = {"final": model}
     if splits.validation:
-        held_out = {"untrained": measured.untrained["validation"], "final": measured.validation}
+        validation = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
         if checkpoints.best[0] == int(state.step):
-            models["best"] = model
-            results["best"], held_out["best"] = results["final"], held_out["final"]
-        elif (best := checkpoints.restore_best(model=model)) is not None:
-            model = models["best"] = best.trees[0]
-            results["best"], held_out["best"] = score(model), run.validation_scores(model)
+            models["best"] = models["final"]
+            results["best"] = results["final"]
+            validation["best"] = validation["final"]
+        elif (restored := checkpoints.restore_best(model=models["final"])) is not None:
+            models["best"] = restored.trees[0]
+            results["best"] = test(models["best"])
+            validation["best"] = run.validation_scores(models["best"])
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
             if results["best_step"] in measured.best_steps[1:]:
                 results["tied_steps"] = [*measured.best_steps]
-        results["validation"] = held_out
-    if "scalars" in model:
-        learned = {name: named_scalars(facts["scalars"]) for name, facts in models.items()}
-        first = {name: measured.untrained[name] for name in learned["final"]}
-        results["learned"] = {"untrained": first, **learned}
+        results["validation"] = validation
+    if "scalars" in models["final"]:
+        learned = {state: named_scalars(model["scalars"]) for state, model in models.items()}
+        initial = {name: measured.untrained[name] for name in learned["final"]}
+        results["learned"] = {"untrained": initial, **learned}
     return results
 
 
 def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     """Prints a finished run's scores, next to published results of the same method."""
-    tested = {name: results[name] for name in ("untrained", "final", "best") if name in results}
+    states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print("Scores on the test images:")
-    print(tables.format_results(tested))
+    print(tables.format_results(states))
     if "validation" in results:
         print("Scores on the images held out for validation:")
         print(tables.format_results(results["validation"]))
@@ -82,25 +80,26 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
 
 def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     """Warns if the trained head scores no better than the untrained head, or below the features."""
-    kind = "validation" if "validation" in results else "test"
+    split = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
-    before = scores["untrained"]["head"]
-    name = tables.selection_metric(before)
+    metric = tables.selection_metric(scores["untrained"]["head"])
+    head = {s: scores[s]["head"][metric] for s in ("untrained", "final", "best") if s in scores}
     if config.model.weights is not None or config.model.head_init == "pca":
-        raw = scores["untrained"].get("encoder", {}).get(name, 0.0)
-        if (trained := scores.get("best", scores["final"])["head"][name]) < raw:
-            evidence = f"{name} on the {kind} images is {raw:.4f}, and {trained:.4f} with the head"
+        features = scores["untrained"].get("encoder", {}).get(metric, 0.0)
+        trained = head.get("best", head["final"])
+        if trained < features:
+            change = f"is {features:.4f}, and {trained:.4f} with the head"
             problem = "the encoder's features before training score higher than the trained head"
-            console.warn(f"{problem}: {evidence} ({_ADVICE})")
-    after = max(scores[state]["head"][name] for state in ("final", "best") if state in scores)
-    if after <= before[name] < 1 and config.train.total_steps > 1:
-        change = f"was {before[name]:.4f} before, and is {scores['final']['head'][name]:.4f} after"
-        evidence = f"{name} of the head on the {kind} images {change}"
+            console.warn(f"{problem}: {metric} on the {split} images {change} ({_ADVICE})")
+    before = head.pop("untrained")
+    if max(head.values()) <= before < 1 and config.train.total_steps > 1:
+        change = f"was {before:.4f} before, and is {head['final']:.4f} after"
+        evidence = f"{metric} of the head on the {split} images {change}"
         console.warn(f"training did not help: {evidence} ({_ADVICE})")
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:
-    """Writes times.json, in the first process, and prints the launch's time by part."""
+    """Writes times.json, in the first process, and prints the time of each part of this launch."""
     if not processes.is_first():
         return
     times = {

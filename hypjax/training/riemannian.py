@@ -37,27 +37,25 @@ def riemannian_adam(
     along the step. Each array of the parameters holds points, [..., dim]; updates are differences
     of points, for `optax.apply_updates`. At c = 0 the metric is the ball's limit, 4·⟨u, v⟩.
 
-    The learning rate, a number or a schedule, is the geodesic length of a step under a constant
-    gradient. `eps` is added to the root of the second moment. In a model with other parameters,
-    select the arrays of points by `optax.multi_transform`.
+    The learning rate is the geodesic length of a step under a constant gradient. `eps` is added to
+    the root of the second moment. Select a model's arrays of points by `optax.multi_transform`.
 
     `c=None` is for a learned c, which `update` then takes as a keyword. Parameters are tangent
     vectors at the origin, v = `poincare.logmap0`(x, c), and first moments are transported to the
     origin, so neither depends on c. This is the scheme of Bdeir et al. (arXiv 2405.13979, versions
-    1 and 2): all parameters move at the old c; c moves; points and moments are carried through the
-    origin to the new c. Their released code does not carry the moments, and differentiates by the
-    curvature with the points fixed.
+    1 and 2): parameters move at the old c; then c changes, and points and moments are carried
+    through the origin. Their code leaves out the moments, and the gradient of c through the points.
 
-    A `weight_decay` λ above 0 gives Riemannian AdamW (Bdeir et al.; experimental, after their
-    group's code): before its step, a point moves to its centroid with the origin, in which the
-    origin has the weight min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are
-    transported to the centroid; that code does not transport them.
+    A `weight_decay` λ above 0 gives Riemannian AdamW (Bdeir et al.; experimental): before its step,
+    a point moves to its centroid with the origin, in which the origin has the weight
+    min(learning rate · λ, 1), see `poincare.shrink`. Gradient and moment are transported to the
+    centroid; the authors' code does not transport them.
     """
 
     def init(params: PyTree) -> RiemannianAdamState:
-        lengths = jax.tree.map(lambda x: jnp.zeros_like(x[..., :1]), params)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return RiemannianAdamState(jnp.zeros([], jnp.int32), zeros, lengths)
+        mean = jax.tree.map(jnp.zeros_like, params)
+        square = jax.tree.map(lambda x: jnp.zeros_like(x[..., :1]), params)
+        return RiemannianAdamState(jnp.zeros([], jnp.int32), mean, square)
 
     def update(
         gradient: PyTree, state: RiemannianAdamState, params: PyTree, **options: Any
@@ -68,6 +66,7 @@ def riemannian_adam(
         ball_c = options["c"] if c is None else c
 
         def move(start: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
+            """Returns a point's change and its new moments, for a gradient g."""
             x, scale = start, poincare.lambda_x(start, ball_c)
             g = g / scale**2
             if weight_decay:
@@ -83,6 +82,7 @@ def riemannian_adam(
             return moved - start, poincare.transport(x, moved, mean, ball_c), square
 
         def move_tangent(v: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
+            """Moves the point of a tangent vector v by `move`."""
             origin, x = jnp.zeros_like(v), poincare.project(poincare.expmap0(v, ball_c), ball_c)
             logarithm, pull_back = jax.vjp(lambda x: poincare.logmap0(x, ball_c), x)
             mean = poincare.transport(origin, x, mean, ball_c)

@@ -27,7 +27,7 @@ from hypjax.training.step import TrainState, create_state, evaluated_model, star
 from hypjax.types import Recalls
 
 # Root mean square of the projected features' norms: twice Hyp-ViT's clip radius, so that almost all
-# are clipped, and the same learning rate suits all encoders.
+# features are clipped, and the same learning rate suits all encoders.
 _NORM = 4.6
 
 
@@ -99,17 +99,17 @@ def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]
     pretrained = starting_parameters(run)  # Before images, which may take minutes to prepare.
     built = build(run)
     if pretrained is not None:
-        images = built.splits.fingerprint
-        processes.from_first(lambda: warn_of_known_classes(run.config, images))
+        fingerprint = built.splits.fingerprint
+        processes.from_first(lambda: warn_of_known_classes(run.config, fingerprint))
     return built, pretrained
 
 
 def starting_parameters(run: Run) -> dict[str, PyTree] | None:
-    """Reads the parameters of `model.weights`, for all processes; None without weights."""
+    """Reads the parts of a model in `model.weights`, for all processes; None without weights."""
     config = run.config
     if config.model.weights is None:
         return None
-    params: dict[str, PyTree] = {}
+    params: dict[str, PyTree] = {}  # In the first process.
 
     def read() -> list[str]:
         params.update(pretrained_parameters(config, run.model))
@@ -117,21 +117,21 @@ def starting_parameters(run: Run) -> dict[str, PyTree] | None:
         console.say(f"the {' and the '.join(params)} {verb} from {config.model.weights}")
         return [*params]
 
-    parts, shapes = processes.from_first(read), run.shapes
-    if "hierarchy" in parts:
-        sizes = config.objective.hier_proxies, run.model.head_dim
-        shapes |= {"hierarchy": jax.ShapeDtypeStruct(sizes, jnp.float32)}
-    return processes.arrays_from_first(lambda: params, {part: shapes[part] for part in parts})
+    names, shapes = processes.from_first(read), run.shapes
+    if "hierarchy" in names:
+        shape = config.objective.hier_proxies, run.model.head_dim
+        shapes |= {"hierarchy": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    return processes.arrays_from_first(lambda: params, {name: shapes[name] for name in names})
 
 
 def with_pretrained(
-    learner: Learner, state: TrainState, params: dict[str, PyTree] | None
+    learner: Learner, state: TrainState, pretrained: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces the given parameters, of the model or HIER's hierarchy, and restarts averages."""
-    if params is None:
+    """Replaces parameters by the given `starting_parameters`, and restarts the averages."""
+    if pretrained is None:
         return state
-    shardings = parallel.parameter_shardings(learner.mesh, params)
-    model, objective = parallel.place(params, shardings), state.params["objective"]
+    shardings = parallel.parameter_shardings(learner.mesh, pretrained)
+    model, objective = parallel.place(pretrained, shardings), state.params["objective"]
     if "hierarchy" in model:
         objective = {**objective, "hierarchy": model.pop("hierarchy")}
     params = {"model": merge(state.params["model"], model), "objective": objective}
@@ -156,7 +156,7 @@ def restore(
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
-    """Trees of a checkpoint: the evaluated model, and all that only training reads."""
+    """Trees of a checkpoint: the evaluated model, and everything that only training reads."""
     fields = state._replace(step=None, params=None)._asdict()
     training = {name: tree for name, tree in fields.items() if tree is not None}
     training["objective"] = state.params["objective"]
@@ -170,35 +170,35 @@ def pca_head(features: Float[np.ndarray, "images dim"], dim: int) -> dict[str, n
 
     The head maps centred features to their principal components, by descending variance, each
     divided by the square root of its standard deviation. Full whitening, which divides by the
-    standard deviation, would give directions of low variance, mostly noise, the same weight as
-    others; without whitening, a few directions would dominate.
+    standard deviation, would give noise, in directions of low variance, the same weight as other
+    directions. Without whitening, a few directions would dominate.
 
     Variances are shrunk towards their mean, more strongly for fewer images (Ledoit and Wolf, "A
     well-conditioned estimator for large-dimensional covariance matrices", 2004), so that directions
     in which the images do not vary remain.
 
-    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Equal features are a
-    `UserError`.
+    Returns {"kernel": [features' dim, dim], "bias": [dim]}, float32. Raises a `UserError` if all
+    features are equal.
     """
     mean = features.mean(axis=0, dtype=np.float64)
     centred = features - mean
     n, d = centred.shape
     covariance = centred.T @ centred / n
-    average = np.trace(covariance) / d
-    if not average > 0:
+    mean_variance = np.trace(covariance) / d
+    if not mean_variance > 0:
         raise UserError(
             "the encoder's embeddings of the training images are equal, or not finite; check "
             "model.weights, or set model.head_init=orthogonal"
         )
     squares = np.sum(covariance**2)
-    # Sums over all coefficients of the squared distance to `average` times the identity, and of
-    # the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
-    distance = squares - d * average**2
-    lengths = np.einsum("nd,nd->n", centred, centred)
-    error = (np.mean(lengths**2) - squares) / n
-    share = min(error / distance, 1.0)
-    variances, directions = np.linalg.eigh(covariance)
-    variances = (1 - share) * np.maximum(variances[::-1], 0) + share * average
+    # Sums over all coefficients of the squared distance to `mean_variance` times the identity, and
+    # of the covariance's squared error (Lemmas 3.2 to 3.4; there, norms are divided by d).
+    distance = squares - d * mean_variance**2
+    squared_norms = np.einsum("nd,nd->n", centred, centred)
+    error = (np.mean(squared_norms**2) - squares) / n
+    shrinkage = min(error / distance, 1.0)
+    variances, directions = np.linalg.eigh(covariance)  # By ascending variance.
+    variances = (1 - shrinkage) * np.maximum(variances[::-1], 0) + shrinkage * mean_variance
     kernel = directions[:, ::-1][:, :dim] * variances[:dim] ** -0.25
     kernel *= _NORM / np.sqrt(np.sum(kernel * (covariance @ kernel)))
     return {"kernel": kernel.astype(np.float32), "bias": (-mean @ kernel).astype(np.float32)}

@@ -56,10 +56,7 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
     variables = model.init(model_key, model.encoder.example(learner.view))
     scalars = learned.initial_parameters(learned.initial_scalars(learner.config.objective))
-    params = {
-        "model": variables["params"] | scalars,
-        "objective": objective_params,
-    }
+    params = {"model": variables["params"] | scalars, "objective": objective_params}
     if learner.lora is not None:
         key = jax.random.fold_in(model_key, 0)
         params = lora.with_adapters(params, learner.lora, learner.frozen, key)
@@ -75,15 +72,13 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
 
 
 def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
-    """Starts the teacher and the moving average, where needed, as copies of the model."""
-    trained, _ = optim.split_frozen(params, learner.frozen)
-
-    def copy(needed: bool) -> PyTree:  # Copies, since a step donates each buffer.
-        return jax.tree.map(jnp.copy, trained.get("model", {})) if needed else None
-
-    return {
-        "teacher": copy(learner.objective.teacher_decay is not None),
-        "average": copy(learner.config.train.ema_decay > 0),
+    """Starts the teacher and the moving average, where needed, as copies of the trained model."""
+    model = optim.split_frozen(params, learner.frozen)[0].get("model", {})
+    needs_teacher = learner.objective.teacher_decay is not None
+    needs_average = learner.config.train.ema_decay > 0
+    return {  # Copies, since a step donates each buffer.
+        "teacher": jax.tree.map(jnp.copy, model) if needs_teacher else None,
+        "average": jax.tree.map(jnp.copy, model) if needs_average else None,
     }
 
 
@@ -94,12 +89,11 @@ def trained_model(learner: Learner, state: TrainState) -> PyTree:
 
 
 def evaluated_model(learner: Learner, state: TrainState) -> PyTree:
-    """The parameters to evaluate and save: the moving average's if there is one."""
-    if state.average is None:
-        return trained_model(learner, state)
-    _, frozen = optim.split_frozen(state.params, learner.frozen)
-    params = optim.merge({"model": state.average}, frozen)
-    return trained_model(learner, state._replace(params=params))
+    """The parameters to evaluate and save: `trained_model`, or the moving average if any."""
+    if state.average is not None:
+        _, frozen = optim.split_frozen(state.params, learner.frozen)
+        state = state._replace(params=optim.merge({"model": state.average}, frozen))
+    return trained_model(learner, state)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -112,12 +106,10 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     """Builds the train step. Jit it with `donate_argnums=0`.
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
-    its norm cover only trained parameters; with `head_only`, for the first
-    `train.head_warmup_steps`, not the encoder's, which saves most of the time and memory. The
-    teacher embeds the same pixels without stochastic depth.
-
-    `batch.images` are pixels; with cached features, the encoder's embeddings or the output of its
-    highest frozen block; with the device cache, `Crops` of the store.
+    its norm cover only trained parameters; with `head_only`, for `train.head_warmup_steps`, not the
+    encoder's, which saves time and memory. The teacher embeds the same pixels without stochastic
+    depth. `batch.images` are pixels; with cached features, the encoder's embeddings or the output
+    of its highest frozen block; with the device cache, `Crops` of the store.
     """
     embed = _embed_function(learner)
 
@@ -126,8 +118,8 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(learner.config.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, learner.frozen)
-        size = len(batch.labels)
-        slices = parallel.slices(size, learner.mesh, learner.config.run.microbatch)
+        batch_size = len(batch.labels)
+        slices = parallel.slices(batch_size, learner.mesh, learner.config.run.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
         images = _augmented_images(learner, key, batch, store)
         # Drawn outside the microbatches, so that their number does not change the noise.
@@ -135,7 +127,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
 
         def outputs_of(model: PyTree, *noise: Array) -> Outputs:
             outputs = embed_all(model, images, batch.flips, *noise)
-            return jax.tree.map(lambda x: x[:size], outputs)  # Without the padding.
+            return jax.tree.map(lambda x: x[:batch_size], outputs)  # Without the padding.
 
         teacher = None
         if state.teacher is not None:
@@ -180,9 +172,10 @@ def _augmented_images(
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:
         with jax.named_scope("colours"):
-            key, size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
-            draws = colours.draw_changes(key, learner.colour_changes, size)
-            rows = jnp.minimum(jnp.arange(len(images)), size - 1)  # Rows beyond are padding.
+            key, batch_size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
+            draws = colours.draw_changes(key, learner.colour_changes, batch_size)
+            # Rows that pad the images repeat the last draw.
+            rows = jnp.minimum(jnp.arange(len(images)), batch_size - 1)
             draws = jax.tree.map(lambda x: x[rows], draws)
             change = parallel.map_local_images(lambda _, *x: colours.changed(*x), learner.mesh)
             images = change((), images, draws)
@@ -191,8 +184,9 @@ def _augmented_images(
 
 def _gradient_covariance(loss_of: Callable[[Outputs], Array], outputs: Outputs) -> Array:
     """Nuclear norm of the covariance of the images' gradients: its trace (IRT, Section 3.5)."""
-    slopes = jax.grad(loss_of)(jax.lax.stop_gradient(outputs)).projected
-    return jnp.sum(jnp.var(len(slopes) * slopes, axis=0))
+    gradients = jax.grad(loss_of)(jax.lax.stop_gradient(outputs)).projected
+    # Gradients of the sum of the images' losses, not of their mean.
+    return jnp.sum(jnp.var(len(gradients) * gradients, axis=0))
 
 
 def _apply_gradient(
@@ -202,10 +196,10 @@ def _apply_gradient(
     trained, frozen = optim.split_frozen(state.params, learner.frozen)
     objective_state, metrics = aux
     with jax.named_scope("optimizer"):
-        moments, curvature = state.opt_state, {}
+        extra = {}
         if any(group.ball_c == LEARNED for group in learner.objective.groups):
-            curvature = {"c": learned.scalar_values(state.params["model"]["scalars"])["c"]}
-        updates, opt_state = learner.optimizer.update(gradient, moments, trained, **curvature)
+            extra["c"] = learned.scalar_values(state.params["model"]["scalars"])["c"]
+        updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained, **extra)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
             bounds = learned.bounds(learner.config.objective)
@@ -236,28 +230,29 @@ def _apply_gradient(
     if "scalars" in state.params["model"]:
         scalars = learned.named_scalars(state.params["model"]["scalars"])
         metrics |= jax.tree.map(jnp.float32, scalars)
+    teacher, average = averages
     state = state._replace(
         step=state.step + 1,
         params=optim.merge(updated, frozen),
         opt_state=opt_state,
         objective_state=objective_state,
         skipped=skipped,
-        teacher=averages[0],
-        average=averages[1],
+        teacher=teacher,
+        average=average,
     )
     return state, metrics
 
 
 def _select(
-    valid: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str] = ()
+    finite: Bool[Array, ""], new: PyTree, old: PyTree, lasting: Sequence[str] = ()
 ) -> PyTree:
-    """Selects the new tree if the step is valid, or the old one; lasting entries are always new."""
+    """Selects the new tree if the step is finite, or the old tree; `lasting` entries stay new."""
 
-    def choose(path: tuple[Any, ...], new: Array, old: Array) -> Array:
+    def select_leaf(path: tuple[Any, ...], new: Array, old: Array) -> Array:
         names = {getattr(key, "key", None) for key in path}
-        return new if names & {*lasting} else jnp.where(valid, new, old)
+        return new if names & {*lasting} else jnp.where(finite, new, old)
 
-    return jax.tree_util.tree_map_with_path(choose, new, old)
+    return jax.tree_util.tree_map_with_path(select_leaf, new, old)
 
 
 def _draw_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
@@ -265,9 +260,9 @@ def _draw_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Arra
     if not learner.config.model.drop_path:
         return (key,)
     key, noise_key = jax.random.split(key)
-    size, depth = len(batch.labels), learner.model.encoder.depth
-    masks = draw_drop_path_masks(noise_key, learner.config.model.drop_path, depth, size)
-    return key, jnp.pad(masks, ((0, len(batch.flips) - size), (0, 0), (0, 0)))
+    batch_size, depth = len(batch.labels), learner.model.encoder.depth
+    masks = draw_drop_path_masks(noise_key, learner.config.model.drop_path, depth, batch_size)
+    return key, jnp.pad(masks, ((0, len(batch.flips) - batch_size), (0, 0), (0, 0)))
 
 
 def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
@@ -287,18 +282,19 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
 def _embed_function(learner: Learner) -> Callable[..., Outputs]:
     """Builds the function that embeds a batch's images, cached features or cached activations."""
     model, encoder, data = learner.model, learner.model.encoder, learner.config.data
+    takes_features, block = learner.config.train.cached_features, learner.cached_block
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
-        if not learner.config.train.cached_features:
+        if not takes_features:
             with jax.named_scope("pixels"):
                 images = mirror(normalize(images, data.mean, data.std), flips)
         # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
         # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
-        if not learner.config.train.cached_features:
+        if not takes_features:
             return model.apply({"params": params}, images, *noise)
-        if (block := learner.cached_block) is not None:
+        if block is not None:
             example = encoder.example(learner.view)
             images = upper_blocks(encoder, block, params["encoder"], images, example)
         return model.apply({"params": params}, images, method="project")
@@ -306,14 +302,14 @@ def _embed_function(learner: Learner) -> Callable[..., Outputs]:
     return embed
 
 
-def jit_train_step(train_step: TrainStep, mesh: Mesh, state: TrainState) -> TrainStep:
-    """Jits a train step for states with the same shardings as `state`."""
+def jit_train_step(learner: Learner, state: TrainState, *, head_only: bool = False) -> TrainStep:
+    """Builds and jits the train step for states with the same shardings as `state`."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(
-        train_step,
+        make_train_step(learner, head_only=head_only),
         donate_argnums=0,
-        out_shardings=(shardings, parallel.replicated(mesh)),
-        compiler_options=parallel.compiler_options(mesh),
+        out_shardings=(shardings, parallel.replicated(learner.mesh)),
+        compiler_options=parallel.compiler_options(learner.mesh),
     )
 
 

@@ -11,7 +11,7 @@ from hypjax.inference.run import Run
 from hypjax.objectives import ProblemSizes
 from hypjax.training import learner as learners
 from hypjax.training.states import random_state
-from hypjax.training.step import create_state, jit_train_step, make_train_step
+from hypjax.training.step import create_state, jit_train_step
 from hypjax.types import Batch
 
 COARSE = (0, 1, 2) * 4  # Groups of the classes.
@@ -33,7 +33,7 @@ def start(config, **changes):
     """The first state, and the step, of a learner with changed attributes."""
     learner = learner_of(config, **changes)
     state = random_state(learner, sizes_of(config))
-    return state, jit_train_step(make_train_step(learner), learner.mesh, state)
+    return state, jit_train_step(learner, state)
 
 
 def first_shapes(config):

@@ -28,7 +28,7 @@ from hypjax.objectives import ProblemSizes, loss_function
 from hypjax.retrieval import recall_at_k
 from hypjax.training.learner import learner_of
 from hypjax.training.states import random_state
-from hypjax.training.step import jit_train_step, make_train_step, shard_batch, trained_model
+from hypjax.training.step import jit_train_step, shard_batch, trained_model
 from hypjax.types import Batch
 from tests.helpers import shown_objective
 
@@ -92,7 +92,7 @@ def trajectory(config, steps):
     size, samples = config.train.batch_size, config.train.samples_per_class
     spec = ProblemSizes(size // samples, samples, config.model.width, 16, 100, size)
     state = random_state(learner, spec)
-    step = jit_train_step(make_train_step(learner), mesh, state)
+    step = jit_train_step(learner, state)
     slices = parallel.slices(size, mesh, config.run.microbatch)
     found = {"losses": []}
     for i in range(steps):
