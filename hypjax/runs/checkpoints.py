@@ -95,8 +95,12 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
         """Step and score of the best checkpoint; both None if no checkpoint has a score."""
-        best = processes.from_first(lambda: [[s, self._scores[s]] for s in self._best_first()[:1]])
-        return tuple(best[0]) if best else (None, None)
+
+        def read() -> tuple[int, float] | tuple[None, None]:
+            steps = self._best_first()
+            return (steps[0], self._scores[steps[0]]) if steps else (None, None)
+
+        return tuple(processes.from_first(read))
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())

@@ -77,13 +77,12 @@ def format_results(results: Mapping[str, Recalls]) -> str:
 
 
 def _table(scores_by_label: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    num_labels = len(next(iter(scores_by_label)))
-    metrics = next(iter(scores_by_label.values()))
-    no_labels = ["", " " * 9, "", ""][:num_labels]  # All tables reserve 9 characters for the part.
-    rows = [[*no_labels, *map("{:>11}".format, metrics)]]
+    first_label, first_scores = next(iter(scores_by_label.items()))
+    no_labels = ["", " " * 9, "", ""][: len(first_label)]  # All tables give 9 characters to parts.
+    rows = [[*no_labels, *map("{:>11}".format, first_scores)]]
     for label, scores in scores_by_label.items():
         rows.append([*label, *map("{:>11.4f}".format, scores.values())])
-    return aligned(rows, left=num_labels)
+    return aligned(rows, left=len(first_label))
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:

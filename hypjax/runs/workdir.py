@@ -168,13 +168,9 @@ def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Workdir:
-    """Folder of a run in training.
+    """Folder of a run in training: `path`, and `location`, which is a URL if the run is copied.
 
     All processes call the methods together; only the first process reads and writes files.
-
-    Attributes:
-        path: Local folder.
-        location: The folder as users know it: the path, or the URL that the folder is copied to.
     """
 
     def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:

@@ -124,7 +124,7 @@ def _time_of_embedding(run: Run, params: PyTree) -> datetime.timedelta:
 
 
 def _time_steps(run: TrainingRun, state: TrainState) -> list[float]:
-    """Runs the first steps and returns the seconds of all but the first; prints their memory."""
+    """Runs the first steps and prints their memory; returns the seconds of all but the first."""
     mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take as long as mined tuples.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))
@@ -205,9 +205,9 @@ def _print_gpu_hours(config: ConfigDict, spec: ProblemSizes | None = None) -> No
         return
     operations = step_operations(config, spec)
     times = []
-    for name, (peak, bandwidth, moved_bytes) in _GPUS.items():
+    for name, (peak, bandwidth, bytes_per_operation) in _GPUS.items():
         # Each kernel of a step either moves bytes or computes products, so their times add up.
-        seconds = operations * (1 / peak + moved_bytes / bandwidth) / _EFFICIENCY
+        seconds = operations * (1 / peak + bytes_per_operation / bandwidth) / _EFFICIENCY
         minutes = math.ceil(train.total_steps * seconds / 60)
         times.append(f"{datetime.timedelta(minutes=minutes)} on one {name}")
     print(

@@ -66,7 +66,8 @@ def training_run(run: Run) -> TrainingRun:
     objective = run.objective if fitted is config else None
     parts = {"model": model, "mesh": run.mesh, "splits": splits, "objective": objective}
     run = TrainingRun(fitted, **parts, name=run.name, workdir=run.workdir)
-    run.plans = plans = create_plans(fitted, splits)
+    plans = create_plans(fitted, splits)
+    run.plans = plans
     run.spec = ProblemSizes(
         classes=len(train) if fitted.train.unlabelled else train.num_classes,
         samples_per_class=fitted.train.samples_per_class,
@@ -101,13 +102,10 @@ def _without_single_images(config: ConfigDict, images: Dataset) -> Dataset:
 
 
 def check_paths(config: ConfigDict, learner: Learner, spec: ProblemSizes) -> None:
-    """Rejects paths in `optim.frozen` and `optim.groups` that lead to no parameters.
-
-    Names of `GROUPS` may lead to none, such as the patch projection in a ResNet.
-    """
-    optim = config.optim
-    frozen = [name for name in optim.frozen if name not in GROUPS]
-    groups = [name for name, *_ in optim.groups if name not in GROUPS]
+    """Rejects paths in `optim.frozen` and `optim.groups` that lead to no parameters."""
+    # Names of `GROUPS` may lead to none, such as the patch projection in a ResNet.
+    frozen = [name for name in config.optim.frozen if name not in GROUPS]
+    groups = [name for name, *_ in config.optim.groups if name not in GROUPS]
     if not (frozen or groups) and learner.lora is None:
         return
     params = jax.eval_shape(lambda: create_state(learner, spec)).params  # Checks LoRA's targets.
@@ -192,7 +190,7 @@ def _tuple_plans(config: ConfigDict, images: Dataset, common_args: tuple[Any, ..
 
 
 def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, str]:
-    """Hashes of a run's images and code, and its precision, which must stay the same on resuming.
+    """Hashes of images and code, and the precision, which must stay the same when a run resumes.
 
     Without splits, only hashes of code and images that a user passes from Python.
     """
