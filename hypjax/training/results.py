@@ -56,7 +56,7 @@ def collect_results(
                 results["tied_steps"] = [*measured.best_steps]
         results["validation"] = validation
     if "scalars" in models["final"]:
-        learned = {state: named_scalars(model["scalars"]) for state, model in models.items()}
+        learned = {name: named_scalars(model["scalars"]) for name, model in models.items()}
         initial = {name: measured.untrained[name] for name in learned["final"]}
         results["learned"] = {"untrained": initial, **learned}
     return results
@@ -83,17 +83,18 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
     split = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
     metric = tables.selection_metric(scores["untrained"]["head"])
-    head = {s: scores[s]["head"][metric] for s in ("untrained", "final", "best") if s in scores}
+    states = [name for name in ("untrained", "final", "best") if name in scores]
+    head_scores = {name: scores[name]["head"][metric] for name in states}
     if config.model.weights is not None or config.model.head_init == "pca":
         features = scores["untrained"].get("encoder", {}).get(metric, 0.0)
-        trained = head.get("best", head["final"])
+        trained = head_scores.get("best", head_scores["final"])
         if trained < features:
             change = f"is {features:.4f}, and {trained:.4f} with the head"
             problem = "the encoder's features before training score higher than the trained head"
             console.warn(f"{problem}: {metric} on the {split} images {change} ({_ADVICE})")
-    before = head.pop("untrained")
-    if max(head.values()) <= before < 1 and config.train.total_steps > 1:
-        change = f"was {before:.4f} before, and is {head['final']:.4f} after"
+    before = head_scores.pop("untrained")
+    if max(head_scores.values()) <= before < 1 and config.train.total_steps > 1:
+        change = f"was {before:.4f} before, and is {head_scores['final']:.4f} after"
         evidence = f"{metric} of the head on the {split} images {change}"
         console.warn(f"training did not help: {evidence} ({_ADVICE})")
 
