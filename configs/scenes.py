@@ -28,21 +28,19 @@ def get_config(variant: str = "irt-r") -> ConfigDict:
     data.channels = 1
     data.image_size = data.resize = 32
     data.mean, data.std = (0.085,), (0.24,)  # The letters', which the encoder expects.
-    data.train_view, data.test_view, data.flip = "area_crop", "squash", 0.0
-    data.crop_area, data.crop_ratio = (0.8, 1.0), (0.95, 1.05)
+    data.update(train_view="area_crop", test_view="squash", flip=0.0)
+    data.update(crop_area=(0.8, 1.0), crop_ratio=(0.95, 1.05))
     data.validation_classes = 60
 
     # As in `hypjax.config.recipes.letters`.
-    model.architecture, model.weights = "vit", "runs/glyphs-hyp"
-    model.patch_size, model.width, model.depth, model.num_heads = 8, 128, 4, 4
-    model.head = "none"
+    model.update(architecture="vit", weights="runs/glyphs-hyp", head="none")
+    model.update(patch_size=8, width=128, depth=4, num_heads=4)
 
     irt.choose_tuples(config, variant)
     if variant in ("irt-r", "hyp"):
         config.objective.koleo_weight = 0.1  # Recall@1 on validation: 0.56; at 0.3: 0.52.
-    optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-4, 0.0
-    optim.schedule, optim.warmup_steps = "cosine", 20
-    optim.frozen = ()
+    optim.update(name="adam", learning_rate=5e-4, weight_decay=0.0, frozen=())
+    optim.update(schedule="cosine", warmup_steps=20)
 
     # In a pool of 2,000 the hardest images are too hard: validation recall falls after 50 steps.
     train.tuples.pairs, train.tuples.pool = 1_000, 200

@@ -46,16 +46,16 @@ def get_config(variant: str = "irt-r-deit-s") -> ConfigDict:
     data, optim, train = config.data, config.optim, config.train
     data.name, config.eval.benchmarks = "sfm120k", BENCHMARKS
     data.image_size = data.resize = int(ENCODERS[name].rpartition("_")[2])
-    data.train_view, data.test_view, data.flip = "resize_crop", "squash", 0.0
+    data.update(train_view="resize_crop", test_view="squash", flip=0.0)
     train.batch_size = 5 * (2 + train.tuples.negatives)
     epoch = train.tuples.pairs // 5
     train.total_steps = 100 * epoch
-    optim.name, optim.learning_rate = "adam", 5e-7
+    optim.update(name="adam", learning_rate=5e-7)
     # The code's release of December 2020 has 1e-6 (1e-4 until June 2019); IRT, of February 2021,
     # gives none. The code adds the losses of five tuples, where hypjax takes their mean, so the
     # decay is divided by 5, too. Adam is invariant to their common scale.
     optim.weight_decay = 1e-6 / 5
-    optim.schedule, optim.decay_every, optim.decay_factor = "step", epoch, math.exp(-0.01)
+    optim.update(schedule="step", decay_every=epoch, decay_factor=math.exp(-0.01))
     config.eval.metrics, config.eval.ks = ("recall", "map", "mp"), (1, 5, 10)
     config.run.checkpoint_every = epoch
     if kind == "irt-o":  # Scored on Revisited Oxford and Paris: SfM-120k need not be prepared.

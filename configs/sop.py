@@ -61,12 +61,11 @@ def _follow_happier(config: ConfigDict) -> None:
     starts to fall after the warm-up, and its proxies' learning rate ends at 0.1; and its head has
     PyTorch's default initialisation.
     """
-    data, model, optim, train = config.data, config.model, config.optim, config.train
-    data.resize, data.crop_area = 256, (0.16, 1.0)
-    model.head, model.head_dim = "norm_dense", 512
-    model.pooling = model.eval_pooling = "avg"
-    optim.name, optim.learning_rate, optim.weight_decay = "adam", 5e-5, 1e-4
-    optim.schedule, optim.clip_norm = "cosine", None
+    optim = config.optim
+    config.data.update(resize=256, crop_area=(0.16, 1.0))
+    config.model.update(head="norm_dense", head_dim=512, pooling="avg", eval_pooling="avg")
+    optim.update(name="adam", learning_rate=5e-5, weight_decay=1e-4)
+    optim.update(schedule="cosine", clip_norm=None)
     optim.groups = (("head", 2.0, None, 0),)
     config.objective.proxy_rate = 10 / optim.learning_rate
-    train.head_warmup_steps, train.total_steps = 5 * _EPOCH, 100 * _EPOCH
+    config.train.update(head_warmup_steps=5 * _EPOCH, total_steps=100 * _EPOCH)

@@ -11,11 +11,8 @@ from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 BENCHMARKS = tuple(name for name, facts in PREPARED.items() if facts.role == "judged")
 IN_MEMORY = "own"  # Images that `hypjax.train_and_evaluate` receives from Python.
 USERS = ("folder", "features", IN_MEMORY)  # The user's own images or features.
-DATASETS = (
-    *(name for name, facts in PREPARED.items() if facts.role == "training"),
-    *USERS,
-    *BENCHMARKS,
-)
+_TRAINING = tuple(name for name, facts in PREPARED.items() if facts.role == "training")
+DATASETS = (*_TRAINING, *USERS, *BENCHMARKS)
 CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py

@@ -30,15 +30,12 @@ _FLAX_FIELDS = ("parent", "name")  # Fields of every Flax module.
 
 
 def custom_name(code: Any) -> str:
-    """Names a user-defined loss or encoder, such as 'own:MyLoss(margin=0.2)'.
-
-    The name consists of the function's or class's name, and the fields that are not at default.
-    """
+    """Names a user-defined loss or encoder with its changed fields: 'own:MyLoss(margin=0.2)'."""
     return CUSTOM + (code if isinstance(code, str) else _title(code))
 
 
 def _title(code: Any) -> str:
-    if isinstance(code, functools.partial):  # Fields of the configuration hold its arguments.
+    if isinstance(code, functools.partial):  # Its arguments are fields of the configuration.
         return _title(code.func)
     name = getattr(code, "__name__", None) or type(code).__name__
     if not dataclasses.is_dataclass(code) or isinstance(code, type):
@@ -58,14 +55,14 @@ def _text(value: Any) -> str:
 
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Describes an encoder in `config.model`; registers it unless hypjax can build it by name."""
+    """Writes an encoder's fields to the configuration; registers an encoder of the user's class."""
     name, model_fields = custom_name(encoder), known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
         if encoder.image_size != side:
             raise UserError(f"data.image_size is {side}; the encoder needs {encoder.image_size}")
         config.model.pooling = config.model.eval_pooling = encoder.pooling
-    if model_fields is None:
+    if model_fields is None:  # hypjax cannot build it by name.
         register_encoder(name, encoder)
         model_fields = {"architecture": name, **dict.fromkeys(SIZES, 0)}
         weights = config.model.weights
@@ -84,18 +81,19 @@ def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[
     register_objective(name, objective)
     choose_objective(config, name)
     if isinstance(objective, Objective):
-        choose_space(config, objective.score_space)
+        write_space(config, objective.score_space)
 
 
-def choose_space(config: ConfigDict, space: Space) -> None:
-    """Describes a space in `config.objective`, unless it is a product or a fused space."""
+def write_space(config: ConfigDict, space: Space) -> None:
+    """Writes a space and its numbers to `config.objective`; ignores products and fused spaces."""
     name = space_name(space)
-    if name in simple_spaces():
-        with config.ignore_type():
-            for field in dataclasses.fields(space):
-                if field.name in config.objective:
-                    config.objective[field.name] = getattr(space, field.name)
-            config.objective.space = name
+    if name not in simple_spaces():
+        return
+    with config.ignore_type():
+        config.objective.space = name
+        for field in dataclasses.fields(space):
+            if field.name in config.objective:
+                config.objective[field.name] = getattr(space, field.name)
 
 
 def code_hash(code: Any) -> str:
@@ -108,9 +106,10 @@ def code_hash(code: Any) -> str:
     elif inspect.isroutine(inspect.unwrap(code)) or isinstance(code, type):
         facts = (_source(code),)
     else:
-        fields = dataclasses.fields(code) if dataclasses.is_dataclass(code) else ()
-        names = {field.name for field in fields} - {*_FLAX_FIELDS}
-        settings = {name: getattr(code, name) for name in names} if fields else vars(code)
+        settings = vars(code)
+        if dataclasses.is_dataclass(code) and (fields := dataclasses.fields(code)):
+            names = {field.name for field in fields} - {*_FLAX_FIELDS}
+            settings = {name: getattr(code, name) for name in names}
         facts = _source(type(code)), sorted(settings.items())
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))  # Addresses of objects differ between runs.
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -56,10 +56,8 @@ _PARTS = Rule(
 _CURVATURES = 1e-12, 1e6  # Bounds on learned c; a ball of smaller c cannot be searched.
 _PATH = Field(None, kind=str, optional=True)
 _NOT_EMPTY = Rule(lambda value: value != "", "a name, a file or a folder")
-_PARAMETERS = each(
-    choices.names_parameters,
-    f"names from {', '.join(choices.GROUPS)}, or paths such as model/head",
-)
+_NAMES = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
+_PARAMETERS = each(choices.names_parameters, _NAMES)
 _TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
 _JITTER = Rule(
     lambda value: len(value) == 4 and 0 <= min(value) and max(value[:3]) <= 1 and value[3] <= 0.5,
@@ -78,7 +76,7 @@ def _is_group(value: tuple[Any, ...]) -> bool:
     if len(value) != 4 or not choices.names_parameters(value[0]):
         return False
     rate_factor, weight_decay = Field(0.0, at_least(0)), Field(0.0, at_least(0), optional=True)
-    fields = rate_factor, weight_decay, Field(0, within(0, STEPS))
+    fields = rate_factor, weight_decay, Field(0, within(0, STEPS))  # Its last item is a step.
     return not any(field.requirement(x) for field, x in zip(fields, value[1:], strict=True))
 
 
@@ -95,8 +93,7 @@ _MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
 _FIELDS = {
     "name": Field(""),  # The configuration file's name, set when the file is loaded.
     "variant": Field(""),  # The file's variant. The default workdir has both names.
-    # Seed of initial parameters, batches and crops. JAX's keys have 32 bits.
-    "seed": Field(0, within(0, 2**32 - 1)),
+    "seed": Field(0, within(0, 2**32 - 1)),  # Of parameters and batches; JAX's keys have 32 bits.
     # Images, how they are decoded and cropped, and how their classes are split.
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
@@ -111,24 +108,19 @@ _FIELDS = {
     "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),
     # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
     "data.test_view": Field("centre_crop", one_of(*views.TEST_VIEWS)),
-    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
-    "data.resize": Field(224, within(1, SIDE)),
-    # For pixels in [0, 1]. ViT's; DeiT and DINO use ImageNet's.
-    "data.mean": Field((0.5, 0.5, 0.5)),
+    "data.resize": Field(224, within(1, SIDE)),  # Shorter side before the crop; CUB: 256.
+    "data.mean": Field((0.5, 0.5, 0.5)),  # For pixels in [0, 1]. ViT's; DeiT, DINO: ImageNet's.
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
-    # 'area_crop': range of the crop's share of the image area, and range of its aspect ratio.
-    "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),
-    "data.crop_ratio": Field((3 / 4, 4 / 3), range_within(0, float("inf"))),
+    "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),  # Share of the image area.
+    "data.crop_ratio": Field((3 / 4, 4 / 3), range_within(0, float("inf"))),  # Aspect ratio.
     "data.flip": Field(0.5, within(0, 1)),  # Training view: probability of a horizontal flip.
-    # Changes of colour and sharpness in training, see `hypjax.models.colours`: strengths of the
-    # jitter of brightness, contrast, saturation and hue, and shares of grey and of blurred images.
+    # Strengths for brightness, contrast, saturation and hue, see `hypjax.models.colours`.
     "data.colour_jitter": Field((0.0,) * 4, _JITTER),
-    "data.grey": Field(0.0, within(0, 1)),
-    "data.blur": Field(0.0, within(0, 1)),
+    "data.grey": Field(0.0, within(0, 1)),  # Share of training images that become grey.
+    "data.blur": Field(0.0, within(0, 1)),  # Share of training images that are blurred.
     "data.split": Field("classes", one_of("classes", "images")),  # What is held out for the test.
-    # Number of held-out classes, or their share if below 1.
-    "data.validation_classes": Field(0.0, _CLASSES),
-    "data.test_classes": Field(0.0, _CLASSES),
+    "data.validation_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
+    "data.test_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
     "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.
     # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
     # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
@@ -148,8 +140,7 @@ _FIELDS = {
     "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of("dense", "norm_dense", "none")),
-    # Dimension of the head's embedding; ignored without a head. None: the features' dimension.
-    "model.head_dim": Field(128, within(1, DIM), optional=True),
+    "model.head_dim": Field(128, within(1, DIM), optional=True),  # None: the features' dimension.
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
     "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
@@ -176,17 +167,14 @@ _FIELDS = {
     # Names of `choices.GROUPS`, or paths, perhaps with patterns such as 'model/encoder/block_*'.
     "optim.frozen": Field(("patch_projection",), _PARAMETERS),
     # (name or path as in `frozen`, factor of the learning rate, weight decay or None, first step at
-    # which the parameters change). If several paths match a parameter, the longest counts, or the
-    # last of equally long ones.
+    # which the parameters change). Of paths that match a parameter, the last of the longest counts.
     "optim.groups": Field((), _GROUPS, kind=tuple),
-    # Factor of the learning rate from each layer of the encoder to the layer below.
-    "optim.layer_decay": Field(1.0, _FACTOR),
+    "optim.layer_decay": Field(1.0, _FACTOR),  # Factor of the rate, from each layer to the lower.
     # Length of training and composition of batches.
     # None for any of these three or for optim.warmup_steps: fitted to the user's own data.
     "train.total_steps": Field(200, within(0, STEPS), optional=True),  # CUB.
     "train.batch_size": Field(900, within(1, BATCH), optional=True),
-    # Images per class in a batch. SOP and In-Shop; CUB and Cars: 9.
-    "train.samples_per_class": Field(2, within(2, BATCH), optional=True),
+    "train.samples_per_class": Field(2, within(2, BATCH), optional=True),  # CUB and Cars: 9.
     # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
     "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
     "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Tuples in each epoch.
@@ -195,10 +183,9 @@ _FIELDS = {
     "train.repeat_images": Field(False),  # Whether a class's images repeat in a batch (HIER).
     "train.unlabelled": Field(False),  # Whether each image is a class of its own.
     "train.cached_features": Field(False),  # Whether to train on features computed once.
-    # LoRA: rank of the encoder's adapters (0: none), their scale α, and the adapted kernels.
-    "train.lora_rank": Field(0, within(0, DIM)),
-    "train.lora_alpha": Field(16.0, ABOVE_0),
-    "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),
+    "train.lora_rank": Field(0, within(0, DIM)),  # Rank of the encoder's LoRA adapters; 0: none.
+    "train.lora_alpha": Field(16.0, ABOVE_0),  # Scale α of LoRA.
+    "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),  # Kernels with adapters.
     "train.head_warmup_steps": Field(0, within(0, STEPS)),  # First steps: only the head learns.
     "train.ema_decay": Field(0.0, _BELOW_1),  # Decay of the evaluated average; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # If an update is not finite.
@@ -215,27 +202,22 @@ _FIELDS = {
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
     "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
     "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
-    # Relative to data.image_size; embeddings are averaged. Common: 1, 0.7071, 0.5.
-    "eval.scales": Field((1.0,), _SCALES),
+    "eval.scales": Field((1.0,), _SCALES),  # Image sizes whose embeddings are averaged, relative.
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.whiten": Field(False),  # Whether principal components get equal variances.
-    # Query expansion: number of images (0: none), and the exponent of their weights (0: average).
-    "eval.expansion": Field(0, within(0, IMAGES)),
-    "eval.expansion_alpha": Field(0.0, at_least(0)),
+    "eval.expansion": Field(0, within(0, IMAGES)),  # Images in query expansion; 0: none.
+    "eval.expansion_alpha": Field(0.0, at_least(0)),  # Exponent of their weights; 0: average.
     "eval.rerank": Field(False),  # Whether the first 100 results are re-ranked (k-reciprocal).
     # Where and how the run is executed; these fields may change when it is resumed.
     "run.data_dir": _PATH,  # Folder or URL of prepared datasets.
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
-    # Cache of decoded images: a file on the host, or the memory of the devices.
-    "run.cache": Field("none", one_of("none", "host", "device")),
+    "run.cache": Field("none", one_of("none", "host", "device")),  # Where decoded images are kept.
     "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
-    # Copies and shards of the parameters. Batches are split over all devices either way.
-    "run.mesh": Field((-1, 1), _MESH),
+    "run.mesh": Field((-1, 1), _MESH),  # Copies and shards of the parameters.
     "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
-    # Kernel of attention on NVIDIA GPUs: 'cudnn', 'xla', or 'auto', which prefers cuDNN's.
-    "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),
+    "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),  # 'auto' prefers cuDNN's.
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
     "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.
@@ -254,11 +236,10 @@ def default_config(objective: str = HYP_VIT) -> ConfigDict:
 
 def choose_objective(config: ConfigDict, name: str) -> None:
     """Chooses an objective, sets its fields to their defaults, and keeps the space."""
-    old, new = config.objective, _defaults(objective_fields(name))
-    new.update({field: old[field] for field in _space_fields()})
-    new.name = name
+    objective = _defaults(objective_fields(name))
+    objective.update({field: config.objective[field] for field in _space_fields()})
     with config.unlocked():
-        config.objective = new.lock()
+        config.objective = objective.lock()
 
 
 def fields_of(objective: str) -> dict[str, Field]:
@@ -269,11 +250,11 @@ def fields_of(objective: str) -> dict[str, Field]:
 
 def objective_fields(name: str) -> dict[str, Field]:
     """Returns the fields of `config.objective`: the name, the space's fields, and the loss's."""
-    shared_fields, loss_fields = {"name": Field(name), **_space_fields()}, declaration(name).fields
+    shared_fields = {"name": Field(name), **_space_fields()}
+    loss_fields = declaration(name).fields
     for field in sorted(shared_fields.keys() & loss_fields.keys()):
-        raise UserError(
-            f"objective {name} declares the field {field}, which all objectives have; rename it"
-        )
+        problem = f"objective {name} declares the field {field}, which all objectives have"
+        raise UserError(f"{problem}; rename it")
     return shared_fields | loss_fields
 
 
@@ -288,27 +269,23 @@ def _defaults(fields: Mapping[str, Field]) -> ConfigDict:
 def _space_fields() -> dict[str, Field]:
     spaces = f"one of {', '.join(SPACES)}, or a space that hypjax.register_space names"
     numbers = f"at most 100 numbers, each at least 0 and up to {_CURVATURES[1]:g}"
+    curvatures = each(within(0, _CURVATURES[1]).holds, numbers, most=100)
     return {
         "space": Field("poincare", Rule(lambda value: value in SPACES, spaces)),
         "c": Field(0.1, at_least(0)),  # The ball has curvature -c and radius 1/sqrt(c); 0 is flat.
-        # Whether c is learned, starting from `c`; its bounds; and the factor of its learning rate.
-        "learn_c": Field(False),
-        "c_bounds": Field((0.01, 10.0), range_within(*_CURVATURES)),
-        "c_rate": Field(1.0, at_least(0)),
+        "learn_c": Field(False),  # Whether c is learned, starting from `c`.
+        "c_bounds": Field((0.01, 10.0), range_within(*_CURVATURES)),  # Bounds of a learned c.
+        "c_rate": Field(1.0, at_least(0)),  # Factor of the learning rate, for c.
         # Unless empty, distances are averaged over balls of these curvatures instead of c.
-        "curvatures": Field(
-            (), each(within(0, _CURVATURES[1]).holds, numbers, most=100), kind=float
-        ),
+        "curvatures": Field((), curvatures, kind=float),
         # Spaces of a product, or of a fused space, which adds distances of the same features;
         # weights of their distances, () for 1; and whether a product adds its distances, too.
         "parts": Field((), _PARTS),
         "weights": Field((), each(at_least(0).holds, "numbers of 0 or more"), kind=float),
         "summed": Field(False),
-        "learn": Field(()),  # Further learned scalars, such as 'temperature'.
-        # Norm to which features are clipped before they enter the ball. None disables clipping.
-        "clip_radius": Field(2.3, ABOVE_0, optional=True),
-        # Factor of features before they are clipped, on the hyperboloid.
-        "feature_scale": Field(1.0, ABOVE_0),
+        "learn": Field(()),  # Other learned scalars, such as 'temperature'.
+        "clip_radius": Field(2.3, ABOVE_0, optional=True),  # Largest norm of features; None: any.
+        "feature_scale": Field(1.0, ABOVE_0),  # Factor of features, on the hyperboloid.
         # Largest distance from the origin: features are rescaled to it instead of being clipped.
         "max_distance": Field(None, ABOVE_0, kind=float, optional=True),
     }

@@ -33,40 +33,37 @@ _LEARNING_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
     is_baseline = (variant.loss, variant.encoder) == ("hyp", "resnet50")
-    if variant.suffix in ("frozen", "last", "hyp-vit", "unlabelled"):
-        return False
-    return variant.loss in (*HIER, "pa") or is_baseline
+    has_other_recipe = variant.suffix in ("frozen", "last", "hyp-vit", "unlabelled")
+    return (variant.loss in (*HIER, "pa") or is_baseline) and not has_other_recipe
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes Hyp-ViT's recipe to HIER's, but keeps the variant's loss."""
-    config.data.resize = 256  # Shorter side of the test view.
-    config.model.head = "norm_dense"
-    config.model.head_dim = 384  # As in the paper's tables.
     optim, train = config.optim, config.train
+    config.data.resize = 256  # Shorter side of the test view.
+    config.model.update(head="norm_dense", head_dim=384)  # As in the paper's tables.
     optim.learning_rate = _LEARNING_RATES.get(variant.encoder, schedule.resnet_rate)
     optim.eps = 1e-4  # The authors train in half precision.
     optim.weight_decay = schedule.weight_decay
-    optim.clip_norm, optim.clip_value = None, 10.0
+    optim.update(clip_norm=None, clip_value=10.0)
     # Each of the authors' two processes embeds 90 images, and computes the gradient of the loss of
-    # all 180 with respect to its own images. Their mean, which updates the model, is half of the
-    # gradient of the loss. The gradient of proxies is not averaged.
+    # all 180 with respect to its own 90. The mean of the two gradients, which updates the model, is
+    # half of the loss's gradient. The gradient of proxies is not averaged.
     optim.gradient_factor = 0.5
     optim.groups = (("encoder", 1.0, None, schedule.frozen * schedule.epoch),)
-    convolutional = variant.encoder in ("resnet50", "lite")
-    if not convolutional and schedule.head_rate != 1:
+    is_convolutional = variant.encoder in ("resnet50", "lite")
+    if not is_convolutional and schedule.head_rate != 1:
         optim.groups += (("head", schedule.head_rate, None, 0),)
-    train.batch_size, train.samples_per_class = 180, 2
-    train.sampling, train.repeat_images = "drawn_classes", True
+    train.update(batch_size=180, samples_per_class=2, sampling="drawn_classes", repeat_images=True)
     train.total_steps = schedule.epochs * schedule.epoch
     config.run.checkpoint_every = 10 * schedule.epoch
-    if convolutional:
+    if is_convolutional:
         config.data.crop_area = (0.08, 1.0)
         config.model.head_dim = 512
         optim.frozen = ()
-        factor, epochs = schedule.resnet_decay
-        optim.schedule, optim.decay_factor = "step", factor
-        optim.decay_every = epochs * schedule.epoch
+        optim.schedule = "step"
+        optim.decay_factor, decay_epochs = schedule.resnet_decay
+        optim.decay_every = decay_epochs * schedule.epoch
         if variant.loss == "hyp":  # 22 classes with 8 images each, as in the released command.
-            train.batch_size, train.samples_per_class = 176, 8
+            train.update(batch_size=176, samples_per_class=8)
             config.objective.pair_weight = 1 / 8**2  # The code divides the sum of 56 pairs by 8².

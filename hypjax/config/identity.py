@@ -28,12 +28,12 @@ def for_files(config: ConfigDict) -> dict[str, Any]:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Lists the fields in which two identities differ, as 'field: old -> new'."""
-    fields = sorted(old.keys() | new.keys())
-    return [f"{f}: {old.get(f)} -> {new.get(f)}" for f in fields if old.get(f) != new.get(f)]
+    changed = [f for f in sorted(old.keys() | new.keys()) if old.get(f) != new.get(f)]
+    return [f"{field}: {old.get(field)} -> {new.get(field)}" for field in changed]
 
 
 def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
-    """Returns the default folder of a run: runs/<config>-<variant>, and the fields that changed.
+    """Returns a run's default folder: runs/<config>-<variant>, and the fields that changed.
 
     Changes are listed, as in 'runs/glyphs-hyp-c=0.3+seed=1', or hashed if the list is long or no
     valid name. Fields of `config.run` do not count.
@@ -43,15 +43,16 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     changes = differences(old, new)
     if not changes:
         return workdir
-    short_names, values = [field.rpartition(".")[2] for field in new], {}
-    for (field, value), short_name in zip(new.items(), short_names, strict=True):
+    last_names = [field.rpartition(".")[2] for field in new]
+    values = {}
+    for (field, value), last_name in zip(new.items(), last_names, strict=True):
         if old.get(field) != value:
-            name = short_name if short_names.count(short_name) == 1 else field
+            name = last_name if last_names.count(last_name) == 1 else field
             values[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    listed = "+".join(f"{name}={value}" for name, value in values.items())
-    if len(listed) > _MAX_LENGTH or not all(map(_PLAIN.fullmatch, values.values())):
-        listed = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
-    return f"{workdir}-{listed}"
+    suffix = "+".join(f"{name}={value}" for name, value in values.items())
+    if len(suffix) > _MAX_LENGTH or not all(map(_PLAIN.fullmatch, values.values())):
+        suffix = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
+    return f"{workdir}-{suffix}"
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

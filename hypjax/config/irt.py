@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from hypjax.config.defaults import choose_objective
 from hypjax.config.variants import Variant
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # timm's names of architectures.
 ENCODERS = {
     "deit": "deit_small_patch16_224",
@@ -33,34 +32,32 @@ class Schedule(NamedTuple):
 
 
 def follows(variant: Variant) -> bool:
-    """Whether a variant is trained by this recipe, not only with its loss."""
+    """Whether a variant is trained by IRT's whole recipe, not only with IRT's loss."""
     return variant.loss.startswith("irt-") and variant.encoder in ENCODERS
 
 
 def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
     """Changes Hyp-ViT's recipe to IRT's; `irt-o`, the pretrained encoder, has no steps."""
     start_from(config, ENCODERS[variant.encoder])
-    data, optim, train = config.data, config.optim, config.train
-    data.train_view, data.test_view, data.resize = "resize_crop", "centre_crop", 256
+    config.data.update(train_view="resize_crop", test_view="centre_crop", resize=256)
     if variant.encoder == "resnet50":  # Weights and pooling are our choice.
         config.model.weights = "resnet50.tv_in1k"
         config.model.pooling = config.model.eval_pooling = "avg"
     else:
         config.model.drop_path = 0.1
-    config.objective.memory, config.objective.memory_decay = schedule.memory, schedule.memory_decay
-    optim.learning_rate, optim.weight_decay = 3e-5, 5e-4
-    train.batch_size, train.samples_per_class, train.sampling = 64, 2, schedule.sampling
-    train.total_steps = 0 if variant.loss == "irt-o" else schedule.steps
+    config.objective.update(memory=schedule.memory, memory_decay=schedule.memory_decay)
+    config.optim.update(learning_rate=3e-5, weight_decay=5e-4)
+    config.train.update(batch_size=64, samples_per_class=2, sampling=schedule.sampling)
+    config.train.total_steps = 0 if variant.loss == "irt-o" else schedule.steps
     config.run.checkpoint_every = 500
 
 
 def start_from(config: ConfigDict, encoder: str) -> None:
     """Starts from timm's weights of an encoder, without a head; all parameters are trained."""
-    config.data.mean, config.data.std = IMAGENET_MEAN, IMAGENET_STD
-    config.model.architecture, config.model.weights = encoder, f"{encoder}.fb_in1k"
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # ImageNet's.
+    config.model.update(architecture=encoder, weights=f"{encoder}.fb_in1k", head="none")
     config.model.pooling = config.model.eval_pooling = "cls"
-    config.model.head = "none"
-    config.optim.clip_norm, config.optim.frozen = None, ()
+    config.optim.update(clip_norm=None, frozen=())
 
 
 def choose_tuples(config: ConfigDict, kind: str) -> None:

@@ -35,8 +35,8 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Applies overrides as in `load_config`, without validation; returns the configuration."""
     # The objective comes first, because it decides which fields exist.
-    for text in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
-        _set(config, text)
+    for assignment in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
+        _apply(config, assignment)
     return config
 
 
@@ -53,10 +53,9 @@ def read_config(spec: str) -> ConfigDict:
     module = {"__name__": path.stem, "__file__": str(path)}
     with _errors_located(path):
         exec(compile(path.read_bytes(), path, "exec"), module)
-    if "get_config" not in module:
-        raise UserError(f"{path} defines no get_config()")
-    with _errors_located(path):
-        config = module["get_config"](*([variant] if variant else []))
+        if "get_config" not in module:
+            raise UserError(f"{path} defines no get_config()")
+        config = module["get_config"](variant) if variant else module["get_config"]()
     if not isinstance(config, ConfigDict):
         raise UserError(f"get_config of {path} returned {config!r:.40}, not a ConfigDict")
     config.name = path.stem
@@ -77,8 +76,9 @@ def _errors_located(path: pathlib.Path) -> Iterator[None]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _set(config: ConfigDict, override: str) -> None:
-    field, equals, text = override.partition("=")
+def _apply(config: ConfigDict, assignment: str) -> None:
+    """Sets a field as 'field=value' says; refuses an unknown field and an invalid value."""
+    field, equals, text = assignment.partition("=")
     values = flatten(config)
     for member in values:
         if member.startswith(f"{field}."):
@@ -86,9 +86,8 @@ def _set(config: ConfigDict, override: str) -> None:
     if field not in values:
         hint = nearest(field, values)
         if field.startswith("objective."):
-            hint = similar(field.removeprefix("objective."), config.objective)
-            fields = f"the fields of {config.objective.name} are {', '.join(config.objective)}"
-            hint = hint or f"; {fields}"
+            fields = f"; the fields of {config.objective.name} are {', '.join(config.objective)}"
+            hint = similar(field.removeprefix("objective."), config.objective) or fields
         raise UserError(f"unknown field config.{field}{hint}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
@@ -99,13 +98,13 @@ def _set(config: ConfigDict, override: str) -> None:
     declaration = fields_of(config.objective.name).get(field, Field(values[field]))
     if rule := declaration.requirement(value):
         refuse(field, text, rule)
-    if isinstance(values[field], float) and value is not None:
-        value = float(value)
     if field == "objective.name":
         if value not in OBJECTIVES:
             refuse_objective(value)
         choose_objective(config, value)
         return
+    if isinstance(values[field], float) and value is not None:
+        value = float(value)
     with config.ignore_type():
         config.update_from_flattened_dict({field: value})
 
@@ -134,7 +133,8 @@ def show_origins(
     configuration that was read from the source.
     """
     overridden = {override.partition("=")[0] for override in overrides}
-    defaults, in_source = flatten(default_config(config.objective.name)), flatten(source_config)
+    defaults = flatten(default_config(config.objective.name))
+    source_fields = flatten(source_config)
     fields, lines = flatten(config), []
     width = len("config.") + max(map(len, fields))
     for field, value in fields.items():
@@ -143,6 +143,6 @@ def show_origins(
         elif value == defaults.get(field):
             origin = ""
         else:
-            origin = source if in_source.get(field) == value else "follows another field"
+            origin = source if source_fields.get(field) == value else "follows another field"
         lines.append(f"{f'config.{field}':<{width}}  {value!r:<44}  {origin}".rstrip())
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
-from hypjax.config.choices import CUSTOM
+from hypjax.config.choices import CUSTOM, IN_MEMORY
 from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
@@ -27,8 +27,6 @@ FITTED_TO_IMAGES = ("train.samples_per_class", "train.batch_size", "train.total_
 FITTED_TO_IMAGES += ("optim.warmup_steps",)
 FITTED_TO_FEATURES = ("model.head_dim", "model.width")
 FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
-_FROM_PATHS, _CROP = ("folder", FEATURES), "area_crop"
-_WITH_IMAGES = ("folder", choices.IN_MEMORY)
 
 
 def validate(config: ConfigDict) -> None:
@@ -38,11 +36,11 @@ def validate(config: ConfigDict) -> None:
     of its loss.
     """
     fields = flatten(config)
-    name = fields.get("objective.name", HYP_VIT)
-    if not isinstance(name, str):  # The configuration was read from a damaged file.
-        refuse_objective(name)
-    known = fields_of(name)
-    if name not in OBJECTIVES:
+    objective = fields.get("objective.name", HYP_VIT)
+    if not isinstance(objective, str):  # The configuration was read from a damaged file.
+        refuse_objective(objective)
+    known = fields_of(objective)
+    if objective not in OBJECTIVES:
         fields = {f: x for f, x in fields.items() if f in known or not f.startswith("objective.")}
     for field in sorted(fields.keys() - known.keys()):
         raise UserError(f"unknown field config.{field}{nearest(field, known)}")
@@ -61,8 +59,7 @@ def validate_relations(config: ConfigDict) -> None:
         default = declarations[field].default
         if fields[field] != default and not holds(config):
             refuse(field, fields[field], f"{default} unless {condition}")
-    model_rules = _model_rules, _part_rules, _learned_scalar_rules, _prefix_rules
-    for rules in (_batch_rules, *model_rules, _data_rules, _training_rules):
+    for rules in _RULES:
         for is_broken, field, rule in rules(config):
             if is_broken:
                 refuse(field, fields[field], rule)
@@ -70,7 +67,8 @@ def validate_relations(config: ConfigDict) -> None:
 
 # Conditions that several fields share, each in words and as a function.
 _GROUPED = f"train.sampling is {' or '.join(GROUPED)}", lambda c: c.train.sampling in GROUPED
-_CROPPED = "train.cached_features is unset", lambda c: not c.train.cached_features
+_UNCACHED = "train.cached_features is unset", lambda c: not c.train.cached_features
+_AREA_CROP = "data.train_view is area_crop", lambda c: c.data.train_view == "area_crop"
 _GEM = (
     "model.pooling and model.eval_pooling are gem",
     lambda c: c.model.pooling == c.model.eval_pooling == "gem",
@@ -84,21 +82,21 @@ _HEAD = "model.head is set", lambda c: c.model.head != "none"
 _TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
 # Fields that must have their default unless a condition holds.
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
-    ("data.blur", *_CROPPED),
-    ("data.colour_jitter", *_CROPPED),
+    ("data.blur", *_UNCACHED),
+    ("data.colour_jitter", *_UNCACHED),
     ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
-    ("data.grey", *_CROPPED),
+    ("data.grey", *_UNCACHED),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
-    ("data.path", "data.name is folder or features", lambda c: c.data.name in _FROM_PATHS),
-    ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in _WITH_IMAGES),
+    ("data.path", "data.name is folder or features", lambda c: c.data.name in ("folder", FEATURES)),
+    ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in ("folder", IN_MEMORY)),
     ("data.split", "data.name is folder or features", lambda c: c.data.name in choices.USERS),
     ("data.stored_side", "run.cache is device", lambda c: c.run.cache == "device"),
-    ("data.stored_side", "data.train_view is area_crop", lambda c: c.data.train_view == _CROP),
+    ("data.stored_side", *_AREA_CROP),
     ("eval.expansion_alpha", "eval.expansion is set", lambda c: c.eval.expansion),
     ("eval.scales", "data.name is not features", lambda c: c.data.name != FEATURES),
     ("eval.whiten", "eval.pca.head or eval.pca.encoder is set", lambda c: any(c.eval.pca.values())),
     ("model.drop_path", "it is a Transformer", lambda c: is_transformer(c.model.architecture)),
-    ("model.drop_path", *_CROPPED),
+    ("model.drop_path", *_UNCACHED),
     ("model.gem_exponent", *_GEM),
     ("model.learn_gem", *_GEM),
     ("model.learn_gem", *_TRAINED),
@@ -117,42 +115,44 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.lora_rank", *_TRAINED),
     ("train.head_warmup_steps", *_TRAINED),
     ("train.head_warmup_steps", *_HEAD),
-    ("train.unlabelled", *_CROPPED),
+    ("train.unlabelled", *_UNCACHED),
     ("train.unlabelled", *_GROUPED),
 )
 
-# Whether a rule is broken, the field to change, and what it must be. Each rule may assume that the
-# rules before it hold.
+# Whether a rule is broken (if truthy), the field to change, and what its value must be. Each rule
+# may assume that the rules before it hold.
 Rules = Iterator[tuple[Any, str, str]]
 
 
-def _batch_rules(config: ConfigDict) -> Rules:
-    train, objective = config.train, declaration(config.objective.name)
+def _fitting_rules(config: ConfigDict) -> Rules:
     fields = flatten(config)
-    for field in sorted(FITTED):
-        if field in FITTED_TO_FEATURES:
-            can_be_fitted, condition = config.data.name == FEATURES, f"data.name is {FEATURES}"
-        else:
-            can_be_fitted = config.data.name in choices.USERS or train.cached_features
-            names = " or ".join(choices.USERS)
-            condition = f"data.name is {names}, or train.cached_features is set"
-        rule = f"a whole number, unless {condition}"
+    for field in FITTED_TO_FEATURES:
+        is_unset = fields[field] is None and config.data.name != FEATURES
+        yield is_unset, field, f"a whole number, unless data.name is {FEATURES}"
+    names = " or ".join(choices.USERS)
+    rule = f"a whole number, unless data.name is {names}, or train.cached_features is set"
+    can_be_fitted = config.data.name in choices.USERS or config.train.cached_features
+    for field in FITTED_TO_IMAGES:
         yield fields[field] is None and not can_be_fitted, field, rule
+
+
+def _batch_rules(config: ConfigDict) -> Rules:
+    train, objective, fields = config.train, declaration(config.objective.name), flatten(config)
     rule = "tuples: this objective compares their images"
     yield objective.by_tuple and train.sampling != "tuples", "train.sampling", rule
     rule = f"{' or '.join(GROUPED)}: this objective compares images of one class"
     yield objective.by_class and train.sampling not in GROUPED, "train.sampling", rule
     if any(fields[field] is None for field in FITTED):
-        return  # Checked again once the fields have been fitted to the images.
+        return  # The rest is checked once the fields have been fitted to the images.
     tuple_size, samples = 2 + train.tuples.negatives, train.samples_per_class
     rule = f"a multiple of {tuple_size}, the images of a tuple (2 more than train.tuples.negatives)"
     yield train.sampling == "tuples" and train.batch_size % tuple_size, "train.batch_size", rule
-    uneven = train.batch_size % samples or train.batch_size < 2 * samples
+    is_wrong = train.batch_size % samples or train.batch_size < 2 * samples
     rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
-    yield train.sampling in GROUPED and uneven, "train.batch_size", rule
-    proxies = fields.get("objective.hyphc_leaves") == "proxies"
+    yield train.sampling in GROUPED and is_wrong, "train.batch_size", rule
+    needs_proxies = fields.get("objective.hyphc_leaves") == "proxies"
     rule = "images, unless the loss has proxies"
-    yield proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule
+    yield needs_proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule
     if neighbors := config.objective.get("hier_neighbors"):  # Otherwise all points are neighbours.
         for field in ("objective.hier_proxies", "train.batch_size"):
             yield fields[field] <= neighbors, field, f"above objective.hier_neighbors ({neighbors})"
@@ -185,15 +185,16 @@ def _part_rules(config: ConfigDict) -> Rules:
     fields, model = config.objective, config.model
     if not has_parts(fields.space):
         return
-    count, curved = len(fields.parts), sum(has_curvature(SPACES[name]) for name in fields.parts)
+    count = len(fields.parts)
     yield not count, "objective.parts", f"two or more spaces if {_PARTS[0]}"
-    wrong = fields.weights and len(fields.weights) != count
-    yield wrong, "objective.weights", f"() or {count} numbers, one for each part"
-    shared = is_product(fields.space) and model.head != "none" and model.head_dim
-    uneven = shared and model.head_dim % count
-    yield uneven, "model.head_dim", f"a multiple of {count}, the parts of objective.space"
-    wrong = fields.curvatures and len(fields.curvatures) != curved
-    yield wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"
+    is_wrong = fields.weights and len(fields.weights) != count
+    yield is_wrong, "objective.weights", f"() or {count} numbers, one for each part"
+    if is_product(fields.space) and model.head != "none" and model.head_dim:
+        rule = f"a multiple of {count}, the parts of objective.space"
+        yield model.head_dim % count, "model.head_dim", rule
+    curved = sum(has_curvature(SPACES[name]) for name in fields.parts)
+    is_wrong = fields.curvatures and len(fields.curvatures) != curved
+    yield is_wrong, "objective.curvatures", f"{curved} numbers, one for each part with a curvature"
 
 
 def _learned_scalar_rules(config: ConfigDict) -> Rules:
@@ -216,16 +217,18 @@ def _learned_scalar_rules(config: ConfigDict) -> Rules:
         yield is_invalid, "objective.learn", f"{rule} for {fields.name}"
         yield not fields[name] > 0, f"objective.{name}", "above 0 if objective.learn names it"
     learned = [field.name for field in space_fields if field.name in fields.learn]
-    if fields.get("memory") and (fields.learn_c or learned):
-        rule = f"0 if {(*learned, 'c')[0]} is learned, since a memory holds points of earlier ones"
+    if fields.learn_c:
+        learned.append("c")
+    if fields.get("memory") and learned:
+        rule = f"0 if {learned[0]} is learned, since a memory holds points of earlier values"
         yield True, "objective.memory", rule
 
 
 def _prefix_rules(config: ConfigDict) -> Rules:
     trained, dim = trained_prefixes(config), config.model.head_dim
     for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
-        too_long = dims and config.model.head != "none" and dim and max(dims) >= dim
-        yield too_long, field, f"below model.head_dim ({dim}), which is added to them"
+        is_too_long = dims and config.model.head != "none" and dim and max(dims) >= dim
+        yield is_too_long, field, f"below model.head_dim ({dim}), which is added to them"
         rule = "None if prefixes of the head are scored"
         yield dims and config.eval.pca.head, "eval.pca.head", rule
     rule = f"0 for {config.objective.name}, since a memory holds points of one dimension"
@@ -241,36 +244,40 @@ def _data_rules(config: ConfigDict) -> Rules:
     rule = "below 1, a share of the training images, if data.split is images"
     is_count = data.split == "images" and data.validation_classes >= 1
     yield is_count, "data.validation_classes", rule
-    is_cropped = data.train_view == "resize_crop" or data.test_view == "centre_crop"
-    rule = f"at least data.image_size ({data.image_size})"
-    yield is_cropped and data.resize < data.image_size, "data.resize", rule
+    if data.train_view == "resize_crop" or data.test_view == "centre_crop":
+        rule = f"at least data.image_size ({data.image_size})"
+        yield data.resize < data.image_size, "data.resize", rule
     for field in ("mean", "std"):
         rule = f"one number per channel ({data.channels})"
         yield len(data[field]) != data.channels, f"data.{field}", rule
     rule = "none or host if train.cached_features is set"
     yield config.train.cached_features and cache == "device", "run.cache", rule
-    dim = config.model.head != "none" and config.model.head_dim
-    too_large = dim and (config.eval.pca.head or 0) > dim
-    yield too_large, "eval.pca.head", f"at most model.head_dim ({dim})"
+    dim, pca_dim = config.model.head_dim, config.eval.pca.head
+    if config.model.head != "none" and dim and pca_dim:
+        yield pca_dim > dim, "eval.pca.head", f"at most model.head_dim ({dim})"
 
 
 def _training_rules(config: ConfigDict) -> Rules:
     train, is_frozen = config.train, choices.freezes_encoder(config.optim.frozen)
     rule = "set, and optim.frozen must name the encoder, if data.name is features"
-    is_trained = not (is_frozen and train.cached_features)
-    yield config.data.name == FEATURES and is_trained, "train.cached_features", rule
-    rule = "another one if optim.frozen names the encoder"
+    trains_head = is_frozen and train.cached_features
+    yield config.data.name == FEATURES and not trains_head, "train.cached_features", rule
+    rule = "dense or norm_dense if optim.frozen names the encoder"
     yield is_frozen and config.model.head == "none", "model.head", rule
     has_no_effect = is_frozen and config.objective.get("structure_features") == "encoder"
     yield has_no_effect, "objective.structure_features", "head if optim.frozen names the encoder"
-    blocks = [name for name in config.optim.frozen if name != "patch_projection"]
+    frozen = [name for name in config.optim.frozen if name != "patch_projection"]
     rule = "False unless optim.frozen names the encoder, or its lowest layers"
-    is_trained = train.cached_features and not any(map(choices.in_encoder, blocks))
-    yield is_trained, "train.cached_features", rule
+    freezes_layers = any(map(choices.in_encoder, frozen))
+    yield train.cached_features and not freezes_layers, "train.cached_features", rule
+
+
+_RULES = (_fitting_rules, _batch_rules, _model_rules, _part_rules, _learned_scalar_rules)
+_RULES += (_prefix_rules, _data_rules, _training_rules)
 
 
 def refuse_objective(name: Any) -> None:
-    """Raises a `UserError` for an unknown objective, which lists all but the combinations."""
+    """Raises a `UserError` for an unknown objective; lists all others but the combinations."""
     losses = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
     rule = f"one of {losses}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
     refuse("objective.name", name, rule)

@@ -20,7 +20,6 @@ KOLEO_WEIGHTS = {"irt-l": 0.0, "irt-r": 0.7}
 _BASELINES = (PROXY_LOSSES | PAIR_LOSSES).items()
 LOSSES = {loss.variant or name: name for name, loss in _BASELINES if not loss.by_tuple}
 _PUBLISHED = (*HYP_VIT_SPACES, "mix", "moco", *HIER, *LOSSES)  # Losses for the papers' encoders.
-_ALL_LOSSES = (*_PUBLISHED, *KOLEO_WEIGHTS)
 UNLABELLED = (*HYP_VIT_SPACES, "moco")  # Losses that Hyp-ViT's supplement trains without labels.
 OBJECTIVE_OF_LOSS = {
     **dict.fromkeys(HYP_VIT_SPACES, "pairwise_cross_entropy"),
@@ -100,25 +99,23 @@ def parse_variant(
     with_irt: bool = False,
     losses: tuple[str, ...] = (),
 ) -> Variant:
-    """Parses a variant, such as 'hyp-dino,released'; raises a UserError for an unknown one.
+    """Parses a variant, such as 'hyp-dino,released'; raises a `UserError` for an unknown one.
 
     `short` holds variants by short names, and `further` the variants that the caller parses itself,
-    for messages. The suffix 'released', `IRT_VARIANTS` and more `losses` are valid on request.
+    for the error's message. `released` allows the suffix 'released', and `with_irt` allows
+    `IRT_VARIANTS`. `losses` are those that only this dataset has.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
-        return Variant(name, name[:5], _IRT_ENCODERS[name[5:]])
+        loss = name[: len("irt-o")]
+        return Variant(name, loss, _IRT_ENCODERS[name.removeprefix(loss)])
     stem, comma, suffix = name.partition(",")
-    all_losses = *losses, *_ALL_LOSSES
+    all_losses = (*losses, *_PUBLISHED, *KOLEO_WEIGHTS)
     loss = next((loss for loss in all_losses if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
-    is_recent = encoder in RECENT
-    is_known = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder].losses)
-    if is_known or (is_recent and loss):
-        suffixes = ["frozen"] + ["last"] * (encoder in LOWER_LAYERS)
-        suffixes += ["hyp-vit"] * ((loss, encoder) == ("hyp", "resnet50"))
-        suffixes += ["released"] * (released and loss in HYP_VIT_SPACES and not is_recent)
-        suffixes += ["unlabelled"] * (loss in UNLABELLED and not is_recent)
+    is_published = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder].losses)
+    if is_published or (encoder in RECENT and loss):
+        suffixes = _suffixes(loss, encoder, released)
         if suffix in suffixes or not comma:
             return Variant(name, loss, encoder, suffix)
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
@@ -132,8 +129,21 @@ def parse_variant(
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 
+def _suffixes(loss: str, encoder: str, released: bool) -> list[str]:
+    """Suffixes that a loss and an encoder may have, see `Variant.suffix`."""
+    is_recent = encoder in RECENT
+    is_valid = {
+        "frozen": True,
+        "last": encoder in LOWER_LAYERS,
+        "hyp-vit": (loss, encoder) == ("hyp", "resnet50"),
+        "released": released and loss in HYP_VIT_SPACES and not is_recent,
+        "unlabelled": loss in UNLABELLED and not is_recent,
+    }
+    return [suffix for suffix in is_valid if is_valid[suffix]]
+
+
 def variant_for_this_machine() -> str:
-    """Returns the default variant of datasets for which no paper has a recipe."""
+    """Returns the default variant of the user's own images and of groceries."""
     return "hyp-dinov2" if machine.has_accelerator() else "hyp-lite,frozen"
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from hypjax.config import default_config, identity, validate
 from hypjax.config.choices import CUSTOM, IN_MEMORY
-from hypjax.config.custom import choose_encoder, choose_space, custom_name
+from hypjax.config.custom import choose_encoder, custom_name, write_space
 from hypjax.errors import UserError, at_the_call, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
@@ -78,7 +78,7 @@ def save(
     config.model.head = "none"
     if model:
         config.model.update(head=model.head_kind, head_dim=model.head_dim)
-    choose_space(config, space)
+    write_space(config, space)
     choose_encoder(config, model.encoder if model else encoder)
     validate(config)
     run = Run(config, saved_space=space)
