@@ -1,7 +1,7 @@
-"""Galleries in Qdrant, which can shard and replicate them.
+"""Galleries in Qdrant, a server that can shard and replicate its collections.
 
-A gallery is a collection on a server. Qdrant finds candidates by Euclidean distances in a ball, as
-`hypjax.retrieval.euclidean` describes; this module ranks the candidates by their exact distances.
+Qdrant finds candidates by Euclidean distances in a ball, as `hypjax.retrieval.euclidean` describes;
+this module ranks the candidates by their exact distances.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Int
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -25,12 +25,13 @@ from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import ArrayGallery, GalleryItem, Neighbours
+from hypjax.retrieval.inputs import Points
 
 _UPLOAD_BATCH = 500  # Images to add in one request.
 _SEARCH_BATCH = 50  # Searches in one request.
 _CLASSES_SAMPLE = 1000  # Images whose classes `classes` lists.
 _SCAN_KILOBYTES = 10_000  # Up to this size of vectors, Qdrant builds no graph: a scan is exact.
-_MIN_CANDIDATES, _EXACT_CANDIDATES = 64, 1024
+_EXACT_CANDIDATES = 1024  # Candidates in the scan that finds a sample's exact neighbours.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FULL = {"with_payload": True, "with_vectors": True}
 
@@ -44,7 +45,7 @@ class QdrantGallery:
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     model: str
-    candidates: int = _MIN_CANDIDATES  # In a search: more find more neighbours, and take longer.
+    candidates: int = 64  # In a search: more candidates find more neighbours, and take longer.
 
     def __init__(self, url: str) -> None:
         self.name = url
@@ -64,7 +65,7 @@ class QdrantGallery:
 
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
-        return self._ask("count", count_filter=_filter(label=name)).count > 0
+        return self._ask("count", count_filter=_in_class(name)).count > 0
 
     def classes(self) -> list[str]:
         """Names of the classes of a thousand images, in order."""
@@ -95,24 +96,21 @@ class QdrantGallery:
         return euclidean.from_ball(np.float32([record.vector for record in records]), self.space)
 
     def nearest(
-        self,
-        points: Float32[np.ndarray, "n d"],
-        k: int,
-        paths: Sequence[str] | None = None,
-        label: str | None = None,
+        self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query; see `Gallery.nearest`.
 
-        If several images link to a query's file, fewer than k may be left.
+        If several images link to a query's file, a query may find fewer than k.
         """
-        images, distances, rows = self._search(points, k + (paths is not None), label=label)
-        results = ArrayGallery()
-        results.ids = np.array([image.payload["id"] for image in images], str)
-        results.labels = np.array([image.payload["label"] for image in images], str)
-        own_rows = results.own_rows(paths or [""] * len(points))
+        filters = [_in_class(label)] * len(points)
+        images, distances, rows = self._search(points, k + (paths is not None), filters)
+        found = ArrayGallery()
+        found.ids = np.array([image.payload["id"] for image in images], str)
+        found.labels = np.array([image.payload["label"] for image in images], str)
+        own_rows = found.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
-            for hits in results.neighbours(distances, rows, own_rows, k)
+            for hits in found.neighbours(distances, rows, own_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -120,15 +118,15 @@ class QdrantGallery:
         self._ask("delete", points_selector=[point_id(path) for path in ids], wait=True)
 
     def _prepare(self, embeddings: Embeddings) -> None:
-        """Creates the collection if it does not exist, and writes or reads its facts."""
+        """Creates the collection if needed, and reads its facts, or writes them if it is empty."""
         euclidean.curvature(embeddings.space)  # Checks the space.
         # A user may have created an empty collection, with other shards and replicas.
         if not self._ask("collection_exists"):
-            size, distance = embeddings.vectors.shape[1], models.Distance.EUCLID
+            size = embeddings.vectors.shape[1]
             graph = {"m": euclidean.LINKS, "ef_construct": euclidean.ADDED}
             self._ask(
                 "create_collection",
-                vectors_config=models.VectorParams(size=size, distance=distance),
+                vectors_config=models.VectorParams(size=size, distance=models.Distance.EUCLID),
                 hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCAN_KILOBYTES),
             )
         if len(self):
@@ -136,8 +134,8 @@ class QdrantGallery:
             return
         kind = models.PayloadSchemaType.KEYWORD
         self._ask("create_payload_index", field_name="label", field_schema=kind)
-        self.space, self.fingerprint = embeddings.space, embeddings.fingerprint
-        self.model = embeddings.model
+        self.space, self.model = embeddings.space, embeddings.model
+        self.fingerprint = embeddings.fingerprint
         self._write_facts()
 
     def _upsert(self, embeddings: Embeddings) -> None:
@@ -145,34 +143,34 @@ class QdrantGallery:
         if embeddings.fingerprint != self.fingerprint:
             raise UserError(f"{self.name} holds images of another model; name another collection")
         vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
-        columns = embeddings.ids, embeddings.labels, vectors
         blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
         for block in tqdm(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None):
-            rows = zip(*(column[block].tolist() for column in columns), strict=True)
-            points = [
-                models.PointStruct(
-                    id=point_id(path), vector=vector, payload={"id": path, "label": label}
-                )
-                for path, label, vector in rows
-            ]
-            self._ask("upsert", points=points, wait=True)
+            paths, labels = embeddings.ids[block].tolist(), embeddings.labels[block].tolist()
+            batch = models.Batch(
+                ids=[point_id(path) for path in paths],
+                vectors=vectors[block].tolist(),
+                payloads=[{"id": x, "label": y} for x, y in zip(paths, labels, strict=True)],
+            )
+            self._ask("upsert", points=batch, wait=True)
 
     def _tune(self, embeddings: Embeddings) -> float:
-        """Raises the candidates until searches for a sample find 98% of their 10 nearest.
+        """Sets and saves the number of candidates, and returns the recall of searches with it.
 
-        Each search leaves out only its query's image. If all the sample were left out, images that
-        only the sample leads to, such as leaves of a tree, would be lost at any number of
-        candidates. Returns the share found.
+        It is the smallest number with which searches for a sample find 98% of the 10 nearest. Each
+        search leaves out only its query's image. If all the sample were left out, images that only
+        the sample leads to, such as leaves of a tree, would be lost at any number of candidates.
         """
         sample_rows, _ = euclidean.held_out(len(embeddings), len(self))
         if not len(sample_rows):
             return 1.0
         sample, paths = embeddings.vectors[sample_rows], embeddings.ids[sample_rows].tolist()
+        own_images = [models.HasIdCondition(has_id=[point_id(path)]) for path in paths]
+        filters = [models.Filter(must_not=[own_image]) for own_image in own_images]
         k = min(euclidean.NEAREST, len(self) - 1)
 
         def search_sample(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
             self.candidates = candidates
-            images, distances, rows = self._search(sample, k, exact=exact, excluded_paths=paths)
+            images, distances, rows = self._search(sample, k, filters, exact)
             keys = np.array([image.id for image in images] + [""])  # Row −1 is no image.
             return distances, keys[rows]
 
@@ -180,50 +178,46 @@ class QdrantGallery:
         self._write_facts()
         return recall
 
-    def _search(self, points: Float32[np.ndarray, "n d"], k: int, **options: Any) -> _Results:
-        """Finds the k nearest images of each query, with the options of `_candidates`."""
+    def _search(
+        self, points: Points, k: int, filters: Sequence[models.Filter], exact: bool = False
+    ) -> _Results:
+        """Finds the k nearest of the images that pass each query's filter, see `_candidates`."""
         points = np.asarray(points, np.float32)
         self.space.check(points)
-        centres = in_ball = euclidean.in_ball(points, self.space).astype(np.float32)
+        ball_points = euclidean.in_ball(points, self.space).astype(np.float32)
+        centres = ball_points
+        # In a ball, a second search follows, see `hypjax.retrieval.euclidean`.
         for _ in range(1 if self.space.ball() is None else 2):
-            candidates = self._candidates(centres, max(self.candidates, 5 * k), **options)
-            queries = np.repeat(np.arange(len(points)), [len(hits) for hits in candidates])
-            keys = [image.id for hits in candidates for image in hits]
-            images = list({image.id: image for hits in candidates for image in hits}.values())
+            answers = self._candidates(centres, max(self.candidates, 5 * k), filters, exact)
+            queries = np.repeat(np.arange(len(points)), [len(answer) for answer in answers])
+            images = list({image.id: image for answer in answers for image in answer}.values())
             row_of = {image.id: row for row, image in enumerate(images)}
-            rows = np.array([row_of[key] for key in keys], int)
-            separations, rows = euclidean.rank(
-                points, self._points(images), queries, rows, k=k, space=self.space
-            )
+            rows = np.array([row_of[image.id] for answer in answers for image in answer], int)
+            stored = self._points(images)
+            separations, rows = euclidean.rank(points, stored, queries, rows, k=k, space=self.space)
             farthest = np.where(np.isfinite(separations), separations, 0).max(axis=1, initial=0)
-            centres = euclidean.centres(in_ball, farthest, self.space)
+            centres = euclidean.centres(ball_points, farthest, self.space)
         with jax.enable_x64(True):
             return images, np.asarray(self.space.distance_at(separations)), rows
 
     def _candidates(
-        self,
-        centres: Float32[np.ndarray, "n d"],
-        count: int,
-        *,
-        label: str | None = None,
-        exact: bool = False,
-        excluded_paths: Sequence[str] | None = None,
+        self, centres: Points, count: int, filters: Sequence[models.Filter], exact: bool
     ) -> list[list[models.ScoredPoint]]:
-        """The Euclidean neighbours of each centre in a class, without the centre's excluded path.
+        """The images that pass each centre's filter and are nearest to it in Euclidean distance.
 
         `exact` scans all points instead of searching the graph.
         """
         params = models.SearchParams(hnsw_ef=count, exact=exact)
         options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
-            models.QueryRequest(query=centre, filter=_filter(label, excluded), **options)
-            for centre, excluded in zip(
-                centres.tolist(), excluded_paths or [None] * len(centres), strict=True
-            )
+            models.QueryRequest(query=centre, filter=centre_filter, **options)
+            for centre, centre_filter in zip(centres.tolist(), filters, strict=True)
         ]
-        batches = inputs.split(requests, _SEARCH_BATCH)
-        answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
-        return [answer.points for batch in answers for answer in batch]
+        candidates = []
+        for batch in inputs.split(requests, _SEARCH_BATCH):
+            answers = self._ask("query_batch_points", requests=batch)
+            candidates += [answer.points for answer in answers]
+        return candidates
 
     def _read_facts(self) -> None:
         try:
@@ -258,13 +252,12 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str) -> str:
     gallery = QdrantGallery(url)
     gallery._prepare(embeddings)
     gallery._upsert(embeddings)
-    recall = gallery._tune(embeddings)
-    recalled = f"finds {recall:.1%} of the {euclidean.NEAREST} nearest neighbours"
-    return f"{gallery.name}, which now holds {len(gallery)} images; it {recalled}"
+    recall = f"{gallery._tune(embeddings):.1%} of the {euclidean.NEAREST} nearest neighbours"
+    return f"{gallery.name}, which now holds {len(gallery)} images; it finds {recall}"
 
 
 def point_id(path: str) -> str:
-    """A UUID made from the path, so that adding an image again replaces the image."""
+    """A UUID made from an image's path, so that adding the image again replaces it."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
 
 
@@ -284,10 +277,8 @@ def _connect(url: str) -> tuple[QdrantClient, str]:
     return client, collection
 
 
-def _filter(label: str | None = None, excluded_path: str | None = None) -> models.Filter:
-    required, forbidden = [], []
-    if label is not None:
-        required.append(models.FieldCondition(key="label", match={"value": label}))
-    if excluded_path is not None:
-        forbidden.append(models.HasIdCondition(has_id=[point_id(excluded_path)]))
-    return models.Filter(must=required, must_not=forbidden)
+def _in_class(label: str | None) -> models.Filter:
+    """Filter for images of a class, or for all images."""
+    if label is None:
+        return models.Filter()
+    return models.Filter(must=[models.FieldCondition(key="label", match={"value": label})])

@@ -23,9 +23,8 @@ import numba
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-import usearch.index
-from jaxtyping import Bool, Float, Float32, Float64, Int
-from usearch.index import CompiledMetric, MetricKind, MetricSignature
+from jaxtyping import Bool, Float32, Int
+from usearch import index as usearch_index
 
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
@@ -38,47 +37,37 @@ from hypjax.retrieval.neighbors import search
 from hypjax.system.files import replacing, sha256, write_json
 
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_SAVED = ("fingerprint", "model", "rounded", "candidates", "recall")  # Fields in gallery.json.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
-_CANDIDATES += (768, 1024, 1536, 2048)
+_CANDIDATES += (768, 1024, 1536, 2048)  # Numbers of candidates to choose from.
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _BLOCK = 4096  # Images to search for at once.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
 _SPARSE, _DENSE = (32, 256), (64, 512)
 _LONG_DIM = 32  # Dimension from which vectors fill several cache lines, so rounding saves time.
 _ROUNDING = 2**-9  # Typical relative error of a point in bfloat16.
-_TOLERANCE = 0.05  # Largest rounding error, as a share of the distance to a neighbour,
-_EXCEPTION_SHARE = 0.01  # and the share of the points whose error may be larger.
+_TOLERANCE = 0.05  # Largest rounding error of a point, as a share of the distance to a neighbour.
+_EXCEPTION_SHARE = 0.01  # Share of the points whose rounding error may be larger.
 
 _Points = Float32[np.ndarray, "n d"]  # In the sphere, or in a space isometric to a ball.
-_Ranked = tuple[Float64[np.ndarray, "n k"], Int[np.ndarray, "n k"]]  # Separations and rows.
-_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Queries, and their rows.
+_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Indices of queries, and found rows.
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GraphGallery(ArrayGallery):
-    """A gallery in an HNSW graph; see `ArrayGallery`.
+    """A gallery in an HNSW graph; see `ArrayGallery`."""
 
-    Attributes:
-        index: usearch's graph; its keys are the rows of the images.
-        stray: Marks images without links to them, which are compared with every query.
-        rounded: Whether the graph's vectors are in bfloat16.
-        candidates: Number of candidates in a search for 10 neighbours; it grows in proportion for
-            more neighbours. More candidates find more neighbours, and take longer.
-        recall: Lower bound on the share of the 10 nearest neighbours, and of the nearest one, that
-            searches for new queries find, measured with queries held out of the graph.
-    """
-
-    index: Any
+    index: Any  # usearch's graph; its keys are the rows of the images.
     ids: np.ndarray
     labels: np.ndarray
     vectors: _Points  # May be memory-mapped.
-    stray: Bool[np.ndarray, " n"]
+    stray: Bool[np.ndarray, " n"]  # Images that the graph does not lead to: each search scans them.
     space: Space
     fingerprint: str
-    rounded: bool
+    rounded: bool  # Whether the graph's vectors are in bfloat16.
+    # In a search for 10 neighbours. More candidates find more neighbours, and take longer.
     candidates: int = _STRAY_CANDIDATES
+    # Lower bound on the share of neighbours that searches for new queries find, see `build`.
     recall: float = 1.0
     model: str = ""
 
@@ -86,34 +75,34 @@ class GraphGallery(ArrayGallery):
     def build(cls, embeddings: Embeddings) -> Self:
         """Builds a graph, and measures how many of the nearest neighbours searches find.
 
-        Searches of a held-out sample choose the fewest candidates that find 98% of the 10 nearest
-        neighbours; a warning tells if no number of candidates does. Then the sample is added.
-        Raises a `UserError` if the space is neither isometric to a ball nor the sphere.
+        Searches for a sample that is held out of the graph choose the fewest candidates that find
+        98% of the 10 nearest neighbours; a warning tells if no number does. Then the sample is
+        added. Raises a `UserError` if the space is neither isometric to a ball nor the sphere.
         """
-        points, space, dim = embeddings.vectors, embeddings.space, embeddings.vectors.shape[1]
+        points, space = embeddings.vectors, embeddings.space
         euclidean.curvature(space)  # Checks the space.
-        sample, others = euclidean.held_out(len(points), len(points), _SAMPLED_QUERIES)
-        k = min(NEAREST, len(others))
-        neighbours = others[search(points[sample], None, points[others], k=k, space=space)[1]]
-        rows = np.repeat(np.arange(len(sample)), k)
-        exact = euclidean.rank(points[sample], points, rows, neighbours.ravel(), k=k, space=space)
-        farthest = points[exact[1][:, -1]]  # The k-th neighbour of each query.
-        rounded = _can_round(
-            euclidean.in_ball(points[sample], space), euclidean.in_ball(farthest, space)
-        )
-        index = _create_index(space, dim, rounded=rounded)
+        sample_rows, other_rows = euclidean.held_out(len(points), len(points), _SAMPLED_QUERIES)
+        sample = points[sample_rows]
+        k = min(NEAREST, len(other_rows))
+        _, neighbours = search(sample, None, points[other_rows], k=k, space=space)
+        queries = np.repeat(np.arange(len(sample)), k)
+        rows = other_rows[neighbours].ravel()
+        exact = euclidean.rank(sample, points, queries, rows, k=k, space=space)
+        _, nearest_rows = exact
+        rounded = _can_round(sample, points[nearest_rows[:, -1]], space)
+        index = _create_index(space, points.shape[1], rounded=rounded)
         columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool)
         gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
         gallery.model = embeddings.model
-        gallery._insert(others)
-        gallery._mark_strays(others)
+        gallery._insert(other_rows)
+        gallery._mark_strays(other_rows)
 
-        def search_sample(candidates: int) -> _Ranked:
+        def search_sample(candidates: int) -> inputs.Nearest:
             gallery.candidates = candidates
-            return gallery._search(points[sample], k)
+            return gallery._search(sample, k)
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
-        gallery._insert(sample)
+        gallery._insert(sample_rows)
         gallery._mark_strays(np.arange(len(points)))
         return gallery
 
@@ -146,10 +135,9 @@ class GraphGallery(ArrayGallery):
         return cls(index, ids, labels, points, np.array(rows["stray"]), **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes or replaces a folder with the graph, the points and a table of images.
+        """Writes a folder with the graph, the points and a table of images, or replaces it at once.
 
-        A killed process leaves the old gallery or the new one. Raises a `UserError` if a file
-        cannot be written, or the folder holds other files.
+        Raises a `UserError` if a file cannot be written, or the folder holds other files.
         """
         path = pathlib.Path(path)
         files = {file.name for file in path.iterdir()} if path.is_dir() else set()
@@ -164,14 +152,13 @@ class GraphGallery(ArrayGallery):
                 raise OSError(str(error)) from error
             np.save(folder / _POINTS, self.vectors)
             pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
-            facts = {name: getattr(self, name) for name in _SAVED}
+            names = ("fingerprint", "model", "rounded", "candidates", "recall")
+            facts = {name: getattr(self, name) for name in names}
             facts["space"] = describe_space(self.space)
             facts["checksums"] = {x: sha256(folder / x) for x in (_GRAPH, _POINTS, _IMAGES)}
             write_json(folder / _FACTS, facts)
 
-    def search_rows(
-        self, points: Float32[np.ndarray, "q d"], k: int
-    ) -> tuple[Float32[np.ndarray, "q k"], Int[np.ndarray, "q k"]]:
+    def search_rows(self, points: inputs.Points, k: int) -> inputs.Nearest:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
         self.space.check(points)
         separations, rows = self._search(points, k)
@@ -179,25 +166,26 @@ class GraphGallery(ArrayGallery):
             distances = np.asarray(self.space.distance_at(separations))
         return distances.astype(np.float32), rows
 
-    def _search(self, points: _Points, k: int) -> _Ranked:
+    def _search(self, points: _Points, k: int) -> inputs.Nearest:
         """Separations and rows of the nearest images; ∞ and −1 where there are fewer than k."""
         num_candidates = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
         self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
-        queries, rows = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
-        stray_queries, stray_rows = self._nearest_strays(vectors, k)
-        queries, rows = np.append(queries, stray_queries), np.append(rows, stray_rows)
+        pairs = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
+        stray_pairs = self._nearest_strays(vectors, k)
+        queries, rows = np.concatenate([pairs, stray_pairs], axis=1)
         # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
-    def _nearest_strays(self, vectors: Float32[np.ndarray, "q e"], count: int) -> _Pairs:
-        """The strays nearest to each vector, by a scan."""
+    def _nearest_strays(self, vectors: Float32[np.ndarray, "q e"], k: int) -> _Pairs:
+        """Pairs of each query and the k strays nearest to its vector, by a scan."""
         strays = np.flatnonzero(self.stray)
         if not (len(strays) and len(vectors)):
-            return strays, strays
-        gallery = _graph_vectors(self.vectors[strays], self.space)
-        metric, count = _metric(self.space, self.vectors.shape[1]), min(count, len(strays))
-        matches = usearch.index.search(gallery, vectors, count, metric, exact=True)
+            return np.empty(0, int), np.empty(0, int)
+        stray_vectors = _graph_vectors(self.vectors[strays], self.space)
+        metric = _metric(self.space, self.vectors.shape[1], rounded=False)
+        k = min(k, len(strays))
+        matches = usearch_index.search(stray_vectors, vectors, k, metric, exact=True)
         queries, items = _matched_pairs(matches, len(vectors))
         return queries, strays[items]
 
@@ -228,17 +216,18 @@ def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
     return np.concatenate([points, factors], axis=1).astype(np.float32)
 
 
-def _can_round(points: Float[np.ndarray, "s d"], neighbours: Float[np.ndarray, "s d"]) -> bool:
-    """Whether bfloat16 makes searches faster, with errors small beside distances to neighbours."""
+def _can_round(points: _Points, neighbours: _Points, space: Space) -> bool:
+    """Whether rounding makes searches faster, with errors far below distances to neighbours."""
     if points.shape[1] < _LONG_DIM or not len(points):
         return False
+    points = euclidean.in_ball(points, space)
     errors = _ROUNDING * np.linalg.norm(points, axis=1)
-    distances = np.linalg.norm(points - neighbours, axis=1)
+    distances = np.linalg.norm(points - euclidean.in_ball(neighbours, space), axis=1)
     return bool(np.mean(errors < _TOLERANCE * distances) >= 1 - _EXCEPTION_SHARE)
 
 
 def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
-    """Query indices and gallery rows of usearch's matches."""
+    """Unpacks usearch's matches into pairs of a query and a row."""
     if not num_queries:
         return np.empty(0, int), np.empty(0, int)
     # For a single query, usearch returns arrays of one axis, without missing images.
@@ -248,15 +237,19 @@ def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
     return queries, keys[queries, columns]
 
 
-def _metric(space: Space, dim: int, rounded: bool = False) -> Any:
-    return MetricKind.L2sq if space.ball() is None else _compile_separation(dim, rounded)[0]
+def _metric(space: Space, dim: int, *, rounded: bool) -> Any:
+    if space.ball() is None:
+        return usearch_index.MetricKind.L2sq
+    kind, signature = usearch_index.MetricKind.Unknown, usearch_index.MetricSignature.ArrayArray
+    # usearch keeps only the address; the cache of `_compile_separation` keeps the function.
+    return usearch_index.CompiledMetric(_compile_separation(dim, rounded).address, kind, signature)
 
 
 def _create_index(space: Space, dim: int, *, rounded: bool) -> Any:
     links, candidates = _DENSE if dim >= _LONG_DIM else _SPARSE
-    return usearch.index.Index(
-        ndim=dim + (space.ball() is not None),
-        metric=_metric(space, dim, rounded),
+    return usearch_index.Index(
+        ndim=dim + (space.ball() is not None),  # See `_graph_vectors`.
+        metric=_metric(space, dim, rounded=rounded),
         dtype="bf16" if rounded else "f32",
         connectivity=links,
         expansion_add=candidates,
@@ -264,8 +257,8 @@ def _create_index(space: Space, dim: int, *, rounded: bool) -> Any:
 
 
 @functools.cache
-def _compile_separation(dim: int, rounded: bool) -> tuple[Any, Any]:
-    """Compiles the separation of the graph's vectors: usearch's metric, and its function."""
+def _compile_separation(dim: int, rounded: bool) -> Any:
+    """Compiles the separation of two of the graph's vectors."""
 
     @numba.njit(inline="always")
     def to_float32(value: Any) -> Any:
@@ -281,6 +274,4 @@ def _compile_separation(dim: int, rounded: bool) -> tuple[Any, Any]:
             total += difference * difference
         return total * to_float32(x[dim]) * to_float32(y[dim])
 
-    metric = CompiledMetric(separation.address, MetricKind.Unknown, MetricSignature.ArrayArray)
-    # usearch keeps only the function's address; returned, the function stays in the cache.
-    return metric, separation
+    return separation

@@ -27,13 +27,13 @@ from hypjax.errors import UserError, explained, on_one_line
 from hypjax.integrations.serve.limits import Guard, read_upload
 from hypjax.integrations.serve.searcher import Searcher
 
-_FOLDER = pathlib.Path(__file__).parent
+_STATIC = pathlib.Path(__file__).parent / "static"
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: dict[str, Any] = {  # Of uvicorn.
     "access_log": False,
     "h11_max_incomplete_event_size": 2**16,
     "headers": [
@@ -74,10 +74,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Server:
-    """Creates the server for a searcher, which ends after SIGINT or SIGTERM.
-
-    `names` are further host names of the server.
-    """
+    """Creates the server, which also answers to `names` and ends after SIGINT or SIGTERM."""
     # Malformed forms are answered, so they need not be logged.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     handlers = _Handlers(searcher)
@@ -89,7 +86,7 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
             Route("/search/{key}", handlers.search),
-            Mount("/", StaticFiles(directory=_FOLDER / "static", html=True)),
+            Mount("/", StaticFiles(directory=_STATIC, html=True)),
         ],
         middleware=[Middleware(Guard, names=names)],
         exception_handlers={
@@ -155,7 +152,7 @@ async def _describe_refusal(_: Request, error: HTTPException) -> Response:
 
 
 async def _describe_unavailability(_: Request, error: Exception) -> Response:
-    print(f"error: {error}", file=sys.stderr)  # For example, Qdrant does not answer.
+    print(f"error: {error}", file=sys.stderr)  # Such as Qdrant, which does not answer.
     message = "the gallery cannot be searched now; the server's log says why"
     return JSONResponse({"error": message}, 503, {"Retry-After": "5"})
 

@@ -61,7 +61,7 @@ async def _read(request: Request) -> bytes:
 
 
 def check_image(encoded: bytes) -> None:
-    """Refuses files whose headers are not those of an image of a limited size; decodes nothing."""
+    """Refuses a file whose header shows another format, or too many pixels; decodes nothing."""
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         too_large = image.width * image.height > MOST_PIXELS

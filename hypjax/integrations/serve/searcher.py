@@ -46,11 +46,9 @@ class Searcher:
             "images": len(gallery),
             "space": str(model.space),
             "classes": gallery.classes(),
-            "sample": [
-                self._describe(item) | {"place": pair}
-                for item, pair in zip(sample, _coordinates(positions), strict=True)
-            ],
+            "sample": [self._describe(item) for item in sample],
         }
+        _add_places(self.about["sample"], positions)
         # A first search, for a blank image, compiles the programs that all searches run.
         blank = io.BytesIO()
         Image.new("L", (1, 1)).save(blank, "png")
@@ -70,22 +68,20 @@ class Searcher:
 
         `label` is the class of the hits, None for any; `placed` adds positions in the disk.
         """
-        item_of_query = self._find(query) if isinstance(query, str) else None
-        point = item_of_query.point if item_of_query else self.embed(query)
-        paths = [item_of_query.path] if item_of_query else None
+        query_item = self._find(query) if isinstance(query, str) else None
+        point = query_item.point if query_item else self.embed(query)
+        paths = [query_item.path] if query_item else None
         (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
         if label is not None and not neighbours.keys:
             raise HTTPException(404, f"there is no image of the class {label!r} to find")
         distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
         # On a server, another client may have removed an image meanwhile.
         items = self._gallery.read(neighbours.keys)
-        described_query = self._describe(item_of_query) if item_of_query else {}
+        described_query = self._describe(query_item) if query_item else {}
         hits = [self._describe(item) | {"distance": distances[item.key]} for item in items]
         if placed:
-            positions = self._place(np.stack([point, *(item.point for item in items)]))
-            images = (described_query, *hits)
-            for image, pair in zip(images, _coordinates(positions), strict=True):
-                image["place"] = pair
+            points = np.stack([point, *(item.point for item in items)])
+            _add_places([described_query, *hits], self._place(points))
         return {"query": described_query, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
@@ -95,8 +91,9 @@ class Searcher:
 
     def _describe(self, item: GalleryItem) -> _Answer:
         """Describes an image to clients, by its path below the images' common folder."""
-        is_below = bool(self._root) and item.path.startswith(self._root)
-        name = item.path[len(self._root) :] if is_below else os.path.basename(item.path)
+        name = os.path.basename(item.path)
+        if self._root and item.path.startswith(self._root):
+            name = item.path.removeprefix(self._root)
         return {"key": item.key, "name": name, "class": item.label}
 
     def _thumbnail(self, key: str) -> bytes:
@@ -112,14 +109,16 @@ class Searcher:
 
 
 def _shared_folder(paths: Sequence[str]) -> str:
-    """The common folder of files, with a slash at its end; '' if there is none but the root."""
+    """The files' deepest common folder, ending in a slash; '' if there is none or only the root."""
     try:
-        shared = os.path.commonpath([os.path.dirname(path) for path in paths])
-        return "" if shared == os.sep else os.path.join(shared, "")
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     except ValueError:  # Only some of the paths are absolute.
         return ""
+    return "" if folder == os.sep else os.path.join(folder, "")
 
 
-def _coordinates(positions: layout.Positions) -> list[list[float]]:
-    """Coordinates [n, 2], rounded towards the origin so that they stay inside the disk."""
-    return (np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4).tolist()
+def _add_places(images: Sequence[_Answer], positions: layout.Positions) -> None:
+    """Adds positions to described images, rounded towards the origin to stay inside the disk."""
+    coordinates = np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4
+    for image, pair in zip(images, coordinates.tolist(), strict=True):
+        image["place"] = pair

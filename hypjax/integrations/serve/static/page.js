@@ -111,7 +111,7 @@ function draw(images, colours = {}, query = null) {
   });
   const star = query && element("path", { class: "query", d: "M0-.06.018-.018.06 0 .018.018 0 .06-.018.018-.06 0-.018-.018Z", transform: `translate(${query[0]} ${-query[1]})` });
   at("disk").replaceChildren(...grid(), ...circles, ...(star ? [star] : []));
-  at("caption").textContent = query ? "The star is the query; large circles are hits. Colours are their classes." : "Some images of the gallery.";
+  at("caption").textContent = query ? "The star is the query; large circles are hits, coloured by class." : "Some images of the gallery.";
 }
 
 // Geodesics orthogonal to the axes, at distances 0, 1, 2, ... from the origin: arcs of circles.
