@@ -1,1 +1,1 @@
-"""Search beside the exact one: graphs, other programs, and galleries written for them."""
+"""Other programs: engines that search galleries, formats of models and galleries, and servers."""

@@ -91,10 +91,11 @@ def push(
 ) -> pathlib.Path:
     """Publishes a run's best model or, without validation, its last, on the Hugging Face hub.
 
-    Writes a folder with the weights under timm's names, the head as classifier, configurations for
-    hypjax and for timm, results and a model card. Of paths in the configuration, only the last
-    names are published; `config.run` is left out. One commit uploads all files, and removes those
-    of an earlier model. Without a token or a connection, the folder remains and a message says why.
+    Writes and returns a folder with the weights under timm's names, the head as classifier,
+    configurations for hypjax and for timm, results and a model card. Of paths in the configuration,
+    only the last names are published; `config.run` is left out. One commit uploads all files, and
+    removes those of an earlier model. Without a token or a connection, a message says why the
+    folder was not uploaded.
 
     Args:
         workdir: Folder of a run, or its URL.
@@ -102,9 +103,6 @@ def push(
         folder: Folder to write, by default hub/NAME. Replaces an earlier model in the folder, but
             refuses a folder that holds anything else.
         private: Whether to make a new repository private.
-
-    Returns:
-        The folder.
     """
     if not hub.is_name(name):
         raise UserError(f"{name!r} does not name a repository; write OWNER/NAME")
@@ -122,55 +120,56 @@ def push(
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
     try:
-        address = hub.upload(folder, paths, name, private=private, owned=_is_of_model)
+        address = hub.upload(folder, paths, name, private=private, owned=_is_model_file)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
 
 
-def _is_of_model(file: str) -> bool:
+def _is_model_file(file: str) -> bool:
     return any(fnmatch.fnmatchcase(file, pattern) for pattern in files.MODEL_FILES)
 
 
 def _remove_paths(config: ConfigDict) -> None:
     """Reduces paths and URLs in a configuration to their last names, except names on the hub."""
     for field, value in flatten(config).items():
-        if field in ("model.architecture", "objective.name"):
+        if field in ("model.architecture", "objective.name") or not isinstance(value, str):
             continue  # Names of code may hold a colon.
-        if isinstance(value, str) and not (field == "model.weights" and repository(value)):
+        if value and not (field == "model.weights" and repository(value)):
             config.update_from_flattened_dict({field: _last_name(value)})
 
 
 def _last_name(location: str) -> str:
     """Last part of a path of any system, or of a URL's path; 'unnamed' if it has none."""
-    scheme, _, rest = location.rpartition("://")
-    rest = re.split(r"[?#]", rest)[0].partition("/")[2] if scheme else rest
-    names = [name for name in re.split(r"[/\\:]", rest) if name.strip(". ")]
-    return names[-1] if names and names[-1][0] != "~" else "unnamed" if location else ""
+    scheme, _, path = location.rpartition("://")
+    if scheme:
+        path = re.split(r"[?#]", path)[0].partition("/")[2]
+    names = [name for name in re.split(r"[/\\:]", path) if name.strip(". ")]
+    return names[-1] if names and not names[-1].startswith("~") else "unnamed"
 
 
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
     config, model = trained.config, trained.model
-    custom = isinstance(model.encoder, CustomEncoder)
+    tags = ["image-retrieval", "metric-learning"]
+    elsewhere = _CUSTOM
+    if not isinstance(model.encoder, CustomEncoder):
+        tags.append("timm")
+        elsewhere = _IN_TIMM.format(name=name)
+        if model.head_kind == "norm_dense":
+            elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
+        if not pools_as_timm(model.encoder):
+            pooling = model.encoder.pooling
+            elsewhere += f"timm's model lacks the pooling of tokens, `{pooling}`.\n\n"
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
-    fields = identity(config).items()
-    changed = {name: value for name, value in fields if value != defaults.get(name)}
-    tags = ["image-retrieval", "metric-learning", *["timm"] * (not custom)]
-    elsewhere = _CUSTOM if custom else _IN_TIMM.format(name=name)
-    if model.head_kind == "norm_dense" and not custom:
-        elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
-    if not (custom or pools_as_timm(model.encoder)):
-        elsewhere += f"timm's model lacks the pooling of tokens, `{model.encoder.pooling}`.\n\n"
-    scores = "The run is not finished."
-    if results:
-        names = ("untrained", "final", "best")
-        states = {name: results[name] for name in names if name in results}
-        tables = [format_results(states), compare(results, config)]
-        scores = "\n".join(["```", *filter(None, tables), "```"])
+    rows = [
+        f"| `{field}` | `{value}` |"
+        for field, value in identity(config).items()
+        if value != defaults.get(field)
+    ]
     return _CARD.format(
         name=name,
         description=describe(config),
@@ -179,18 +178,26 @@ def _model_card(
         elsewhere=elsewhere,
         data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
         version=__version__,
-        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results=scores,
+        fields="\n".join(rows),
+        results=_tables(config, results),
     )
+
+
+def _tables(config: ConfigDict, results: Mapping[str, Any]) -> str:
+    """A run's scores, and the published scores of the same task, if any."""
+    if not results:
+        return "The run is not finished."
+    states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
+    tables = filter(None, [format_results(states), compare(results, config)])
+    return "\n".join(["```", *tables, "```"])
 
 
 def _base_model(config: ConfigDict) -> str | None:
     """The repository of the pretrained weights, if the hub holds them."""
     weights = config.model.weights or ""
-    prefixed = weights.startswith((hub.SCHEME, "hf-hub:"))
-    is_timm = timm_weights(weights).split(".")[0] in ARCHITECTURES
-    # Other names may be folders.
-    return repository(weights) if prefixed or is_timm else None
+    is_on_hub = weights.startswith((hub.SCHEME, "hf-hub:"))
+    is_on_hub |= timm_weights(weights).split(".")[0] in ARCHITECTURES
+    return repository(weights) if is_on_hub else None  # Other names may be folders.
 
 
 def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:

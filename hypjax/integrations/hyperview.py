@@ -25,15 +25,13 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
 
     The path's stem names the dataset, in HyperView's folder. Returns a program that opens it.
     """
-    name, files = path.stem, [os.path.abspath(file) for file in embeddings.ids.tolist()]
-    # Hashes, since HyperView writes ids into URLs.
-    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
-    space, vectors, geometry = embeddings.space, embeddings.vectors, {"geometry": "hypersphere"}
+    name, space, vectors = path.stem, embeddings.space, embeddings.vectors
+    config = {"provider": "hypjax", "geometry": "hypersphere"}
     if not (space.squared and space.normalized):
         ball = space.ball()
         if ball is None or ball.c <= 0:
             raise UserError(f"HyperView shows balls and the sphere, but not {space}")
-        geometry = {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
+        config |= {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
         with jax.enable_x64(True):
             points = lorentz.from_poincare(space.to_ball(np.float64(vectors)), ball.c)
             vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
@@ -42,11 +40,13 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
         raise UserError(f"HyperView already has a dataset {name}; remove it, or rename --output")
     positions = layout.lay_out(embeddings.vectors, space)
     coordinates = np.stack([positions.real, positions.imag], axis=1)
+    files = [os.path.abspath(file) for file in embeddings.ids.tolist()]
+    # Hashes, since HyperView writes ids into URLs.
+    ids = [hashlib.sha256(file.encode()).hexdigest()[:16] for file in files]
     dataset.add_samples(
-        hyperview.Sample(id=i, filepath=file, label=label or None)
-        for i, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)
+        hyperview.Sample(id=key, filepath=file, label=label or None)
+        for key, file, label in zip(ids, files, embeddings.labels.tolist(), strict=True)
     )
-    config = {"provider": "hypjax", **geometry}
     dataset.register_embeddings(_SPACE, "hypjax", ids, vectors, config=config)
     dataset.register_layout(
         _LAYOUT, _SPACE, ids, coordinates, method="precomputed", geometry="poincare"

@@ -3,7 +3,6 @@
 import functools
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,8 +16,10 @@ from hypjax.errors import UserError
 from hypjax.geometry.spaces import distance_matrix
 from hypjax.inference.model import load
 from hypjax.retrieval.inputs import blocks
+from hypjax.system import hub
 
 _BLOCK = 1024  # Rows whose distances are computed in float64 at once.
+_Points = Float[np.ndarray, "n d"]
 
 
 class MtebEncoder:
@@ -35,11 +36,12 @@ class MtebEncoder:
     @functools.cached_property
     def mteb_model_meta(self) -> ModelMeta:
         """The model's record in mteb: its name, and its fingerprint as revision."""
-        # mteb needs OWNER/NAME. Local runs get the owner hypjax.
-        hub = re.fullmatch(r"hf://([^/]+/[^/@]+).*", self._model.source)
+        name, _ = hub.split(self._model.source)
+        if not hub.is_repository(self._model.source):  # mteb needs OWNER/NAME.
+            name = f"hypjax/{pathlib.Path(self._model.source).name}"
         dataset = PREPARED.get(self._model.config.data.name)
         facts = {
-            "name": hub[1] if hub else f"hypjax/{pathlib.Path(self._model.source).name}",
+            "name": name,
             "revision": self._model.fingerprint,
             "framework": ["JAX"],
             "modalities": ["image"],
@@ -47,11 +49,9 @@ class MtebEncoder:
         }
         return ModelMeta.create_empty(facts)
 
-    def encode(
-        self, inputs: Iterable[Mapping[str, Any]], **options: Any
-    ) -> Float[np.ndarray, "images d"]:
+    def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> _Points:
         """Embeds the images of mteb's batches as points of the model's space, float32."""
-        del options  # The task, its split and others.
+        del options  # The task, its split, and settings of other models.
         points = []
         for batch in inputs:
             if "image" not in batch:
@@ -59,10 +59,8 @@ class MtebEncoder:
             points.append(self._model.embed(batch["image"]))
         return np.concatenate(points)
 
-    def similarity(
-        self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "m d"]
-    ) -> Float[np.ndarray, "n m"]:
-        """Negative distances of all pairs in the model's space, float32."""
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, "n m"]:
+        """Negative distances of all pairs of points [n, d] and [m, d], float32."""
         rows, columns = _as_float64(embeddings1), _as_float64(embeddings2)
         with jax.enable_x64(True):  # In float32, a matrix product loses digits of close points.
             distances = [
@@ -71,15 +69,13 @@ class MtebEncoder:
             ]
         return -np.concatenate(distances)
 
-    def similarity_pairwise(
-        self, embeddings1: Float[np.ndarray, "n d"], embeddings2: Float[np.ndarray, "n d"]
-    ) -> Float[np.ndarray, " n"]:
-        """Negative distances of corresponding rows in the model's space, float32."""
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, " n"]:
+        """Negative distances of corresponding points [n, d], float32."""
         with jax.enable_x64(True):
             distances = self.space.distance(_as_float64(embeddings1), _as_float64(embeddings2))
             return -np.asarray(distances, np.float32)
 
 
-def _as_float64(embeddings: Any) -> Float[np.ndarray, "n d"]:
+def _as_float64(embeddings: Any) -> _Points:
     """Embeddings in float64. mteb may pass PyTorch tensors, and single points."""
     return np.atleast_2d(np.asarray(embeddings, np.float64))

@@ -28,13 +28,12 @@ from hypjax.system.files import replacing
 from hypjax.types import View
 
 _OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
-_MAX_FILE_BYTES = 2**31 - 1  # Of a protocol buffer.
 # Largest errors of coordinates, relative to the longest point or to 1, and of distances, relative
 # to their median.
 _MAX_COORDINATE_ERROR, _MAX_DISTANCE_ERROR = 1e-4, 1e-3
 _NUM_INPUTS = 64  # Random images or features for comparing the file with hypjax.
 _BATCH = 8
-Batch = Shaped[np.ndarray, "batch ..."]
+Batch = Shaped[np.ndarray, "batch ..."]  # Images, features or points.
 
 # The test view of `hypjax.data.views`, for images of any size. Each channel is resized as an image:
 # otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and then refuses it.
@@ -46,10 +45,10 @@ view (uint8[batch, height, width, {channels}] images)
  int64[2] v_flat = {{-1, 1}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
 {{
   v_shape = Shape(images)
-  v_given = Slice(v_shape, v_1, v_3)
-  v_turned = Transpose<perm = [0, 3, 1, 2]>(images)
-  v_wanted = Concat<axis = 0>(v_flat, v_given)
-  v_planes = Reshape(v_turned, v_wanted)
+  v_image_size = Slice(v_shape, v_1, v_3)
+  v_channels_first = Transpose<perm = [0, 3, 1, 2]>(images)
+  v_flat_shape = Concat<axis = 0>(v_flat, v_image_size)
+  v_planes = Reshape(v_channels_first, v_flat_shape)
   %(size)s
   v_resized = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
     exclude_outside = 1>(v_planes, , , v_size)
@@ -61,9 +60,9 @@ view (uint8[batch, height, width, {channels}] images)
 _SQUASH = {"size": "v_size = Identity(v_side)", "crop": "v_cropped = Identity(v_resized)"}
 _CENTRE = {
     "size": """v_resize = Constant<value_ints = [{resize}]>()
-  v_shorter = ReduceMin<keepdims = 1>(v_given)
-  v_longer = Mul(v_given, v_resize)
-  v_size = Div(v_longer, v_shorter)""",
+  v_shorter = ReduceMin<keepdims = 1>(v_image_size)
+  v_scaled = Mul(v_image_size, v_resize)
+  v_size = Div(v_scaled, v_shorter)""",
     # The margin is half the rest, halves rounded to even numbers.
     "crop": """v_two = Constant<value_ints = [2, 2]>()
   v_axes = Constant<value_ints = [2, 3]>()
@@ -78,26 +77,6 @@ _CENTRE = {
 }
 
 
-def _require_agreement(
-    space: Space, inputs: str, expected: np.ndarray, exported: np.ndarray
-) -> str:
-    """Reports how far points of the same inputs agree; raises a `UserError` if too little."""
-    with jax.enable_x64(True):
-        points = np.float64(expected), np.float64(exported)
-        matrices = [np.array(space.distance_matrix(each, each)) for each in points]
-    change = np.abs(matrices[0] - matrices[1]).max() / max(np.median(matrices[0]), 1e-30)
-    error = np.abs(expected - exported).max()
-    summary = (
-        f"for {inputs}, coordinates differ from hypjax's by at most {error:.1g} and distances by "
-        f"at most {change:.2%} of the median"
-    )
-    # Near a ball's boundary, small errors of coordinates change distances, so both count.
-    max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
-    if not (error <= max_error and change <= _MAX_DISTANCE_ERROR):
-        raise UserError(f"nothing was written: {summary}; please report it")
-    return summary
-
-
 def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
@@ -105,8 +84,8 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     disagree with hypjax's.
     """
     path = pathlib.Path(path).expanduser()
-    model = exported(embedder)
-    view = View.of(embedder.config.data)
+    model = to_onnx(embedder)
+    data = embedder.config.data
     facts = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
@@ -114,34 +93,36 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         "version": __version__,
     }
     if embedder.takes_pixels:
-        data, fields = embedder.config.data, ("test_view", "image_size", "resize", "channels")
+        fields = ("test_view", "image_size", "resize", "channels")
         facts["view"] = {field: data[field] for field in fields}
         facts |= {"mean": list(data.mean), "std": list(data.std)}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
-    description, images = _random_inputs(embedder, view)
-    expected = _expected_points(embedder, images)
+    description, inputs = _random_inputs(embedder)
+    expected = _expected_points(embedder, inputs)
+    if embedder.takes_pixels:
+        inputs = _add_margin(inputs, View.of(data))
     with writing(path), replacing(path) as temporary:
         onnx.save(model, temporary)
-        inputs = _add_margin(images, view) if embedder.takes_pixels else images
-        points = _run(temporary, inputs)
+        points = _exported_points(temporary, inputs)
         return _require_agreement(embedder.space, description, expected, points)
 
 
-def exported(embedder: Model) -> onnx.ModelProto:
+def to_onnx(embedder: Model) -> onnx.ModelProto:
     """Converts a model, from `images` of any size, or `features`, to `points`, for any batch."""
     torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
-    if size > _MAX_FILE_BYTES:
+    if size >= 2**31:  # The limit of a protocol buffer.
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
-    shape, dtype, name = (embedder.module.encoder.dim,), torch.float32, "features"
+    name, example = "features", torch.zeros(2, embedder.module.encoder.dim)
     if embedder.takes_pixels:
-        shape, dtype, name = (view.side, view.side, view.channels), torch.uint8, "seen"
+        name = "seen"  # The output of `view_model`.
+        example = torch.zeros(2, view.side, view.side, view.channels, dtype=torch.uint8)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # Hides missed optimisations.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             torch_model,
-            (torch.zeros((2, *shape), dtype=dtype),),
+            (example,),
             input_names=[name],
             output_names=["points"],
             opset_version=_OPSET,
@@ -167,16 +148,17 @@ def view_model(view: View) -> onnx.ModelProto:
     return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
 
 
-def _random_inputs(embedder: Model, view: View) -> tuple[str, Batch]:
-    """A description, and random images or features."""
+def _random_inputs(embedder: Model) -> tuple[str, Batch]:
+    """A description in words, and random features, or images of the side that the model embeds."""
     rng = np.random.default_rng(0)
     if not embedder.takes_pixels:
         shape = (_NUM_INPUTS, embedder.module.encoder.dim)
         return f"{_NUM_INPUTS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth patterns: to a model, all images of independent pixels look alike.
-    shape, size = (_NUM_INPUTS, 4, 4, view.channels), (view.side, view.side)
-    coarse = [from_array(pixels) for pixels in rng.integers(0, 256, shape, np.uint8)]
-    smooth = [array(image.resize(size, Image.Resampling.BICUBIC)) for image in coarse]
+    data = embedder.config.data
+    coarse = rng.integers(0, 256, (_NUM_INPUTS, 4, 4, data.channels), np.uint8)
+    size = (data.image_size, data.image_size)
+    smooth = [array(from_array(x).resize(size, Image.Resampling.BICUBIC)) for x in coarse]
     return f"{_NUM_INPUTS} random patterns", np.stack(smooth)
 
 
@@ -184,30 +166,48 @@ def _add_margin(images: Batch, view: View) -> Batch:
     """Adds the margin that the exported model crops, so that it embeds the images unchanged."""
     if view.test == "squash":
         return images
-    before = round((view.resize - view.side) / 2)
-    margins = (before, view.resize - view.side - before)
+    margin = view.resize - view.side
+    margins = (round(margin / 2), margin - round(margin / 2))
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
 def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax's model, in float32 on the CPU."""
-    config, device = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
+    config, cpu = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
     config.model.precision = "float32"
-    model = Run(config, mesh=parallel.create_mesh(devices=[device])).model
+    model = Run(config, mesh=parallel.create_mesh(devices=[cpu])).model
     scaling, spaces = (config.data.mean, config.data.std), {embedder.part: embedder.space}
-    embed = embed_function(model, scaling, spaces, config.eval.scales)
-    with jax.default_device(device):
-        program, params = jax.jit(embed), jax.device_put(embedder.params, device)
-        outputs = [program(params, batch) for batch in np.split(images, len(images) // _BATCH)]
-        points = np.concatenate([np.asarray(batch[embedder.part]) for batch in outputs])
+    embed = jax.jit(embed_function(model, scaling, spaces, config.eval.scales))
+    with jax.default_device(cpu):
+        params = jax.device_put(embedder.params, cpu)
+        outputs = [embed(params, batch) for batch in np.split(images, len(images) // _BATCH)]
+        points = np.concatenate([np.asarray(output[embedder.part]) for output in outputs])
         return points if embedder.projection is None else embedder.projection.apply(points)
 
 
-def _run(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
-    """Points by ONNX Runtime, in batches of several sizes."""
+def _exported_points(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
+    """Points by ONNX Runtime, first of a single image, then of batches."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # Errors need no log: they are raised.
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     batches = [images[:1], *np.split(images[1:], range(_BATCH, len(images) - 1, _BATCH))]
     return np.concatenate([session.run(None, {name: batch})[0] for batch in batches])
+
+
+def _require_agreement(space: Space, inputs: str, expected: Batch, exported: Batch) -> str:
+    """Reports how far points of the same inputs agree; raises a `UserError` if too little."""
+    with jax.enable_x64(True):
+        distances = np.array(space.distance_matrix(np.float64(expected), np.float64(expected)))
+        others = np.array(space.distance_matrix(np.float64(exported), np.float64(exported)))
+    coordinate_error = np.abs(expected - exported).max()
+    distance_error = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
+    summary = (
+        f"for {inputs}, coordinates differ from hypjax's by at most {coordinate_error:.1g} and "
+        f"distances by at most {distance_error:.2%} of the median"
+    )
+    # Near a ball's boundary, small errors of coordinates change distances, so both count.
+    max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
+    if not (coordinate_error <= max_error and distance_error <= _MAX_DISTANCE_ERROR):
+        raise UserError(f"nothing was written: {summary}; please report it")
+    return summary

@@ -34,23 +34,25 @@ class OnnxEncoder:
         self._path = path = pathlib.Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"there is no file {path}")
-        available, settings = onnxruntime.get_available_providers(), onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        available = onnxruntime.get_available_providers()
         providers = [name for name in _PROVIDERS if name in available]
         with explained(f"cannot load {path}"):
-            self._session = onnxruntime.InferenceSession(path, settings, providers=providers)
+            self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         outputs = [output.name for output in self._session.get_outputs()]
         self._output = selected or outputs[0]
         if self._output not in outputs or (len(outputs) > 1 and not selected):
             raise UserError(f"name an output of {path} ({', '.join(outputs)}): onnx:FILE@OUTPUT")
         self.output = f"output {self._output}"
-        self._input, *others = self._session.get_inputs()
-        self._batch, *shape = self._input.shape
-        channels = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
-        if others or channels not in ([0], [2]) or self._input.type not in _TYPES:
+        self._input, *other_inputs = self._session.get_inputs()
+        self._batch_size, *shape = self._input.shape
+        channel_axes = [i for i, size in enumerate(shape) if size == 3 or "channel" in str(size)]
+        if other_inputs or channel_axes not in ([0], [2]) or self._input.type not in _TYPES:
             kind = f"{self._input.type} of the shape {self._input.shape}"
             raise UserError(f"{path} takes {kind}; it must take images of three channels")
-        self._channels_first, self._dtype = channels == [0], _TYPES[self._input.type]
+        self._channels_first = channel_axes == [0]
+        self._dtype = _TYPES[self._input.type]
         size = shape[1:] if self._channels_first else shape[:2]
         settings = self._check_settings(size, mean, std, resize)
         self._preprocess = functools.partial(_crop_and_scale, *settings)
@@ -60,21 +62,22 @@ class OnnxEncoder:
         self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None
     ) -> list:
         """Returns the arguments of `_crop_and_scale`; refuses flags that do not fit the file."""
-        path, scaled = self._path, mean is not None or std is not None
-        if (self._dtype == np.uint8) == scaled:
-            needed = "needs --mean and --std of pixels from 0 to 1"
-            unused = "takes pixels as they are; leave out --mean and --std"
-            raise UserError(f"{path} {unused if scaled else needed}")
+        path, normalises = self._path, mean is not None or std is not None
+        if self._dtype == np.uint8 and normalises:
+            raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
+        if self._dtype != np.uint8 and not normalises:
+            raise UserError(f"{path} needs --mean and --std of pixels from 0 to 1")
+        for name, values in {"mean": mean, "std": std}.items() if normalises else ():
+            if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
+                raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
         # A model of any size gets squares of --resize pixels.
         side, width = (length if isinstance(length, int) else resize for length in size)
         if side is None or side != width:
             advice = "they must be squares, and --resize their side if the file leaves it open"
             raise UserError(f"{path} takes images of {size} pixels; {advice}")
-        if (resize := resize or side) < side:
+        resize = resize or side
+        if resize < side:
             raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
-        for name, values in {"mean": mean, "std": std}.items() if scaled else ():
-            if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
-                raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
         return [resize, side, mean, std]
 
     def prepare(self, image: Image.Image) -> Shaped[np.ndarray, "..."]:
@@ -84,12 +87,12 @@ class OnnxEncoder:
 
     def features(self, prepared: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the output for each image, float32; pads batches if the file fixes their size."""
-        size = self._batch if isinstance(self._batch, int) else len(prepared)
+        size = self._batch_size if isinstance(self._batch_size, int) else len(prepared)
         outputs = []
         with explained(f"{self._path} cannot embed its images"):
-            for first in range(0, len(prepared), size):
-                batch = np.stack(prepared[first : first + size])
-                padded = np.pad(batch, [(0, size - len(batch)), *[(0, 0)] * 3])
+            for start in range(0, len(prepared), size):
+                batch = np.stack(prepared[start : start + size])
+                padded = np.pad(batch, [(0, size - len(batch)), (0, 0), (0, 0), (0, 0)])
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
                 outputs.append(np.asarray(rows)[: len(batch)])
         return np.concatenate(outputs).astype(np.float32)
@@ -98,7 +101,7 @@ class OnnxEncoder:
 def _crop_and_scale(
     resize: int, side: int, mean: _Channels, std: _Channels, image: Image.Image
 ) -> np.ndarray:
-    """Resizes the shorter side, crops the centre, and normalises pixels [side, side, 3]."""
+    """Resizes the shorter side, crops a square, and normalises its pixels [side, side, 3]."""
     width, height = (resize * length // min(image.size) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     image = image.resize((width, height), Image.Resampling.BICUBIC)

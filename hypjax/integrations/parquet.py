@@ -23,10 +23,10 @@ tags:
 - hypjax
 - image-retrieval
 configs:
-- config_name: gallery-{version_of_table}
+- config_name: gallery-{table_hash}
   data_files:
   - split: gallery
-    path: {table}
+    path: gallery.parquet
 ---
 
 # {name}
@@ -38,7 +38,7 @@ Embeddings of {count} images, by hypjax {version}: points of {space}.
 | `id` | path or name of the image |
 | `label` | its class, if known |
 | `vector` | the point, {dim} coordinates |
-| `search_vector` | {searched} coordinates; inner products with a query's rank as distances do |
+| `search_vector` | {search_dim} coordinates; inner products with a query's rank as distances do |
 
 The ten nearest to an image, here the first:
 
@@ -48,7 +48,7 @@ import numpy as np
 from hypjax.geometry.registry import space_of
 
 gallery = datasets.load_dataset("{name}", split="gallery").with_format("numpy")
-points, space = gallery["vector"][:], space_of({described})
+points, space = gallery["vector"][:], space_of({space_facts})
 distances = space.distance(points[0], points)
 for i in np.argsort(distances)[:10].tolist():
     print(f"{{distances[i]:.4f}} {{gallery[i]['id']}}")
@@ -83,15 +83,14 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
         export_parquet(dataclasses.replace(embeddings, ids=np.array(ids)), folder / _TABLE)
         card = _README.format(
             # `datasets` notices that a table has changed only if the configuration's name changes.
-            version_of_table=sha256(folder / _TABLE)[:12],
+            table_hash=sha256(folder / _TABLE)[:12],
             name=name or folder.name,
-            table=_TABLE,
             count=len(embeddings),
             version=__version__,
             space=embeddings.space,
             dim=embeddings.vectors.shape[1],
-            searched=embeddings.search_vectors().shape[1],
-            described=describe_space(embeddings.space),
+            search_dim=embeddings.search_vectors().shape[1],
+            space_facts=describe_space(embeddings.space),
         )
         write_text(folder / _CARD, card)
     return str(folder)
@@ -105,7 +104,7 @@ def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)
     options = {"private": True, "repo_type": "dataset", "marker": _TABLE}
-    try:
+    try:  # Deletes no file.
         return hub.upload(folder, [_TABLE, _CARD], name, owned=lambda file: False, **options)
     except UserError as error:
         raise UserError(f"wrote {folder}, but did not upload it: {error}") from error

@@ -6,6 +6,7 @@ cosine. Cosine ranks as the space's distance does if all points are equally far 
 points of clipped features are: then the distance grows as the cosine falls.
 """
 
+import math
 import pathlib
 from typing import Any
 
@@ -56,9 +57,8 @@ tags:
 
 {description}. Trained by hypjax {version} in {space}.
 
-{exact}
+{reason}
 """
-_SPACES = {"sphere", "poincare", "lorentz"}  # Spaces whose distance cosine may rank by.
 
 
 def write_folder(workdir: str, folder: pathlib.Path) -> str:
@@ -71,19 +71,35 @@ def write_folder(workdir: str, folder: pathlib.Path) -> str:
     embedder = Model(workdir)
     config, model, space = embedder.config, embedder.module, embedder.space
     _require_supported(config, model, space)
-    exact = _require_cosine(embedder)
+    reason = _require_cosine(embedder)
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
         _write_modules(staged, config, model, embedder.params)
         values = {"description": describe(config), "version": __version__, "space": space}
-        write_text(staged / "README.md", _CARD.format(**values, exact=exact))
-    return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {exact}'
+        write_text(staged / "README.md", _CARD.format(**values, reason=reason))
+    return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {reason}'
 
 
 def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
     """Writes the model's modules into an empty folder; the last one makes unit vectors."""
+    # The encoder's files lie in the folder itself.
     _write_encoder(folder, config, model, params["encoder"])
-    modules, dim = [("Transformer", {}, None)], model.encoder.dim  # Type, settings and weights.
+    rows = [{"idx": 0, "name": "0", "path": "", "type": _MODULES["Transformer"]}]
+    for index, (name, settings, weights) in enumerate(_head_modules(model, params), start=1):
+        path = f"{index}_{name}"
+        rows.append({"idx": index, "name": str(index), "path": path, "type": _MODULES[name]})
+        (folder / path).mkdir()
+        write_json(folder / path / "config.json", settings)
+        if weights:
+            save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
+    write_json(folder / "modules.json", rows)
+    settings = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
+    write_json(folder / "config_sentence_transformers.json", settings)
+
+
+def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
+    """Type, settings and weights of each module that follows the encoder."""
+    modules, dim = [], model.encoder.dim
     if model.head_kind == "norm_dense":
         weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
         modules.append(("LayerNorm", {"dimension": dim}, weights))
@@ -93,19 +109,7 @@ def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
         weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
         modules.append(("Dense", settings, weights))
-    modules.append(("Normalize", {}, None))
-    rows = []
-    for i, (name, settings, weights) in enumerate(modules):
-        path = f"{i}_{name}" if i else ""  # The encoder's files lie in the folder itself.
-        rows.append({"idx": i, "name": str(i), "path": path, "type": _MODULES[name]})
-        if i:
-            (folder / path).mkdir()
-            write_json(folder / path / "config.json", settings)
-        if weights:
-            save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
-    write_json(folder / "modules.json", rows)
-    settings = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", settings)
+    return [*modules, ("Normalize", {}, {})]
 
 
 def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> None:
@@ -120,7 +124,7 @@ def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> Non
         reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ONNX_HINT}"
     elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
         reason = f"sets eval.scales or eval.pca.head, which no module computes; {_ONNX_HINT}"
-    elif not {space_name(part) for part, _ in parts} <= _SPACES:
+    elif not {space_name(part) for part, _ in parts} <= {"sphere", "poincare", "lorentz"}:
         reason = f"compares images in {space}, whose distance this format cannot hold"
     if reason:
         raise UserError(f"sentence-transformers has no model for this run, which {reason}")
@@ -153,15 +157,15 @@ def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], 
     except UserError as error:
         problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
         raise UserError(f"{problem}; {_ONNX_HINT}") from error
-    sample = images[:: -(-len(images) // _MAX_IMAGES)]
+    step = math.ceil(len(images) / _MAX_IMAGES)
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Points of this space are features.
-    embedded = embedder.embed_images(sample)
-    if not len(embedded):
+    sample = embedder.embed_images(images[::step])
+    if not len(sample):
         raise UserError(f"none of the run's test images can be read; {_ONNX_HINT}")
-    source = "test images"
-    if len(embedded) < len(images):
+    source = f"{len(sample)} test images"
+    if len(sample) < len(images):
         source += f", a sample of {len(images)}"
-    return embedded.vectors, f"{len(embedded)} {source}"
+    return sample.vectors, source
 
 
 def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
@@ -172,8 +176,8 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
     if config.data.channels == 1:
         # sentence-transformers passes colour images: the first convolution weights the channels as
         # Pillow does, up to Pillow's rounding of grey to integers.
-        kernel = next(name for name, value in state.items() if value.ndim == 4)
-        state[kernel] = np.float32(state[kernel] * _GREY[:, None, None])
+        first_kernel = next(name for name, value in state.items() if value.ndim == 4)
+        state[first_kernel] = np.float32(state[first_kernel] * _GREY[:, None, None])
         for field in ("mean", "std"):
             pixels[field] *= 3
         pixels["input_size"][0] = 3

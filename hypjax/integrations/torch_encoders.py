@@ -34,7 +34,7 @@ class TimmEncoder:
         self._model = model.eval().to(_DEVICE)
 
     def features(self, prepared: Sequence[torch.Tensor]) -> Float[np.ndarray, "images dim"]:
-        """Returns the pooled output for each image."""
+        """Returns the pooled output of each image."""
         with torch.inference_mode():
             return _as_array(self._model(torch.stack([*prepared]).to(_DEVICE)))
 
@@ -57,20 +57,23 @@ class TransformersEncoder:
             self._processor = transformers.AutoImageProcessor.from_pretrained(name)
             model, loading = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
         # Many checkpoints lack weights of the pooler, which are then random.
-        random = {key for key in loading["missing_keys"] if "pooler." in key}
-        if missing := set(loading["missing_keys"]) - random:
+        random_weights = {key for key in loading["missing_keys"] if "pooler." in key}
+        if missing := set(loading["missing_keys"]) - random_weights:
             raise UserError(f"hf:{name} lacks {len(missing)} weights, such as {min(missing)}")
-        model, kind = model.float().eval().to(_DEVICE), type(model).__name__
-        self._embed, self._pooled = getattr(model, "get_image_features", model), True
+        model = model.float().eval().to(_DEVICE)
+        kind = type(model).__name__
+        self._embed = getattr(model, "get_image_features", model)
+        self._takes_class_token = False
         if self._embed is not model:
             self.output = f"image features ({kind}.get_image_features)"
-        elif not random and self._has_pooler():
+        elif not random_weights and self._has_pooler():
             self.output = f"pooler output ({kind})"
         elif any(map(_CLASS_TOKEN.search, model.state_dict())):
-            self.output, self._pooled = f"class token ({kind})", False
+            self.output = f"class token ({kind})"
+            self._takes_class_token = True
         else:
             raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
-        weights = _hash_weights(model.state_dict(), without=random)
+        weights = _hash_weights(model.state_dict(), without=random_weights)
         config = model.config.to_dict()
         for key in ("_name_or_path", "transformers_version"):  # They differ between machines.
             config.pop(key, None)
@@ -87,10 +90,10 @@ class TransformersEncoder:
     def features(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> np.ndarray:
         """Returns the features of each image."""
         outputs = self._outputs(prepared)
-        if not self._pooled:
+        if self._takes_class_token:
             return _as_array(outputs.last_hidden_state[:, 0])
-        # Transformers 4 returns image features as a tensor.
-        return _as_array(getattr(outputs, "pooler_output", outputs).flatten(1))
+        pooled = getattr(outputs, "pooler_output", outputs)  # Transformers 4 returns a tensor.
+        return _as_array(pooled.flatten(1))
 
     def _outputs(self, prepared: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         columns = {key: [image[key] for image in prepared] for key in prepared[0]}

@@ -24,7 +24,7 @@ _SMALLEST_NORM = 1e-30
 
 
 class TorchModel(nn.Module):
-    """A copy of a trained model, which maps images of its view to points.
+    """A copy of a trained model, which maps resized and cropped images to points.
 
     Takes uint8 [batch, side, side, channels] or, if the model was trained on features, float32
     [batch, dim]; returns float32 [batch, dim].
@@ -40,14 +40,15 @@ class TorchModel(nn.Module):
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
             raise UserError(f"the mean over eval.scales is iterative in {self.space}; unset it")
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(config.data[name]))
-        self.normed, self.head, self.projection = model.head_kind == "norm_dense", None, None
+        self.register_buffer("mean", torch.tensor(config.data.mean))
+        self.register_buffer("std", torch.tensor(config.data.std))
+        self.has_norm = model.head_kind == "norm_dense"
+        self.head = self.projection = None
         if part_of(embedder.part) == "head" and model.head_kind != "none":
             self.head = _dense(params["head"]["kernel"], params["head"]["bias"])
         if (pca := embedder.projection) is not None:
-            scales = np.sqrt(np.mean(pca.variances) / pca.variances) if pca.whiten else 1.0
-            kernel = pca.components.T * scales
+            factors = np.sqrt(np.mean(pca.variances) / pca.variances) if pca.whiten else 1.0
+            kernel = pca.components.T * factors
             self.projection = _dense(kernel, -pca.mean @ kernel)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class TorchModel(nn.Module):
 
     def _points(self, features: Tensor) -> Tensor:
         if self.head is not None:
-            if self.normed:
+            if self.has_norm:
                 features = functional.layer_norm(features, features.shape[-1:])
             features = self.head(features)
         features = features[:, : self.prefix]
@@ -77,10 +78,11 @@ class TimmEncoder(nn.Module):
         super().__init__()
         if isinstance(model.encoder, CustomEncoder):
             raise UserError("timm has no model of a custom encoder; try the package jax2onnx")
-        self.side = None
-        if side != model.encoder.image_size:
-            self.side, (model, params) = side, at_side(model, params, side)
-        encoder, (name, settings) = model.encoder, timm_model(params, model)
+        self.new_side = None if side == model.encoder.image_size else side
+        if self.new_side:
+            model, params = at_side(model, params, side)
+        encoder = model.encoder
+        name, settings = timm_model(params, model)
         settings["num_classes"] = 0
         if name:
             self.model = timm.create_model(name, **settings)
@@ -89,27 +91,28 @@ class TimmEncoder(nn.Module):
         state = timm_state_dict(params["encoder"], encoder)
         # Not strict: counts of updates are missing, and have no effect here.
         self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
-        self.exponent = float(params["encoder"].get("gem_exponent", encoder.gem_exponent))
+        self.gem_exponent = float(params["encoder"].get("gem_exponent", encoder.gem_exponent))
         self.pooling = None if pools_as_timm(encoder) else encoder.pooling
-        self.prefix = encoder.num_prefix_tokens
+        self.num_prefix_tokens = encoder.num_prefix_tokens
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeds normalised pixels [batch, channels, height, width]."""
-        if self.side is not None:
-            images = functional.interpolate(images, [self.side] * 2, mode="bilinear")
+        if self.new_side:
+            images = functional.interpolate(images, [self.new_side] * 2, mode="bilinear")
         if self.pooling is None:
             return self.model(images)
         tokens = self.model.forward_features(images)
         if tokens.ndim == 4:  # A feature map. timm's pooling of a single position does nothing.
-            pooled = self._pooled(tokens.flatten(2).transpose(1, 2))
+            pooled = self._pool(tokens.flatten(2).transpose(1, 2))
             return self.model.forward_head(pooled[..., None, None], pre_logits=True)
         if self.pooling == "cls":
             return self.model.fc_norm(tokens[:, 0])
-        return self.model.fc_norm(self._pooled(tokens[:, self.prefix :]))
+        return self.model.fc_norm(self._pool(tokens[:, self.num_prefix_tokens :]))
 
-    def _pooled(self, patches: Tensor) -> Tensor:
+    def _pool(self, patches: Tensor) -> Tensor:
         if self.pooling == "gem":
-            return patches.clamp(min=1e-6).pow(self.exponent).mean(1).pow(1 / self.exponent)
+            exponent = self.gem_exponent
+            return patches.clamp(min=1e-6).pow(exponent).mean(1).pow(1 / exponent)
         return _POOLINGS[self.pooling](patches)
 
 
@@ -139,20 +142,21 @@ def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
 
 def shorten(space: Space, features: Tensor) -> Tensor:
     """Shortens features as the space does: `space.features(space.embed(features))`."""
-    directions, length, _ = _directions_and_radii(space, features)
-    return directions * length
+    directions, feature_norms, _ = _directions_and_norms(space, features)
+    return directions * feature_norms
 
 
 def embed(space: Space, features: Tensor) -> Tensor:
     """Maps features to points of a space, as `space.embed` does."""
-    directions, _, lengths = _directions_and_radii(space, features)
-    return torch.cat([directions * length for length in lengths], dim=-1)
+    directions, _, norms_by_part = _directions_and_norms(space, features)
+    return torch.cat([directions * point_norms for point_norms in norms_by_part], dim=-1)
 
 
-def _directions_and_radii(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Directions of features, then norms of shortened features and of points in each part."""
+def _directions_and_norms(space: Space, features: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Unit directions of features, norms of shortened features, and norms of points by part."""
     norms = features.norm(dim=-1, keepdim=True).clamp(min=_SMALLEST_NORM)
     radii = space.radii(norms, torch)
     if radii is None:
         raise UserError(f"{space} has no `radii`, which an export to PyTorch needs")
-    return features / norms, *radii
+    feature_norms, norms_by_part = radii
+    return features / norms, feature_norms, norms_by_part

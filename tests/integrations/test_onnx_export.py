@@ -88,7 +88,7 @@ def check(trained, export=False):
             found = torch_model.TorchModel(trained).eval()(torch.tensor(seen)).numpy()
         np.testing.assert_allclose(found, expected, atol=2e-5)
         return
-    session = onnxruntime.InferenceSession(onnx_file.exported(trained).SerializeToString())
+    session = onnxruntime.InferenceSession(onnx_file.to_onnx(trained).SerializeToString())
     for number in (3, 1):
         (found,) = session.run(None, {"images": images[:number]})
         np.testing.assert_allclose(found, expected[:number], atol=1e-4)
@@ -214,8 +214,9 @@ def test_the_manuals_search_finds_the_same_neighbours(exported, monkeypatch, cap
 
 
 def test_models_that_disagree_are_not_written(exported, monkeypatch):
-    run, model = onnx_file._run, hypjax.load(exported / "run")
-    monkeypatch.setattr(onnx_file, "_run", lambda *given: run(*given) + np.float32(2e-4))
+    points, model = onnx_file._exported_points, hypjax.load(exported / "run")
+    shift = np.float32(2e-4)
+    monkeypatch.setattr(onnx_file, "_exported_points", lambda *given: points(*given) + shift)
     with pytest.raises(UserError, match="nothing was written"):
         onnx_file.write_onnx(model, exported / "wrong.onnx")
     assert not list(exported.glob("*wrong*"))
