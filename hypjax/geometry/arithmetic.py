@@ -14,6 +14,8 @@ Scalar = float | Float[Array, ""]
 Vectors = Float[ArrayLike, "*b d"]
 Operand = Float[ArrayLike, "*#b d"]
 Points = Float[Array, "*b d"]
+PointSets = Float[ArrayLike, "*b n d"]
+Weights = Float[ArrayLike, "*b n"] | None  # Of the points in each set; None for equal weights.
 Numbers = Float[Array, "*b"]
 Rows = Float[ArrayLike, "n d"]
 Cols = Float[ArrayLike, "m d"]
@@ -40,8 +42,7 @@ def square_norm(x: Vectors, keepdims: bool = True) -> Array:
 def scaled(x: Points) -> tuple[Points, Float[Array, "*b 1"]]:
     """Divides vectors whose ‖x‖² would overflow or vanish by their largest coordinate.
 
-    Returns the quotients and the divisors, which are exactly 1 for ordinary vectors and have no
-    gradient.
+    Returns the quotients and the divisors, which have no gradient and are 1 for ordinary vectors.
     """
     largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     extreme = (largest > 1e15) | ((largest > 0) & (largest < 1e-15))

@@ -42,22 +42,22 @@ def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
     """Half-apertures of the cones of x, asin(2K/(√c‖x‖)), in radians (MERU, Section 3).
 
     Points are [..., d], apertures [...], and K > 0 is the `radius`. For √c‖x‖ ≤ 2K the aperture is
-    a right angle with gradient 0. Just outside, the gradient is large; only rounding bounds it.
+    a right angle with gradient 0. Just beyond 2K, the gradient is large; only rounding bounds it.
     """
     (x,) = arithmetic.floating(x)
-    square = c * arithmetic.square_norm(x, keepdims=False) - 4 * radius**2
-    wide = square <= 0  # NaN must remain.
-    root = jnp.sqrt(jnp.where(wide, 1, square))
-    return jnp.arctan2(jnp.asarray(2 * radius, x.dtype), jnp.where(wide, 0, root))
+    # The angle asin(a/h) in a right triangle is atan2(a, b), with b² = h² − a².
+    adjacent_square = c * arithmetic.square_norm(x, keepdims=False) - 4 * radius**2
+    wide = adjacent_square <= 0  # NaN must remain.
+    adjacent = jnp.sqrt(jnp.where(wide, 1, adjacent_square))
+    return jnp.arctan2(jnp.asarray(2 * radius, x.dtype), jnp.where(wide, 0, adjacent))
 
 
 def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Exterior angles at x of the triangles O, x, y: from 0 to π radians (MERU, Section 3).
 
-    The angle is 0 for y beyond x on the ray from the origin through x; there, its gradient, which
-    does not exist, is set to 0. For equal points, and for x at the origin, the angle is undefined
-    and set to a right angle, as in MERU's formula, with gradient 0. Points are [..., d] and angles
-    [...].
+    Points are [..., d] and angles [...]. For y beyond x on the ray from the origin through x, the
+    angle is 0 and has no gradient, which is set to 0. For equal points, and for x at the origin,
+    the undefined angle is set to a right angle, as in MERU's formula, with gradient 0.
     """
     x, y = arithmetic.floating(x, y)
     square = arithmetic.square_norm(x)
@@ -66,13 +66,13 @@ def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
     delta = y - x
     along = jnp.sum(delta * direction, axis=-1, keepdims=True)
     across = arithmetic.sqrt(arithmetic.square_norm(delta - along * direction))
-    cosh = jnp.sqrt(1 + c * square) + jnp.sqrt(1 + c * arithmetic.square_norm(y))
-    gap = 1 + c * lorentz.separation(x, y, c)[..., None]
-    return _angle(2 * gap * along - c * length * across**2, cosh * across)[..., 0]
+    cosh_sum = jnp.sqrt(1 + c * square) + jnp.sqrt(1 + c * arithmetic.square_norm(y))
+    q = lorentz.separation(x, y, c)[..., None]
+    return _angle(2 * (1 + c * q) * along - c * length * across**2, cosh_sum * across)[..., 0]
 
 
 def _angle(along: Array, across: Array) -> Array:
-    """Angle of a vector; a right angle with gradient 0 if the vector is too short."""
+    """Angles of vectors in the plane; a right angle, with gradient 0, for a vector near 0."""
     size = lax.stop_gradient(jnp.maximum(jnp.abs(along), jnp.abs(across)))
     too_short = size < jnp.finfo(size.dtype).tiny ** 0.5
     along, across = jnp.where(too_short, 0, along), jnp.where(too_short, 1, across)

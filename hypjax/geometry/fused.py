@@ -31,7 +31,7 @@ class Composite(Space):
     parts: tuple[tuple[InnerProductSpace, float | Float[Array, ""]], ...]
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` without parts, for a composite part or a negative weight."""
+        """Raises a `ValueError` for no parts, a composite part or a negative weight."""
         if not self.parts or any(isinstance(space, Composite) for space, _ in self.parts):
             raise ValueError("parts must name one space or more, none of which has parts itself")
         for _, weight in self.parts:
@@ -42,24 +42,20 @@ class Composite(Space):
         return " + ".join(f"{weight} × {space}" for weight, space in pairs)
 
     def features_by_part(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
-        """The features that each part embeds: by default an equal share, in the parts' order."""
+        """The features that each part embeds: by default, an equal share of the coordinates."""
         return self.split(features)
 
     def combine(self, distances: Iterable[Numbers]) -> Numbers:
-        """Combines the parts' distances into an increasing function: by default, a weighted sum."""
+        """An increasing function of the distances in the parts: by default, their weighted sum."""
         pairs = zip(self.parts, distances, strict=True)
         return sum(weight * distance for (_, weight), distance in pairs)
 
     def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Points]:
-        """Splits points into their coordinates in each part.
-
-        Raises:
-            UserError: The number of coordinates is not a multiple of the number of parts.
-        """
-        if jnp.shape(x)[-1] % len(self.parts):
-            count = len(self.parts)
+        """Splits points into equally many coordinates for each part, or raises a `UserError`."""
+        count = len(self.parts)
+        if jnp.shape(x)[-1] % count:
             raise UserError(f"{jnp.shape(x)[-1]} dimensions cannot be split among {count} parts")
-        return jnp.split(jnp.asarray(x), len(self.parts), axis=-1)
+        return jnp.split(jnp.asarray(x), count, axis=-1)
 
     def embed(self, features: Vectors) -> Float[Array, "*b m*k"]:
         """Embeds each part's features."""
@@ -72,7 +68,7 @@ class Composite(Space):
         return jnp.any(jnp.stack([space.clipped(v) for (space, _), v in pairs]), axis=0)
 
     def _by_part(self, *points: ArrayLike) -> Iterable[tuple[Any, ...]]:
-        """Pairs each part with its coordinates of points."""
+        """Yields (space, coordinates of the points x, coordinates of the points y, ...) by part."""
         return zip((space for space, _ in self.parts), *map(self.split, points), strict=True)
 
     def distance(self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]) -> Numbers:
@@ -85,12 +81,9 @@ class Composite(Space):
         """The combined distance matrices of the parts."""
         return self.combine(space.distance_matrix(a, b) for space, a, b in self._by_part(x, y))
 
-    def mean(
-        self, x: Float[ArrayLike, "*b n m*d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Float[Array, "*b m*d"]:
+    def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """The concatenated means of the parts."""
-        means = [space.mean(a, weights) for space, a in self._by_part(x)]
-        return jnp.concatenate(means, axis=-1)
+        return jnp.concatenate([space.mean(a, weights) for space, a in self._by_part(x)], axis=-1)
 
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """Replaces fields of the parts; "curvatures" lists a c for each part that has one."""
@@ -115,14 +108,9 @@ class Composite(Space):
 class Fused(Composite):
     """Adds the distances of several spaces, each of which embeds all features (HypMix, Eq. 10).
 
-    With m spaces, d features become m·d coordinates.
-
-    Attributes:
-        parts: Pairs of a space and the weight of its distance. HypMix is the pairwise cross-entropy
-            at temperature 1 with (Sphere(), 1 / (2·τ_e)) and
-            (PoincareBall(c, clip_radius), λ / τ_h).
-        normalized: Whether features are scaled to length 1 before the spaces embed them, as in
-            HypMix.
+    With m spaces, d features become m·d coordinates. If `normalized`, features are first scaled to
+    length 1. HypMix is the pairwise cross-entropy at temperature 1 with the parts
+    (Sphere(), 1 / (2·τ_e)) and (PoincareBall(c, clip_radius), λ / τ_h), normalised.
     """
 
     normalized: bool = dataclasses.field(default=True, metadata={"static": True})
@@ -141,12 +129,8 @@ class Fused(Composite):
         radii_by_part = [space.radii(norms, xp) for space, _ in self.parts]
         if any(radii is None for radii in radii_by_part):
             return None
-        point_norms = [radius for _, points in radii_by_part for radius in points]
-        return radii_by_part[0][0], point_norms
-
-    def geometries(self, x: Float[ArrayLike, "n m*d"]) -> Iterable[tuple[Space, Points]]:
-        """The parts, with the points' coordinates: each part embeds all features."""
-        return self._by_part(x)
+        feature_norms, _ = radii_by_part[0]
+        return feature_norms, [norm for _, point_norms in radii_by_part for norm in point_norms]
 
 
 @jax.tree_util.register_dataclass
@@ -155,12 +139,8 @@ class Product(Composite):
     """A product of spaces, which share the features equally (Gu et al., ICLR 2019, Section 3).
 
     With weight w and length l in each part, the distance is √Σ(w·l)², as in the product manifold.
-    The length is the part's distance; on the sphere, whose distance is a squared chord, it is the
-    chord.
-
-    Attributes:
-        parts: Pairs of a space and its weight w.
-        summed: Whether the distance is Σ w·d instead, the weighted sum of the parts' distances d.
+    The length is the part's distance d; on the sphere, whose distance is a squared chord, it is the
+    chord. If `summed`, the distance is Σ w·d instead.
     """
 
     summed: bool = dataclasses.field(default=False, metadata={"static": True})

@@ -14,16 +14,10 @@ from jaxtyping import Array, Bool, Float
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
-from hypjax.geometry.spaces import (
-    MAX_SQUARE_NORM,
-    InnerProductSpace,
-    Role,
-    SearchTerms,
-    require_nonnegative,
-)
+from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, require_nonnegative
 
-# Smallest 1 − c‖x‖² of a valid point: float32 may round a smaller one to 0.
-_BOUNDARY_MARGIN = 1e-6
+_MAX_SQUARE_NORM = 1e37  # Above this ‖x‖², the search terms of a point would overflow in float32.
+_BOUNDARY_MARGIN = 1e-6  # Smallest 1 − c‖x‖² of a valid point: float32 may round others to 0.
 _MAX_COSH = 1e6  # Largest √(1 + c‖x‖²) of a valid point: its image in the ball is valid, too.
 _SMALLEST_CURVATURE = 1e-12  # Smallest c > 0 at which scores do not overflow.
 _SQRT2 = 2**0.5
@@ -35,7 +29,7 @@ def static(default: Any) -> Any:
 
 
 class CurvedSpace(InnerProductSpace):
-    """A model of hyperbolic space, whose module has the functions of its distances and means."""
+    """A model of hyperbolic space; a module has the functions for its distances and means."""
 
     functions: ClassVar[ModuleType]  # `hypjax.geometry.poincare` or `lorentz`.
     c: float | Float[Array, ""]
@@ -44,13 +38,13 @@ class CurvedSpace(InnerProductSpace):
     max_distance: float | None
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` if a field is out of range or no number."""
+        """Raises a `ValueError` if a field is out of range or not a number."""
         require_nonnegative("c", self.c)
         if self.clip_radius is not None and not self.clip_radius > 0:
             raise ValueError(f"clip_radius is {self.clip_radius}; it must be above 0, or None")
 
     @property
-    def longest(self) -> float:
+    def max_feature_norm(self) -> float:
         """Largest norm of features after clipping or rescaling."""
         if self.max_distance is not None:
             return self.max_distance / 2
@@ -59,9 +53,10 @@ class CurvedSpace(InnerProductSpace):
     def embed(self, features: Vectors) -> Points:
         """Clips or rescales features v; maps them to points at distance 2‖v‖ from the origin."""
         if self.riemannian:
-            scale = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
+            inverse_metric = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
+            # The values stay the same; their gradients are multiplied by the inverse metric.
             constant = lax.stop_gradient(features)
-            features = constant + lax.stop_gradient(scale) * (features - constant)
+            features = constant + lax.stop_gradient(inverse_metric) * (features - constant)
         return self._embed(features)
 
     def _embed(self, features: Vectors) -> Points:
@@ -71,11 +66,11 @@ class CurvedSpace(InnerProductSpace):
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
         return self.from_ball(poincare.project(poincare.expmap0(v, self.c), self.c))
 
-    def _shortened(self, v: Vectors, max_norm: float = MAX_SQUARE_NORM**0.5) -> Points:
-        """Clips or rescales features."""
+    def _shortened(self, v: Vectors, max_norm: float = _MAX_SQUARE_NORM**0.5) -> Points:
+        """Clips or rescales features; clips to at most `max_norm`, whose square is finite."""
         if self.max_distance is not None:
             return poincare.rescale_features(v, self.max_distance)
-        return poincare.clip_features(v, min(self.longest, max_norm))
+        return poincare.clip_features(v, min(self.max_feature_norm, max_norm))
 
     def _unshortened(self, v: Vectors) -> Points:
         """Inverts the rescaling of features, if any."""
@@ -87,9 +82,7 @@ class CurvedSpace(InnerProductSpace):
         """Geodesic distances, see `poincare.dist` and `lorentz.dist`."""
         return self.functions.dist(x, y, self.c)
 
-    def mean(
-        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Points:
+    def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """The Fréchet mean, see `poincare.frechet_mean`."""
         return self.functions.frechet_mean(x, self.c, weights)
 
@@ -107,17 +100,19 @@ class CurvedSpace(InnerProductSpace):
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
         """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""
-        root = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
+        root_c = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
         scale = float(getattr(self, "feature_scale", 1.0))
-        limit = math.atanh(poincare.MAX_NORM) / root  # `poincare.project` moves points beyond it.
-        if self.max_distance is not None:
-            factor = scale * poincare.RESCALING / self.longest
-            if limit < self.longest:
-                norms = xp.clip(norms, None, math.atanh(limit / self.longest) / factor)
-            rescaled = self.longest * xp.tanh(factor * norms)
-            return norms, [self._point_norms(root * rescaled, xp) / root]
-        clipped = xp.clip(norms, None, min(self.longest, limit) / scale)
-        return clipped, [self._point_norms(root * scale * clipped, xp) / root]
+        # Beyond this norm of shortened features, `poincare.project` moves points.
+        limit = math.atanh(poincare.MAX_NORM) / root_c
+        longest = self.max_feature_norm
+        if self.max_distance is None:
+            clipped = xp.clip(norms, None, min(longest, limit) / scale)
+            return clipped, [self._point_norms(root_c * scale * clipped, xp) / root_c]
+        factor = scale * poincare.RESCALING / longest
+        if limit < longest:
+            norms = xp.clip(norms, None, math.atanh(limit / longest) / factor)
+        rescaled = longest * xp.tanh(factor * norms)
+        return norms, [self._point_norms(root_c * rescaled, xp) / root_c]
 
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points and c is 0 or at least 1e-12."""
@@ -136,7 +131,7 @@ class PoincareBall(CurvedSpace):
         clip_radius: Largest norm of features before the exponential map, or None for no clipping.
         riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
-        max_distance: Bound of points' distances from the origin. Features are rescaled to it
+        max_distance: Bound of points' distances from the origin, to which features are rescaled
             instead of being clipped (`poincare.rescale_features`); None for no rescaling.
     """
 
@@ -151,12 +146,12 @@ class PoincareBall(CurvedSpace):
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features longer than the clip radius; none if features are rescaled."""
-        radius = jnp.inf if self.max_distance is not None else self.longest
+        radius = jnp.inf if self.max_distance is not None else self.max_feature_norm
         scaled, scale = arithmetic.scaled(jnp.asarray(features, jnp.result_type(float, features)))
         return jnp.linalg.norm(scaled, axis=-1) > radius / scale[..., 0]
 
     def features(self, x: Vectors) -> Points:
-        """The clipped features, by the logarithmic map at the origin."""
+        """The clipped features: the logarithmic map at the origin, without the rescaling."""
         return self._unshortened(poincare.logmap0(x, self.c))
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
@@ -200,13 +195,13 @@ class PoincareBall(CurvedSpace):
         return self
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
-        """Marks rows that are not inside the ball in float32, or too far out."""
+        """Marks rows outside the ball, or too far out for float32."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
         inside = self.c * xx <= 1 - _BOUNDARY_MARGIN
         return {
             "is outside the ball of radius 1/√c, or too close to its surface": ~inside,
-            "is too far out": ~(xx < MAX_SQUARE_NORM),
+            "is too far out": ~(xx < _MAX_SQUARE_NORM),
         }
 
 
@@ -223,11 +218,9 @@ class Lorentz(CurvedSpace):
     Attributes:
         c: Negative curvature, at least 0; 0 is flat space with the distance ‖x − y‖ of points,
             which is twice the distance of features.
-        clip_radius: Largest norm of scaled features before the exponential map, or None for no
-            clipping.
+        clip_radius: Largest norm of scaled features, as in `PoincareBall`.
         feature_scale: Factor of features, above 0.
-        riemannian: Whether gradients of features are scaled by the ball's inverse metric, as in
-            `PoincareBall`.
+        riemannian: Whether the ball's inverse metric scales gradients, as in `PoincareBall`.
         max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
     """
 
@@ -241,7 +234,6 @@ class Lorentz(CurvedSpace):
     max_distance: float | None = static(None)
 
     def __post_init__(self) -> None:
-        """Raises a `ValueError` if a field is out of range or no number."""
         super().__post_init__()
         require_nonnegative("feature_scale", self.feature_scale)
 
@@ -249,7 +241,8 @@ class Lorentz(CurvedSpace):
         return f"the hyperboloid of c = {self.c}"
 
     def _embed(self, features: Vectors) -> Points:
-        return self.from_tangent(self._shortened(self._scaled(features), MAX_SQUARE_NORM**0.5 / 2))
+        max_norm = _MAX_SQUARE_NORM**0.5 / 2  # `from_tangent` doubles the vectors.
+        return self.from_tangent(self._shortened(self._scaled(features), max_norm))
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
@@ -264,7 +257,7 @@ class Lorentz(CurvedSpace):
         return features * jnp.asarray(self.feature_scale, features.dtype)
 
     def features(self, x: Vectors) -> Points:
-        """The clipped features: half the logarithmic map at the origin, without the scale."""
+        """The clipped features: half the logarithmic map at the origin, not rescaled or scaled."""
         v = self._unshortened(lorentz.logmap0(x, self.c) / 2)
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
@@ -312,11 +305,12 @@ class Lorentz(CurvedSpace):
         """Marks rows that are too far out for float32."""
         (x,) = arithmetic.inexact(x)
         xx = jnp.sum(x * x, axis=-1)
-        return {"is too far out": ~((xx < MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2))}
+        return {"is too far out": ~((xx < _MAX_SQUARE_NORM) & (1 + self.c * xx <= _MAX_COSH**2))}
 
 
 def _search_terms(vectors: Array, offset: Array, c: Array, condition: Array) -> SearchTerms:
     """Appends the coordinate √(2c)·offset, whose sign differs between queries and gallery."""
-    last = jnp.sqrt(2 * c) * offset
-    query, gallery = (jnp.concatenate([vectors, x], axis=-1) for x in (-last, last))
+    coordinate = jnp.sqrt(2 * c) * offset
+    query = jnp.concatenate([vectors, -coordinate], axis=-1)
+    gallery = jnp.concatenate([vectors, coordinate], axis=-1)
     return SearchTerms(query, gallery, offset[:, 0], condition)

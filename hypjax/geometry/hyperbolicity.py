@@ -28,20 +28,17 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     """Gromov's δ of a finite metric space, with its first point as the base point.
 
     With the Gromov products M_ij = (d_0i + d_0j − d_ij)/2, δ is the largest element of
-    (M ⊗ M) − M, where (A ⊗ B)_ij = max_k min(A_ik, B_kj). The δ of the four-point condition, which
-    has no base point, is the maximum over all base points and at most twice the δ at any of them
-    (Fournier et al.).
+    (M ⊗ M) − M, where (A ⊗ B)_ij = max_k min(A_ik, B_kj). The δ of the four-point condition is the
+    maximum over all base points and at most twice the δ at any of them (Fournier et al.).
 
     Takes O(n³) time and O(n²) memory, and can be jitted. The diagonal counts as 0, even if rounding
-    left other values there. δ is NaN if a distance is not finite.
-
-    Raises:
-        UserError: The matrix is not square, or there are fewer than 4 points.
+    left other values there. δ is NaN if a distance is not finite. Raises a `UserError` if the
+    matrix is not square or has fewer than 4 points.
     """
     distances = jnp.asarray(distances)
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise UserError(f"distances must be a square matrix, got shape {distances.shape}")
-    _require_four(distances)
+    _require_four_points(distances)
     return _delta(distances.astype(jnp.result_type(jnp.float32, distances)))
 
 
@@ -57,14 +54,11 @@ def relative_delta(
     The relative δ is between 0 (a tree) and 1 (Khrulkov et al.), and invariant to scaling and
     translation. Points are floats, [n, d], before any map into a hyperbolic space. Each trial draws
     a sample without replacement; with the same key, more trials begin with the same samples. If
-    there are at most `num_samples` points, every sample holds all points in their order.
-
-    Raises:
-        UserError: There are fewer than 4 points, a point is not finite, or all points of a sample
-            are identical.
+    there are at most `num_samples` points, every sample holds all points in their order. Raises a
+    `UserError` for fewer than 4 points, a point that is not finite, or a sample of equal points.
     """
     points = np.asarray(points)
-    _require_four(points)
+    _require_four_points(points)
     if not np.isfinite(points).all():
         raise UserError("some points are not finite, so they have no relative delta")
     if len(points) <= num_samples:
@@ -88,13 +82,13 @@ def curvature_from_delta(delta: float) -> float:
     return (_DISK_DELTA / float(delta)) ** 2
 
 
-def _require_four(points: Array | np.ndarray) -> None:
+def _require_four_points(points: Array | np.ndarray) -> None:
     if len(points) < 4:  # Any three points embed in a tree.
         raise UserError(f"hyperbolicity needs at least 4 points, got {len(points)}")
 
 
 def _normalise(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    """Moves the first point to the origin and scales the largest coordinate to 1, in float64."""
+    """Moves the first point to the origin, and scales the largest coordinate to 1."""
     # In float32, points far from the origin would lose the digits in which they differ.
     translated = points.astype(np.float64) - points[0].astype(np.float64)
     largest = np.abs(translated).max()
@@ -118,8 +112,8 @@ def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
     """Gromov's δ of a distance matrix, from the upper tiles of M ⊗ M, which is symmetric."""
     masked = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
     products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov products, M.
-    num_sides = -(-len(distances) // _TILE)
-    side = -(-len(distances) // (num_sides * _CHUNK)) * _CHUNK  # Chosen for little padding.
+    tiles_per_side = -(-len(distances) // _TILE)
+    side = -(-len(distances) // (tiles_per_side * _CHUNK)) * _CHUNK  # Chosen for little padding.
     # Row 0 is 0, so padding to whole tiles with 0 repeats the first point and does not change δ.
     products = jnp.pad(products, (0, -len(products) % side))
     rows, columns = (jnp.asarray(side * tiles) for tiles in np.triu_indices(len(products) // side))
@@ -148,21 +142,25 @@ def _fold(
     column: int | Int[Array, ""],
     tile: Float[Array, "h w"],
 ) -> Float[Array, "h w"]:
-    """Computes a tile of a matrix product, with `combine(element, left, right)` for + and ·."""
+    """Computes a tile of VᵀV for the matrix V of `vectors`, with `combine` in place of + and ·.
+
+    For each row v of V, element (i, j) becomes `combine(element, v[row + i], v[column + j])`. The
+    number of rows, k, is a multiple of `_CHUNK`.
+    """
     # A chunk of terms becomes one fused loop over the tile, without intermediate matrices. Chunks
     # are loaded one step ahead: otherwise XLA on a CPU may load them again for every element, which
-    # is up to eight times slower. k is a multiple of `_CHUNK`.
+    # is up to eight times slower.
     height, width = tile.shape
 
-    def load(step: int | Int[Array, ""]) -> tuple[Float[Array, "c h"], Float[Array, "c w"]]:
-        chunk = lax.dynamic_slice_in_dim(vectors, step * _CHUNK, _CHUNK)
+    def load(index: int | Int[Array, ""]) -> tuple[Float[Array, "c h"], Float[Array, "c w"]]:
+        chunk = lax.dynamic_slice_in_dim(vectors, index * _CHUNK, _CHUNK)
         left = lax.dynamic_slice_in_dim(chunk, row, height, axis=1)
         return left, lax.dynamic_slice_in_dim(chunk, column, width, axis=1)
 
-    def step(i: Int[Array, ""], carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def step(index: Int[Array, ""], carry: tuple[Array, ...]) -> tuple[Array, ...]:
         tile, left, right = carry
         for x, y in zip(left, right, strict=True):
             tile = combine(tile, x[:, None], y)
-        return tile, *load(i + 1)
+        return tile, *load(index + 1)
 
     return lax.fori_loop(0, len(vectors) // _CHUNK, step, (tile, *load(0)))[0]

@@ -21,15 +21,15 @@ from hypjax.geometry.spaces import Space
 
 _STEPS = 400
 _NEIGHBOURS = 8  # Points of a layout between which `place_among` puts an added point.
-_BLOCK = 1024  # Points whose distances to each other are compared in one step.
+_BLOCK = 1024  # Largest number of points whose distances to each other are compared in one step.
 _MOST_PAIRED = 4096  # Points among which all distances are computed once, not in each step.
 _RATE = 0.5  # Learning rate of the first step, from which it falls to 0.
 _LARGEST_MOVE = 1.0  # Largest move of a point in one step, before the learning rate.
 _NEAREST_QUANTILE = 0.01  # Quantile of the distances that counts as the smallest distance.
 _MEDIAN_DISTANCE = 3.0  # Median distance in the disk, which fills it without crowding the border.
 _MAX_RANKED = 1500  # Points whose pairwise distances are ranked.
-_SMALLEST = 1e-12
-_LEAST_COSH = 1 + 1e-6  # Of the distance between two points.
+_SMALLEST = 1e-12  # Keeps divisors above 0.
+_LEAST_COSH = 1 + 1e-6  # Points count as equal if the cosh of their distance is not above it.
 _FARTHEST = 40.0  # Tangents longer than this lead to the disk's edge; cosh² is still finite.
 _EDGE = 1 - 1e-6  # Largest radius of a position, for outliers that float would put on the circle.
 Positions = Complex[np.ndarray, " n"]  # In the Poincaré disk, inside the unit circle.
@@ -42,20 +42,29 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
 
     Positions are inside the unit circle. The seed draws the order in which points are compared.
     """
-    count, rng = len(points), np.random.default_rng(seed)
-    block = min(_BLOCK, count)
-    scaling = _scaling(points[rng.permutation(count)[:block]], space)
+    rng = np.random.default_rng(seed)
+    count = len(points)
+    scaling = _scaling(points[rng.permutation(count)[:_BLOCK]], space)
     features = np.asarray(spaces.features(space, points))
     start = principal_components(features)
-    smallest = 1e-6 * np.abs(features).max() + _SMALLEST
-    start *= _MEDIAN_DISTANCE / 2 / max(np.median(np.linalg.norm(start, axis=1)), smallest)
-    fixed = jnp.asarray(points), space, scaling
-    pairs = _target_distances(points, *fixed) if count <= _MOST_PAIRED else None
+    median_length = np.median(np.linalg.norm(start, axis=1))
+    start *= _MEDIAN_DISTANCE / 2 / max(median_length, 1e-6 * np.abs(features).max() + _SMALLEST)
+    constants = jnp.asarray(points), space, scaling
+    targets = _target_distances(points, *constants) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
     for rate in np.linspace(_RATE, 0, _STEPS, dtype=np.float32):
-        rows = np.sort(rng.permutation(count)[:block])
-        tangents = _step(tangents, rows, rate, pairs, *fixed)
+        rows = np.sort(rng.permutation(count)[:_BLOCK])
+        tangents = _step(tangents, rows, rate, targets, *constants)
     return to_disk(np.asarray(tangents))
+
+
+def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
+    """Chooses the scaling by which a sample of points has the `_MEDIAN_DISTANCE` in the disk."""
+    distinct = ~np.eye(len(sample), dtype=bool)
+    distances = np.asarray(spaces.distance_matrix(space, sample, sample))[distinct]
+    nearest, median = np.quantile(distances, (_NEAREST_QUANTILE, 0.5)) if len(distances) else (0, 0)
+    nearest = min(nearest, median / 2)  # With very few points, all distances may be equal.
+    return nearest, _MEDIAN_DISTANCE / max(median - nearest, _SMALLEST)
 
 
 def place_among(
@@ -64,27 +73,20 @@ def place_among(
     positions: Positions,
     space: Space,
 ) -> Positions:
-    """Positions of further points in a layout, by inverse distance weighting (Shepard, 1968).
+    """Positions of added points in a layout, by inverse distance weighting (Shepard, 1968).
 
     An added point lies at the centroid, on the hyperboloid, of its 8 nearest points of the layout.
-    Their weights are their inverse squared distances in the space, so a point that the layout
-    contains has the same position.
+    Their weights are their inverse squared distances from it in the space, so a point that the
+    layout contains keeps its position.
     """
     distances = np.asarray(spaces.distance_matrix(space, added, points), np.float64)
     nearest = np.argsort(distances, axis=1)[:, :_NEIGHBOURS]
     weights = np.maximum(np.take_along_axis(distances, nearest, axis=1), _SMALLEST) ** -2
     squares = np.abs(positions) ** 2
-    time, plane = (1 + squares) / (1 - squares), 2 * positions / (1 - squares)
+    time = (1 + squares) / (1 - squares)  # Coordinates on the hyperboloid: time, and the plane's.
+    plane = 2 * positions / (1 - squares)
     time, plane = (np.sum(weights * x[nearest], axis=1) for x in (time, plane))
     return plane / (time + np.sqrt(time**2 - np.abs(plane) ** 2))
-
-
-def _scaling(sample: Float[np.ndarray, "n d"], space: Space) -> _Scaling:
-    apart = ~np.eye(len(sample), dtype=bool)
-    distances = np.asarray(spaces.distance_matrix(space, sample, sample))[apart]
-    nearest, median = np.quantile(distances, (_NEAREST_QUANTILE, 0.5)) if len(distances) else (0, 0)
-    nearest = min(nearest, median / 2)  # With very few points, all distances may be equal.
-    return nearest, _MEDIAN_DISTANCE / max(median - nearest, _SMALLEST)
 
 
 def lay_out_by_umap(
@@ -92,12 +94,10 @@ def lay_out_by_umap(
 ) -> Positions:
     """Lays out points by UMAP on the hyperboloid, as in Hyp-ViT's figures.
 
-    UMAP takes neighbours by distances in the space, and lays them out on the hyperboloid, which is
-    then projected to the Poincaré disk. It starts from `lay_out`, which arranges groups of
-    neighbours. With a seed, UMAP runs in one thread.
-
-    Raises:
-        UserError: UMAP is not installed, or there are no more points than neighbours.
+    UMAP finds neighbours by distances in the space, and lays points out on the hyperboloid, which
+    is then projected to the Poincaré disk. UMAP starts from `lay_out`, which arranges groups of
+    neighbours, and runs in one thread, because it has a seed. Raises a `UserError` if UMAP is not
+    installed or there are no more points than neighbours.
     """
     require_package("umap", "a layout by UMAP", "hypjax[viz]")
     import umap
@@ -105,7 +105,7 @@ def lay_out_by_umap(
     if len(points) <= neighbours:
         raise UserError(f"UMAP needs more than {neighbours} images, but there are {len(points)}")
     start = lay_out(points, space, seed=seed)
-    start = 2 * start / (1 - np.abs(start) ** 2)  # On the hyperboloid.
+    start = 2 * start / (1 - np.abs(start) ** 2)  # The plane's coordinates on the hyperboloid.
     reducer = umap.UMAP(
         n_neighbors=neighbours,
         metric="precomputed",
@@ -115,9 +115,9 @@ def lay_out_by_umap(
     )
     with warnings.catch_warnings():  # UMAP warns of effects that these settings intend.
         warnings.simplefilter("ignore", UserWarning)
-        lorentz = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
-    lorentz = lorentz.astype(np.float64)
-    return (lorentz[:, 0] + 1j * lorentz[:, 1]) / (1 + np.sqrt(1 + (lorentz**2).sum(axis=1)))
+        plane = reducer.fit_transform(np.asarray(spaces.distance_matrix(space, points, points)))
+    plane = plane.astype(np.float64)
+    return (plane[:, 0] + 1j * plane[:, 1]) / (1 + np.sqrt(1 + (plane**2).sum(axis=1)))
 
 
 def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n 2"]:
@@ -135,7 +135,7 @@ def principal_components(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarr
 
 
 def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Positions:
-    """Maps tangents at the origin, as long as the hyperbolic distance, to the disk."""
+    """Maps tangents at the origin, whose lengths are hyperbolic distances, to the disk."""
     lengths = np.linalg.norm(tangents, axis=1)
     factors = np.minimum(np.tanh(lengths / 2), _EDGE) / np.maximum(lengths, _SMALLEST)
     return np.ascontiguousarray(tangents * factors[:, None], np.float64).view(np.complex128)[:, 0]
@@ -144,11 +144,10 @@ def to_disk(tangents: Float[np.ndarray, "n 2"]) -> Positions:
 def faithfulness(
     points: Float[np.ndarray, "n d"], positions: Positions, space: Space
 ) -> tuple[float, float] | None:
-    """Measures how faithful a layout is, compared with a plot of two principal components.
+    """Spearman's rank correlations between distances in the space and in two plots of the points.
 
-    Returns Spearman's rank correlations between distances in the space and in the disk, for the
-    layout and for the features' first two principal components; None for fewer than three points.
-    At most 1,500 points are compared.
+    The plots are the layout in the disk, and the features' first two principal components. At most
+    1,500 points are compared. Returns None for fewer than three points.
     """
     if len(points) < 3:
         return None
@@ -158,16 +157,16 @@ def faithfulness(
     ranks = _average_ranks(np.asarray(distances)[pairs])
 
     def correlation(positions: Positions) -> float:
-        start, end = (positions[sample][indices] for indices in pairs)
-        ratios = np.abs((start - end) / (1 - start.conj() * end))  # Increases with the distance.
+        x, y = (positions[sample][indices] for indices in pairs)
+        ratios = np.abs((x - y) / (1 - x.conj() * y))  # Increase with the distance in the disk.
         return float(np.corrcoef(ranks, _average_ranks(ratios))[0, 1])
 
     components = principal_components(np.asarray(spaces.features(space, points)))
-    return correlation(positions), correlation(to_disk(1e-6 * components))
+    return correlation(positions), correlation(to_disk(1e-6 * components))  # Near 0: Euclidean.
 
 
 def _average_ranks(x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Ranks, averaged among ties; importing SciPy's `rankdata` takes longer than to rank."""
+    """Ranks, averaged among ties; importing SciPy's `rankdata` takes longer than ranking."""
     _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - counts / 2)[inverse]
 
@@ -177,17 +176,17 @@ def _step(
     tangents: Float[Array, "n 2"],
     rows: Int[Array, " block"],
     rate: Float[Array, ""],
-    pairs: Float[Array, "n n"] | None,
+    all_targets: Float[Array, "n n"] | None,
     points: Float[Array, "n d"],
     space: Space,
     scaling: _Scaling,
 ) -> Float[Array, "n 2"]:
-    """Lowers the stress Σ (drawn − target)² / 4n within a block of n points."""
-    # A scan over steps would compute the same, but XLA gathers pairs on a CPU 4 times as slowly.
-    if pairs is None:
+    """Moves a block of n points, so that the stress Σ (drawn − target)² / 4n of it falls."""
+    # A scan over steps would compute the same, but XLA gathers targets on a CPU 4 times as slowly.
+    if all_targets is None:
         targets = _target_distances(points[rows], points[rows], space, scaling)
     else:
-        targets = pairs[rows[:, None], rows]
+        targets = all_targets[rows[:, None], rows]
     # The gradient in closed form: automatic differentiation takes 7 times as long.
     lifted, pull_back = jax.vjp(_lift, tangents[rows])
     mirrored = lifted * jnp.array([1, -1, -1])
@@ -197,7 +196,9 @@ def _step(
     sinh = jnp.sqrt(cosh - 1) * jnp.sqrt(cosh + 1)  # The square may overflow.
     slopes = jnp.where(apart, (jnp.log(cosh + sinh) - targets) / sinh, 0)
     (gradient,) = pull_back(slopes @ mirrored / len(rows))
-    return tangents.at[rows].add(-rate * _bounded(gradient))
+    lengths = jnp.linalg.norm(gradient, axis=1, keepdims=True)
+    moves = gradient / jnp.maximum(lengths / _LARGEST_MOVE, 1)
+    return tangents.at[rows].add(-rate * moves)
 
 
 @jax.jit
@@ -210,13 +211,8 @@ def _target_distances(
     return jnp.minimum(distances, 2 * _FARTHEST)
 
 
-def _bounded(moves: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
-    lengths = jnp.linalg.norm(moves, axis=1, keepdims=True)
-    return moves / jnp.maximum(lengths / _LARGEST_MOVE, 1)
-
-
 def _lift(tangents: Float[Array, "n 2"]) -> Float[Array, "n 3"]:
-    """Points of the hyperboloid, time first, to which tangents at the origin lead."""
+    """Maps tangents at the origin to points of the hyperboloid, time coordinate first."""
     lengths = jnp.sqrt(jnp.sum(tangents**2, axis=1, keepdims=True) + _SMALLEST)
     bounded = jnp.minimum(lengths, _FARTHEST)
     return jnp.concatenate([jnp.cosh(bounded), tangents * (jnp.sinh(bounded) / lengths)], axis=1)

@@ -37,7 +37,7 @@ def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
 
 
 def bounds(fields: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
-    """Bounds of learned scalars: `c_bounds`, or a tenth and ten times the initial value."""
+    """Bounds of learned scalars: `c_bounds` for curvatures, else 0.1 and 10 times the start."""
     return {
         name: tuple(fields["c_bounds"]) if name in CURVATURES else (start / 10, start * 10)
         for name, start in initial_scalars(fields).items()
@@ -55,12 +55,18 @@ def initial_parameters(scalars: Scalars) -> dict[str, ScalarParameters]:
 
 
 def scalar_values(params: ScalarParameters) -> dict[str, Any]:
-    """Converts parameters to scalars by name: floats, or tuples of floats for vectors.
+    """Converts parameters to scalars by name: floats, tuples of floats, or traced values.
 
-    Each float is the shortest decimal number that rounds to the float32 value. Traced parameters
-    give traced values.
+    Each float is the shortest decimal number that rounds to the parameter's float32 value.
     """
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
+
+
+def _value(log: Float[Array, "..."]) -> Any:
+    if isinstance(log, jax.core.Tracer):
+        return jnp.exp(log)
+    values = np.float32(np.exp(np.asarray(log, np.float64)))
+    return tuple(float(str(x)) for x in values) if np.ndim(values) else float(str(values))
 
 
 def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
@@ -76,25 +82,18 @@ def named_scalars(params: ScalarParameters) -> dict[str, Any]:
     named = {}
     for name, value in scalar_values(params).items():
         if np.ndim(value):
-            named |= {f"{name}_{i}": item for i, item in enumerate(value)}
+            named |= {f"{name}_{index}": item for index, item in enumerate(value)}
         else:
             named[name] = value
     return named
 
 
-def _value(log: Float[Array, "..."]) -> Any:
-    if isinstance(log, jax.core.Tracer):
-        return jnp.exp(log)
-    values = np.float32(np.exp(np.asarray(log, np.float64)))
-    return tuple(float(str(x)) for x in values) if np.ndim(values) else float(str(values))
-
-
 def within_bounds(
     params: ScalarParameters, bounds: Mapping[str, tuple[float, float]]
 ) -> ScalarParameters:
-    """Clips the parameters of scalars to their bounds, after an update.
+    """Clips updated parameters so that their scalars are within bounds.
 
-    If the loss clipped c instead, it would have no gradient outside the bounds, and c would stay.
+    If the loss clipped c instead, c would have no gradient outside the bounds, and stay there.
     """
     log_bounds = {f"log_{name}": tuple(np.log(pair)) for name, pair in bounds.items()}
     return {name: jnp.clip(log, *log_bounds[name]) for name, log in params.items()}

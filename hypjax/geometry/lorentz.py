@@ -51,7 +51,7 @@ MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
 def with_time(x: Vectors, c: Scalar) -> Float[Array, "*b d+1"]:
-    """Points with their time component √(1/c + ‖x‖²) before the others; c must be above 0."""
+    """Points with the time component √(1/c + ‖x‖²) before their d space components, for c > 0."""
     (x,) = arithmetic.floating(x)
     return jnp.concatenate([_cosh(x, c) / jnp.sqrt(c), x], axis=-1)
 
@@ -97,15 +97,12 @@ def logmap0(x: Vectors, c: Scalar) -> Points:
 
 
 def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
-    """Geodesic distances (2/√c)·arsinh(√(c·q)), elementwise over the leading axes.
-
-    Points are [..., d] and distances [...].
-    """
+    """Geodesic distances [...] of points [..., d], elementwise: (2/√c)·arsinh(√(c·q))."""
     return poincare.dist_at(separation(x, y, c), c)
 
 
 def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
-    """sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
+    """Separations q = sinh²(√c·d/2)/c, elementwise, which increase with the distance d."""
     x, y = arithmetic.floating(x, y)
     return arithmetic.square_norm(_difference(x, y, c), keepdims=False)
 
@@ -113,15 +110,21 @@ def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
 def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
-    Points are compared in the ball. If the points x are nearer to their mean than to the origin, an
-    isometry first moves the mean to the origin (`poincare.best_origin`). Distances of close points
-    lose digits as in `poincare.dist_matrix`.
+    Points are compared in the ball, after an isometry that moves `poincare.best_origin` to the
+    origin. Distances of close points lose digits as in `poincare.dist_matrix`.
     """
     x, y = arithmetic.floating(x, y)
     centre = poincare.best_origin(separation, lax.stop_gradient(x), c)
-    (x, x_gap), (y, y_gap) = (_in_ball(*moved_to_origin(z, centre, c), c) for z in (x, y))
+    (x, x_gap), (y, y_gap) = (_moved_into_ball(z, centre, c) for z in (x, y))
     q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
+
+
+def _moved_into_ball(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
+    """The ball's points p after a boost of the centre to the origin, and 1 − c‖p‖²."""
+    moved, q = moved_to_origin(x, centre, c)
+    gap = 1 / (1 + c * q)
+    return moved * gap / 2, gap
 
 
 def moved_to_origin(
@@ -134,29 +137,28 @@ def moved_to_origin(
     (x/λ − λm)·λ − 2cq·m/(1 + T_m) with λ² = (1 + T_x)/(1 + T_m), so that points close to the centre
     keep their digits.
     """
-    half = _difference(x, centre, c)
-    q = arithmetic.square_norm(half)
-    x_cosh, cosh = 1 + _cosh(x, c), 1 + _cosh(centre, c)
-    return 2 * (half * jnp.sqrt(x_cosh / cosh) - c * q * (centre / cosh)), q
+    half_difference = _difference(x, centre, c)
+    q = arithmetic.square_norm(half_difference)
+    one_plus_x, one_plus_m = 1 + _cosh(x, c), 1 + _cosh(centre, c)  # 1 + T_x, 1 + T_m.
+    scaled = half_difference * jnp.sqrt(one_plus_x / one_plus_m)
+    return 2 * (scaled - c * q * (centre / one_plus_m)), q
 
 
-def frechet_mean(
-    x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
-) -> Points:
-    """Fréchet means, [..., d], of n points, [..., n, d]; see `poincare.frechet_mean`."""
+def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights = None) -> Points:
+    """Fréchet means, [..., d], of sets of n points, [..., n, d], as by `poincare.frechet_mean`."""
     return from_poincare(poincare.frechet_mean(to_poincare(x, c), c, weights), c)
 
 
 def centroids(
     x: Float[ArrayLike, "n d"], groups: Int[ArrayLike, " n"], count: int, c: Scalar
 ) -> Float[Array, "count d"]:
-    """Centroid of each of `count` groups of points; the origin for an empty group.
+    """Centroids of `count` groups of points; the origin for an empty group.
 
-    A centroid is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian Distance Learning", ICML 2019), in
-    the ball Einstein's midpoint (HypStructure, NeurIPS 2024, Eq. 6). Far from the origin, this
-    difference loses digits. The sums are therefore taken a second time, after boosts that move the
-    first centroids to the origin, where T = 1 + 2cq is small. The first centroids have no gradient:
-    any point nearby would do.
+    `groups` holds each point's group. A centroid is Σx/√((ΣT)² − c‖Σx‖²) (Law et al., "Lorentzian
+    Distance Learning", ICML 2019), in the ball Einstein's midpoint (HypStructure, NeurIPS 2024,
+    Eq. 6). Far from the origin, the difference under the root loses digits. The sums are therefore
+    taken a second time, after boosts that move the first centroids to the origin, where T = 1 + 2cq
+    is small. The first centroids have no gradient: boosts to any points nearby have equal results.
     """
     (x,) = arithmetic.floating(x)
     sums = functools.partial(jax.ops.segment_sum, segment_ids=groups, num_segments=count)
@@ -183,14 +185,9 @@ def _difference(x: Array, y: Array, c: Scalar) -> Array:
     # (x − y)·(1 + T_z) − z·(T_x − T_y), where z is the point that is nearer to the origin.
     x_cosh, y_cosh = _cosh(x, c), _cosh(y, c)
     delta, total = x - y, x + y
-    rise = c * jnp.sum(delta * total, axis=-1, keepdims=True) / (x_cosh + y_cosh)
+    rise = c * jnp.sum(delta * total, axis=-1, keepdims=True) / (x_cosh + y_cosh)  # T_x − T_y.
     scale = 2 * jnp.sqrt(1 + x_cosh) * jnp.sqrt(1 + y_cosh)
-    first = x_cosh < y_cosh
-    nearer, cosh = jnp.where(first, x, y), jnp.where(first, x_cosh, y_cosh)
-    return delta * ((1 + cosh) / scale) - nearer * (rise / scale)
-
-
-def _in_ball(x: Array, q: Array, c: Scalar) -> tuple[Array, Array]:
-    """The ball's points p for x at separations q from the origin, and 1 − c‖p‖² = 1/(1 + c·q)."""
-    gap = 1 / (1 + c * q)
-    return x * gap / 2, gap
+    x_is_nearer = x_cosh < y_cosh
+    nearer = jnp.where(x_is_nearer, x, y)
+    nearer_cosh = jnp.where(x_is_nearer, x_cosh, y_cosh)
+    return delta * ((1 + nearer_cosh) / scale) - nearer * (rise / scale)

@@ -38,8 +38,8 @@ from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, R
 # float32 still resolves 1 − c‖x‖² to one per cent.
 MAX_NORM = 1 - 1e-5
 
-_FRECHET_STEPS = 1000
-_LONGEST = 1e18  # The ‖v‖² of longer vectors overflows in float32.
+_MAX_FRECHET_STEPS = 1000
+_LONGEST = 1e18  # Vectors are clipped to this norm, since the ‖v‖² of longer ones may overflow.
 RESCALING = float(np.arctanh(0.99)) / 3  # Factor of small distances in `rescale_features`.
 
 
@@ -80,17 +80,17 @@ def unrescale_features(v: Vectors, max_distance: Scalar) -> Points:
 def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
     """Moves points, [..., d], towards the origin: the weight decay of Riemannian AdamW.
 
-    A point p becomes its centroid with the origin o, which is (1 − w)·p + w·o on the hyperboloid,
-    normalised, for a weight w from 0 to 1 (Bdeir et al., 2024; experimental, after code of the
+    A point p becomes its centroid with the origin o, the normalised (1 − w)·p + w·o on the
+    hyperboloid, for a weight w from 0 to 1 (Bdeir et al., 2024; experimental, after code of the
     authors' group). A point at distance R/√c from the origin keeps its direction and moves to
-    R'/√c, where tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w). At c = 0 the centroid is
-    (1 − w)·x.
+    R'/√c, where tanh R' = (1 − w)·sinh R / ((1 − w)·cosh R + w); at c = 0 it becomes (1 − w)·p.
     """
     (x,) = arithmetic.floating(x)
-    u, point_weight = c * arithmetic.square_norm(x), 1 - weight
-    # √((1 − w)² + w² + 2w(1 − w)·cosh R)·(1 − u), in sums of positive terms.
-    length = (point_weight**2 + weight**2) * (1 - u) + 2 * weight * point_weight * (1 + u)
-    norm = jnp.sqrt(length * (1 - u))
+    u = c * arithmetic.square_norm(x)
+    point_weight = 1 - weight
+    # Norm √((1 − w)² + w² + 2w(1 − w)·cosh R) of the sum times 1 − u, in sums of positive terms.
+    square = (point_weight**2 + weight**2) * (1 - u) + 2 * weight * point_weight * (1 + u)
+    norm = jnp.sqrt(square * (1 - u))
     return x * (2 * point_weight / (norm + point_weight * (1 + u) + weight * (1 - u)))
 
 
@@ -197,8 +197,8 @@ def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
 
 def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Array]:
     """(−x) ⊕ y, s and P, in a form that is exactly 0 for x = y."""
-    # The numerator of the textbook formula, (1 − c‖x‖²)·y − (1 − 2c⟨x,y⟩ + c‖y‖²)·x, is rearranged
-    # in terms of y − x. The denominator equals P + c·s.
+    # The textbook numerator, (1 − c‖x‖²)·y − (1 − 2c⟨x,y⟩ + c‖y‖²)·x, is rearranged in terms of
+    # y − x. The denominator equals P + c·s.
     delta = y - x
     s = arithmetic.square_norm(delta)
     inside = 1 - c * arithmetic.square_norm(x)
@@ -207,17 +207,16 @@ def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Arr
 
 
 def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
-    """Geodesic distances, elementwise over the leading axes (Hyp-ViT, Eq. 2).
+    """Geodesic distances [...] of points [..., d], elementwise (Hyp-ViT, Eq. 2).
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
-    neither saturates near the boundary nor loses digits for close points. Points are [..., d] and
-    distances [...].
+    neither saturates near the boundary nor loses digits for close points.
     """
     return dist_at(separation(x, y, c), c)
 
 
 def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
-    """s/P = sinh²(√c·d/2)/c, elementwise over the leading axes: increases with the distance d."""
+    """Separations s/P = sinh²(√c·d/2)/c, elementwise, which increase with the distance d."""
     x, y = arithmetic.floating(x, y)
     s = arithmetic.square_norm(x - y, keepdims=False)
     x_gap, y_gap = (1 - c * arithmetic.square_norm(point, keepdims=False) for point in (x, y))
@@ -240,7 +239,8 @@ def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
     geodesic is unknown, count as equally far from the origin.
     """
     x, y = arithmetic.floating(x, y)
-    delta, s, p = y - x, *_mobius_difference(x, y, c)[1:]
+    delta = y - x
+    _, s, p = _mobius_difference(x, y, c)
     m = (x + y) / 2
     near = s <= (1e3 * jnp.finfo(x.dtype).eps) ** 2 * arithmetic.square_norm(m) + 1e-24
     along = jnp.where(near, 0, delta) * lax.rsqrt(jnp.where(near, 1, s))
@@ -268,7 +268,7 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
 
 
 def best_origin(separation: Callable[[Array, Array, Scalar], Array], x: Array, c: Scalar) -> Array:
-    """The mean if all points are nearer to it than the farthest is to the origin; or the origin."""
+    """The mean of x or the origin, whichever is nearer to its farthest point of x."""
     mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
     from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
     return jnp.where(from_mean < from_origin, mean, origin)
@@ -280,19 +280,15 @@ def _moved_to_origin(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     return moved, p / (p + c * s)
 
 
-def frechet_mean(
-    x: Float[ArrayLike, "*b n d"], c: Scalar, weights: Float[ArrayLike, "*b n"] | None = None
-) -> Points:
+def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights = None) -> Points:
     """Fréchet mean: the point with the least weighted sum of squared distances to n points.
+
+    Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0.
 
     In hyperboloid coordinates a squared distance is a concave function of the inner product.
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
     the iteration needs no step size and converges from any start. The mean is differentiable in x,
-    c and the weights: by the implicit function theorem, its derivative equals the derivative of a
-    Newton step.
-
-    Points are [..., n, d] and means [..., d]. Weights, [..., n], are at least 0 and not all 0; None
-    means equal weights.
+    c and weights: by the implicit function theorem, its derivative is the one of a Newton step.
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
     x, weights = arithmetic.floating(x, weights)
@@ -321,7 +317,7 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
         return mean, moving, count + 1
 
     def unfinished(carry):
-        return jnp.any(carry[1]) & (carry[2] < _FRECHET_STEPS)
+        return jnp.any(carry[1]) & (carry[2] < _MAX_FRECHET_STEPS)
 
     origin = jnp.zeros_like(x[..., 0, :])
     return lax.while_loop(unfinished, step, (origin, jnp.ones_like(origin[..., :1], bool), 0))[0]

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,21 +28,15 @@ _BUILT_IN = frozenset(SPACES)
 def register_space(name: str, space: type[Space]) -> None:
     """Registers a user-defined space as a value of `objective.space`, in this process.
 
-    Args:
-        name: A name that hypjax does not use. A later registration under the same name replaces
-            this one.
-        space: A frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
-            have defaults, or get the values of fields of `config.objective` with the same names,
-            such as `c`.
-
-    Raises:
-        UserError: The name belongs to hypjax, or the space lacks a method.
+    The space is a frozen dataclass with the methods of `Space` or `InnerProductSpace`. Its fields
+    have defaults, or get the values of fields of `config.objective` with the same names, such as
+    `c`. A later registration under the same name replaces this one. Raises a `UserError` if the
+    name belongs to hypjax, or the space lacks a method.
     """
     require_free("a space", name, _BUILT_IN)
     if not (isinstance(space, type) and dataclasses.is_dataclass(space)):
-        raise UserError(
-            f"the space {name} is not a dataclass; decorate its class with @dataclass(frozen=True)"
-        )
+        advice = "decorate its class with @dataclass(frozen=True)"
+        raise UserError(f"the space {name} is not a dataclass; {advice}")
     methods = [method for method in vars(Space) if not method.startswith("_")]
     missing = [method for method in methods if not hasattr(space, method)]
     if missing:
@@ -85,18 +79,18 @@ def space_of(description: dict[str, object]) -> Space:
 
 
 def simple_spaces() -> list[str]:
-    """Names of the spaces whose points inner products rank; they have no parts."""
+    """Names of the spaces without parts, whose points are ranked by inner products."""
     return [name for name, space in SPACES.items() if hasattr(space, "search_terms")]
 
 
-def has_parts(space: str) -> bool:
-    """Whether the space of this name has parts, which `objective.parts` lists."""
-    return issubclass(SPACES[space], Composite)
+def has_parts(name: str) -> bool:
+    """Whether a registered space has parts, which `objective.parts` lists."""
+    return issubclass(SPACES[name], Composite)
 
 
-def is_product(space: str) -> bool:
-    """Whether the space of this name splits the features among its parts."""
-    return issubclass(SPACES[space], Product)
+def is_product(name: str) -> bool:
+    """Whether a registered space splits the features among its parts."""
+    return issubclass(SPACES[name], Product)
 
 
 def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
@@ -115,7 +109,8 @@ def create_space(fields: Mapping[str, Any]) -> Space:
         names = [field.name for field in dataclasses.fields(SPACES[space])]
         return SPACES[space](**{name: fields[name] for name in names if name in fields} | parts)
 
-    name, curvatures = fields["space"], fields["curvatures"]
+    name = fields["space"]
+    curvatures = fields["curvatures"]
     scalars = {"curvatures": curvatures} if curvatures else {}
     if has_parts(name):
         weights = fields["weights"] or [1.0] * len(fields["parts"])
@@ -130,12 +125,14 @@ def create_space(fields: Mapping[str, Any]) -> Space:
 def unused_fields(fields: Mapping[str, Any]) -> set[str]:
     """Names of fields of `config.objective` that have no effect.
 
-    These are the fields of other spaces, `c` if there are several curvatures, and the bounds and
+    They are the fields of other spaces, `c` if there are several curvatures, and the bounds and
     rate of a curvature that is not learned.
     """
-    names = {n: {field.name for field in dataclasses.fields(s)} for n, s in SPACES.items()}
-    used = names[fields["space"]].union(*(names[part] for part in named_parts(fields)))
-    unused = set().union(*names.values()) - used
+
+    def field_names(names: Iterable[str]) -> set[str]:
+        return {field.name for name in names for field in dataclasses.fields(SPACES[name])}
+
+    unused = field_names(SPACES) - field_names([fields["space"], *named_parts(fields)])
     if not has_parts(fields["space"]):
         unused.add("weights")
     if "c" in unused:

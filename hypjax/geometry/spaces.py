@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -18,8 +18,6 @@ from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 
 Role = Literal["query", "gallery"]
-# Above this ‖x‖², the search terms of a point would overflow in float32.
-MAX_SQUARE_NORM = 1e37
 _INFINITE = "is not finite"
 _MAX_PADDED_ROWS = 2**12  # Up to this many, `check` pads rows to a power of two.
 
@@ -27,8 +25,8 @@ _MAX_PADDED_ROWS = 2**12  # Up to this many, `check` pads rows to a power of two
 class SearchTerms(NamedTuple):
     """Terms by which an exact search ranks points.
 
-    −separation(x_i, x_j) = ⟨query_i, gallery_j⟩ − offset_i − offset_j. The product is symmetric, so
-    one tile of products serves searches in both directions.
+    −separation(x_i, x_j) = ⟨query_i, gallery_j⟩ − offset_i − offset_j. Because ⟨query_i, gallery_j⟩
+    equals ⟨query_j, gallery_i⟩, one tile of products serves searches in both directions.
 
     Attributes:
         query: Vectors of the points as queries, as long as those in `gallery`.
@@ -75,7 +73,7 @@ class Space(Protocol):
         return jnp.exp(-arithmetic.inexact(distance)[0])
 
     def length(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
-        """Lengths from distances: roots of squared distances, with gradient 0 at 0."""
+        """The distances; if they are `squared`, their roots, with gradient 0 at 0."""
         if not self.squared:
             return distance
         zero = distance <= 0  # NaN must remain.
@@ -87,19 +85,12 @@ class Space(Protocol):
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
         """Norms of `features(embed(v))` and of `embed(v)` in each part, from norms of features v.
 
-        Exports rewrite a space from these norms if it preserves directions. `xp` is the array
-        library that computes them, such as NumPy or PyTorch. Returns None, the default, if the
-        space does not preserve directions.
+        An export scales directions to these norms instead of calling the space. `xp` is an array
+        library, such as NumPy or PyTorch. Returns None, the default, if `embed` changes directions.
         """
         return None
 
-    def geometries(self, x: Points) -> Iterable[tuple["Space", Points]]:
-        """Spaces that embed all features, with the points' coordinates; by default this space."""
-        return [(self, x)]
-
-    def mean(
-        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Points:
+    def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """Weighted mean of n points; weights are at least 0 and not all 0, None means equal."""
 
     def separation(self, x: Operand, y: Operand) -> Numbers:
@@ -122,13 +113,13 @@ class Space(Protocol):
 
     def to_ball(self, x: Vectors) -> Vectors:
         """The isometry to the space's `ball`; the identity for a ball."""
-        if self.ball() is not self:  # Otherwise, other coordinates would pass for the ball's.
+        if self.ball() is not self:  # Other coordinates must not pass for the ball's.
             raise TypeError(f"{self} defines no isometry to a ball")
         return x
 
     def from_ball(self, x: Vectors) -> Vectors:
         """The inverse of `to_ball`."""
-        return Space.to_ball(self, x)  # The identity, for a ball.
+        return Space.to_ball(self, x)  # The identity, or the same error.
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks finite rows that are not points of the space, as {message: rows}."""
@@ -141,12 +132,9 @@ class Space(Protocol):
         return dataclasses.replace(self, **values) if values else self
 
     def check(self, x: Rows, *, first: int = 0) -> None:
-        """Checks that all rows are points of the space, on the device that holds them.
+        """Raises a `UserError` unless all rows are points: by default, finite and without `flaws`.
 
-        By default, points are the finite rows without `flaws`.
-
-        Raises:
-            UserError: A row is not a point; the message gives its number, counted from `first`.
+        The message numbers rows from `first`. The check runs on the device that holds the rows.
         """
         if not len(x):
             return
@@ -156,15 +144,14 @@ class Space(Protocol):
             checked = np.resize(x, (2 ** (len(x) - 1).bit_length(), x.shape[1]))
         with jax.enable_x64(True):
             flawed = jax.device_get(_flaws(self, checked))
-        # Rows that are not finite come first: they may have other flaws, too.
+        # Rows that are not finite are reported first: they may have other flaws, too.
         for flaw in sorted(flawed, key=lambda flaw: flaw != _INFINITE):
             rows = np.flatnonzero(flawed[flaw][: len(x)])
             if len(rows):
-                advice = "; points are what space.embed(features) returns"
-                raise UserError(
-                    f"embedding {first + rows[0]} {flaw} ({len(rows)} of {len(x)} rows)"
-                    + ("" if flaw == _INFINITE else advice)
-                )
+                message = f"embedding {first + rows[0]} {flaw} ({len(rows)} of {len(x)} rows)"
+                if flaw != _INFINITE:
+                    message += "; points are what space.embed(features) returns"
+                raise UserError(message)
 
 
 @runtime_checkable
@@ -180,8 +167,8 @@ class InnerProductSpace(Space, Protocol):
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Terms whose inner products rank points like `separation`.
 
-        They are computed after an isometry that moves `centre`, a point in the convex hull of the
-        space, to the origin: products of points close to the centre keep more digits.
+        An isometry first moves `centre`, a point in the convex hull of the space, to the origin:
+        products of points close to the origin keep more digits.
         """
 
 
@@ -197,7 +184,7 @@ def _flaws(space: Space, x: Rows) -> dict[str, Bool[Array, " n"]]:
 
 
 def require_nonnegative(name: str, value: Any) -> None:
-    """Raises a `ValueError` for a number that is not finite and at least 0, and for a text.
+    """Raises a `ValueError` for a string, and for a number that is negative or not finite.
 
     Arrays and other objects pass: JAX also builds spaces of traced numbers and of placeholders.
     """

@@ -13,8 +13,7 @@ from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms
 
-# Tolerated error in the length of unit vectors; large enough for bfloat16.
-_LENGTH_TOLERANCE = 2**-7
+_LENGTH_TOLERANCE = 2**-7  # Error in the length of unit vectors: bfloat16's.
 _SQRT2 = 2**0.5
 
 
@@ -32,7 +31,7 @@ class Sphere(InnerProductSpace):
         """Scales features to length 1; zero vectors stay zero, infinite values become NaN."""
         (features,) = arithmetic.floating(features)
         features, _ = arithmetic.scaled(features)
-        square = jnp.sum(features * features, axis=-1, keepdims=True)
+        square = arithmetic.square_norm(features)
         zero = square == 0
         return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
 
@@ -50,12 +49,10 @@ class Sphere(InnerProductSpace):
         return jnp.asarray(x)
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """Ones: features and points have length 1."""
+        """Ones, for features and for points."""
         return xp.ones_like(norms), [xp.ones_like(norms)]
 
-    def mean(
-        self, x: Float[ArrayLike, "*b n d"], weights: Float[ArrayLike, "*b n"] | None = None
-    ) -> Points:
+    def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """Σwx scaled to length 1: the point of least weighted sum of squared-chord distances."""
         (x,) = arithmetic.inexact(x)
         weighted = x if weights is None else jnp.asarray(weights)[..., None] * x
