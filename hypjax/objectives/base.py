@@ -15,13 +15,15 @@ from hypjax.geometry import Space
 
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
+LossResult = tuple[Loss, tuple[PyTree, Metrics]]  # (loss, (state, metrics)).
 # Values of `train.sampling` whose batches hold several images of each class, side by side.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
 LEARNED = "learned"  # Value of `Group.ball_c` for a learned curvature.
+LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
 
 
 class ProblemSizes(NamedTuple):
-    """Sizes that an objective may need for its parameters and state."""
+    """Sizes of a run, for the parameters and state of its objective."""
 
     classes: int  # Number of training classes.
     samples_per_class: int  # Images of each class in a batch.
@@ -43,8 +45,8 @@ class Group(NamedTuple):
     weight_decay: float | None = None  # None for the optimiser's.
     start: int = 0  # First step that changes the group; until then its moments accumulate.
     # c of the ball whose points the parameters are; `LEARNED` for tangent vectors at the origin of
-    # a ball with learned c. `riemannian_adam` moves both, without gradient clipping and without
-    # weight decay other than the group's.
+    # a ball with learned c; None for neither. `riemannian_adam` moves points and tangent vectors,
+    # without gradient clipping and with no weight decay but the group's.
     ball_c: float | str | None = None
 
 
@@ -55,13 +57,11 @@ class Objective(Protocol):
     Attributes:
         space: Space in which the loss measures distances.
         score_space: Space in which evaluation compares the head's outputs; by default `space`.
-        groups: Optimiser settings that differ from the group `objective`; paths begin in the
-            objective's parameters.
+        groups: Optimiser settings of subtrees of the parameters, instead of group `objective`'s.
         lasting_state: Names of state entries that change even if a step's update is dropped:
-            keeping the old ones would copy them.
-        teacher_decay: Decay of the teacher, an exponential moving average of the model's
-            parameters: teacher ← decay · teacher + (1 − decay) · parameters after each update. None
-            for a loss without a teacher.
+            keeping their old values would copy them.
+        teacher_decay: Decay of the teacher, a moving average of the model's parameters: teacher ←
+            decay · teacher + (1 − decay) · parameters, after each update. None without a teacher.
     """
 
     space: Space
@@ -76,8 +76,8 @@ class Objective(Protocol):
     def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
         """Replaces scalars by values, which may be traced; ignores unknown names.
 
-        By default, scalars are fields of the dataclass, arguments of partial functions in its
-        fields, and fields of its spaces (`Space.with_scalars`).
+        Scalars are fields of the dataclass, arguments of partial functions in its fields, and
+        fields of its spaces (`Space.with_scalars`).
         """
         if not scalars or not dataclasses.is_dataclass(self):
             return self
@@ -86,7 +86,7 @@ class Objective(Protocol):
         return dataclasses.replace(self, **changed)
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[PyTree, PyTree]:
-        """Returns a tree of trained parameters, and a tree of state; by default both are empty."""
+        """Returns a tree of trained parameters and a tree of state, by default empty."""
         del key, spec
         return {}, {}
 
@@ -97,8 +97,7 @@ class Objective(Protocol):
 
         - `params` and `state`: the objective's parameters and state,
         - `outputs`: the model's `Outputs` for the images of the batch, float32,
-        - `teacher`: the teacher's outputs before the step, without a gradient; None if
-          `teacher_decay` is None,
+        - `teacher`: its outputs before the step, without a gradient; None without a teacher,
         - `batch`: the `Batch`, whose labels and ids a loss may read,
         - `key`: the random key of the step, a function of the run's seed and the step.
 
@@ -121,7 +120,7 @@ Create = Callable[[ConfigDict, Space], Objective]
 
 
 def setting(*arguments: Any, **options: Any) -> Any:
-    """Declares a field of an `Extension` that configurations set; takes `Field`'s arguments."""
+    """Declares a field of an `Extension` that configurations set, by the arguments of `Field`."""
     return dataclasses.field(metadata={"declared": Field(*arguments, **options)})
 
 
@@ -143,7 +142,7 @@ class Extension(Objective):
 
     @classmethod
     def create(cls, create_base: Create, config: ConfigDict, space: Space, **fields: Any) -> Self:
-        """Builds a run's objective on a base by `create_base`; `fields` are further fields."""
+        """Builds a run's objective and its base; `fields` are those not declared by `setting`."""
         values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
         return cls(base=create_base(config, space), **values, **fields)
 
@@ -161,22 +160,19 @@ class Extension(Objective):
         """Replaces the base's scalars."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 
-    def base_loss(self, **values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
+    def base_loss(self, **values: Any) -> LossResult:
         """Computes the base's (loss, (state, metrics)) from all `LOSS_ARGUMENTS`."""
         return loss_function(self.base)(*(values[name] for name in LOSS_ARGUMENTS))
 
 
-LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
-
-
-def loss_function(objective: Objective) -> Callable[..., tuple[Loss, tuple[PyTree, Metrics]]]:
+def loss_function(objective: Objective) -> Callable[..., LossResult]:
     """Wraps `objective.loss` as a function from all `LOSS_ARGUMENTS` to (loss, (state, metrics)).
 
-    Raises a `UserError` if the method requires any other argument.
+    Raises a `UserError` if `objective.loss` requires any other argument.
     """
     names = accepted_arguments(f"{type(objective).__name__}.loss", objective.loss, LOSS_ARGUMENTS)
 
-    def loss(*values: Any) -> tuple[Loss, tuple[PyTree, Metrics]]:
+    def loss(*values: Any) -> LossResult:
         arguments = dict(zip(LOSS_ARGUMENTS, values, strict=True))
         value, aux = objective.loss(**{name: arguments[name] for name in names})
         return value, aux if "state" in names else (arguments["state"], aux)
@@ -196,16 +192,14 @@ def accepted_arguments(
         return tuple(offered)
     for parameter in parameters:
         if parameter.name not in offered and parameter.default is parameter.empty:
-            raise UserError(
-                f"{title} requires {parameter.name}; arguments without a default may be "
-                + ", ".join(offered)
-            )
+            rule = f"arguments without a default may be {', '.join(offered)}"
+            raise UserError(f"{title} requires {parameter.name}; {rule}")
     return tuple(parameter.name for parameter in parameters if parameter.name in offered)
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """How configurations build a loss; `hypjax.objectives.OBJECTIVES` maps names to these."""
+    """How configurations build a loss, whose name is its key in `hypjax.objectives.OBJECTIVES`."""
 
     create: Create  # Builds the objective from a run's whole configuration and its space.
     fields: Mapping[str, Field]  # Fields that the loss adds to `config.objective`.
@@ -217,7 +211,7 @@ class Declaration:
     divisor: Callable[[Mapping[str, Any]], float] | None = None
     function: Callable[..., Any] | None = None  # The loss of embeddings and labels, if any.
     reference: str = ""  # The paper, for the manual's table; '' if the function cites it.
-    variant: str = ""  # Name in the configuration files' variants, if another one.
+    variant: str = ""  # Shorter name in the variants of configuration files, if any.
     code: Any = None  # The user's function or `Objective`; None for a loss of hypjax.
 
 
@@ -232,12 +226,13 @@ def declare(
 ) -> Declaration:
     """Declares a loss function; its arguments named in `rules` become fields of `config.objective`.
 
-    `build` makes the objective from the function with its settings, a run's configuration and its
-    space. `shared` are fields of all losses of this kind, and `attributes` set further attributes
-    of the `Declaration`.
+    `build` makes the objective from the function with these arguments, a run's configuration and
+    its space. `shared` are further fields, and `attributes` other parts of the `Declaration`.
     """
     parameters = inspect.signature(function).parameters
-    fields = {n: Field(parameters[n].default, rule, n in learnable) for n, rule in rules.items()}
+    fields = {}
+    for name, rule in rules.items():
+        fields[name] = Field(parameters[name].default, rule, name in learnable)
 
     def create(config: ConfigDict, space: Space) -> Objective:
         loss = functools.partial(function, **{name: config.objective[name] for name in fields})

@@ -32,7 +32,7 @@ class References(NamedTuple):
 
     points: Float[Array, "m dim"]
     labels: Int[Array, " m"]  # −1 for points that do not count.
-    own: Int[Array, " n"] | None = None  # Row of each image itself, which does not count.
+    own_rows: Int[Array, " n"] | None = None  # Reference to each image itself; does not count.
 
 
 class Pairs(NamedTuple):
@@ -43,8 +43,8 @@ class Pairs(NamedTuple):
     other: Bool[Array, "n m"]  # Marks pairs of different classes.
 
 
-class Compared(TypedDict, total=False):
-    """Common arguments of all losses of pairs, which pass them to `compare_images`."""
+class Options(TypedDict, total=False):
+    """Options of `compare_images` that all losses of pairs have."""
 
     space: Space
     samples_per_class: int | None
@@ -62,16 +62,15 @@ def compare_images(
     """Compares the images of a batch with each other, or with references.
 
     Distances among each `samples_per_class` adjacent images, which share a class, are computed by
-    subtraction: computed from inner products, small distances lose digits and their gradients
-    vanish.
+    subtraction: from inner products, small distances lose digits, and their gradients vanish.
     """
     points, labels = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
         same = labels[:, None] == references.labels
         other = ~same & (references.labels >= 0)
-        if references.own is not None:
-            same &= references.own[:, None] != jnp.arange(len(references.labels))
+        if references.own_rows is not None:
+            same &= references.own_rows[:, None] != jnp.arange(len(references.labels))
         return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
@@ -93,11 +92,10 @@ def compare_proxies(
     proxies = jnp.asarray(proxies)
     classes, centres, dim = proxies.shape
     points, labels = _batch(points, class_indices(labels, classes))
-    flat = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
+    distances = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
     same = labels[:, None] == jnp.arange(classes)
-    exact = space.distance(points[:, None], proxies[labels])[:, None]
-    distances = jnp.where(same[..., None], exact, flat.reshape(-1, classes, centres))
-    return distances, same
+    subtracted = space.distance(points[:, None], proxies[labels])[:, None]
+    return jnp.where(same[..., None], subtracted, distances.reshape(-1, classes, centres)), same
 
 
 def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
@@ -108,7 +106,7 @@ def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], I
 
 
 def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Converts labels, unless traced, to a NumPy array; others than integers are an error."""
+    """Converts labels, unless traced, to a NumPy array; a `ValueError` unless 32-bit integers."""
     labels = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"labels have dtype {labels.dtype}; number the classes by integers")
@@ -118,7 +116,7 @@ def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
 
 
 def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
-    """Converts labels that number `classes` classes from 0, like `class_numbers`."""
+    """Converts labels by `class_numbers`; a `ValueError` unless traced or 0 to `classes` − 1."""
     labels = class_numbers(labels)
     if isinstance(labels, jax.core.Tracer):
         return labels
@@ -134,16 +132,16 @@ def _with_subtracted_blocks(
     if size < 1 or len(points) % size:
         raise ValueError(f"samples_per_class is {size}; it must divide {len(points)} images")
     groups = points.reshape(-1, size, points.shape[-1])
-    exact = space.distance(groups[:, :, None], groups[:, None])
+    subtracted = space.distance(groups[:, :, None], groups[:, None])
     blocks = distances.reshape(len(groups), size, len(groups), size)
     same_group = jnp.eye(len(groups), dtype=bool)[:, None, :, None]
-    return jnp.where(same_group, exact[:, :, None], blocks).reshape(distances.shape)
+    return jnp.where(same_group, subtracted[:, :, None], blocks).reshape(distances.shape)
 
 
 def log1p_sum_exp(
     x: Float[Array, "n m"], where: Bool[Array, "n m"], axis: int
 ) -> Float[Array, " k"]:
-    """log(1 + Σ exp(x)) over selected elements; 0, with gradient 0, without any."""
+    """log(1 + Σ exp(x)) over selected elements; if none is selected, 0 with gradient 0."""
     x = jnp.where(where, x, -jnp.inf)
     shift = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True, initial=0))
     total = jnp.sum(jnp.exp(x - shift), axis=axis)
@@ -152,13 +150,13 @@ def log1p_sum_exp(
 
 
 def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Array, " n"]:
-    """Log-sum-exp over each row's selected elements; over the whole row without any."""
-    some = jnp.any(where, axis=-1, keepdims=True)
-    return jax.nn.logsumexp(x, axis=-1, where=where | ~some)
+    """Log-sum-exp over each row's selected elements; over the whole row if none is selected."""
+    has_selected = jnp.any(where, axis=-1, keepdims=True)
+    return jax.nn.logsumexp(x, axis=-1, where=where | ~has_selected)
 
 
 def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
-    """Mean of selected elements; 0 without any."""
+    """Mean of selected elements; 0 if none is selected."""
     return jnp.sum(values, where=where) / jnp.maximum(jnp.sum(where), 1)
 
 

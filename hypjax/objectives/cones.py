@@ -2,8 +2,8 @@
 
 In MERU (Desai et al., ICML 2023), a text is the apex of a cone that holds its images, and the
 contrastive loss keeps texts apart. Apexes trained only by the entailment loss would all move so
-near to the origin that their cones become half-spaces, which hold all images. The negatives of
-Ganea et al. (ICML 2018), which must lie outside a cone, prevent this.
+near to the origin that their cones become half-spaces, which hold all images. Negatives, which must
+lie outside a cone (Ganea et al., ICML 2018), prevent this.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ def entailment(
 
     Let z be the exterior angle of a point minus a cone's half-aperture, in radians. The loss is the
     mean of max(0, z) over points and the cones of their labels, plus λ times the mean of
-    max(0, γ − z) over points and all other cones (Ganea et al., Section 4). Ganea et al. clip this
-    z at 0, so points deep in a wrong cone have no gradient; here it is not clipped.
+    max(0, γ − z) over points and all other cones (Ganea et al., Section 4). In the second mean,
+    Ganea et al. clip z at 0, so points deep in a wrong cone have no gradient; here they have one.
 
     Points and apexes lie on the hyperboloid of curvature −c, see `hypjax.geometry.cones`; labels
     number the cones from 0. `radius` is K > 0 of the cones, `negatives` λ, and `margin` γ.
@@ -91,7 +91,7 @@ class Cones(Extension):
         if ball is None:
             raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
         # Without clipping, features reach the initial apexes at any radius.
-        if ball.c == 0 or _initial_norm(fields.cone_radius, ball.c) >= ball.longest:
+        if ball.c == 0 or _initial_norm(fields.cone_radius, ball.c) >= ball.max_feature_norm:
             problem = f"at config.objective.c={fields.c} no cone is narrower than 90 degrees"
             raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
         return super().create(create_base, config, space)
@@ -104,9 +104,8 @@ class Cones(Extension):
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters and state, with apexes and coarse classes.
 
-        Apexes lie in random directions, at a distance from the origin at which their cones have a
-        half-aperture of 45 degrees. Raises a `UserError` if the training classes have no coarse
-        classes.
+        Apexes lie in random directions, where their cones have a half-aperture of 45 degrees.
+        Raises a `UserError` if the training classes have no coarse classes.
         """
         if not spec.coarse_labels:
             raise UserError("cones+ needs coarse classes: list coarse_labels of the dataset")
@@ -122,19 +121,17 @@ class Cones(Extension):
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
     ) -> tuple[Loss, tuple[dict, Metrics]]:
         """The base's loss plus the weighted entailment loss, see `Objective.loss`."""
-        arguments = {"params": params["base"], "state": state["base"], "outputs": outputs}
-        loss, (base_state, metrics) = self.base_loss(**arguments, batch=batch, **others)
+        base = {"params": params["base"], "state": state["base"]}
+        loss, (base_state, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
             for features in (params["apexes"], outputs.projected)
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
-        cone = {"c": c, "radius": self.radius}
-        cone_loss = entailment(
-            points, coarse, apexes, **cone, negatives=self.negatives, margin=self.margin
-        )
-        inside = lax.stop_gradient(_angles_outside(points, apexes, **cone)) <= 0
+        weights = {"negatives": self.negatives, "margin": self.margin}
+        cone_loss = entailment(points, coarse, apexes, c=c, radius=self.radius, **weights)
+        inside = lax.stop_gradient(_angles_outside(points, apexes, c, self.radius)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))
         metrics |= {
             "cone_loss": cone_loss,

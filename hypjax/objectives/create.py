@@ -40,7 +40,7 @@ from hypjax.types import Batch, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class SavedObjective(Objective):
-    """Stands in for a user-defined loss whose code is not known; holds the run's saved space."""
+    """Replaces a user-defined loss whose code is unknown: the space that was saved with a run."""
 
     space: Space
 
@@ -51,7 +51,7 @@ def _extended(
     losses: Mapping[str, Declaration],
     spaces: tuple[str, ...] | None = None,
 ) -> dict[str, Declaration]:
-    """Declares an extension of each loss; `spaces` replaces the losses' own."""
+    """Declares an extension of each loss; `spaces` replaces those that the losses allow."""
     return {
         prefix + name: Declaration(
             functools.partial(extension.create, base.create),
@@ -97,10 +97,8 @@ def declaration(name: str | None) -> Declaration:
 
 
 def _refuse(config: ConfigDict, space: Space) -> Objective:
-    raise UserError(
-        f"the objective {config.objective.name} is not registered; pass it to "
-        "hypjax.train_and_evaluate, or register it by hypjax.register_objective"
-    )
+    advice = "pass it to hypjax.train_and_evaluate, or register it by hypjax.register_objective"
+    raise UserError(f"the objective {config.objective.name} is not registered; {advice}")
 
 
 _UNKNOWN = Declaration(_refuse, {})
@@ -124,35 +122,33 @@ def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
     """Registers a user-defined loss as a value of `objective.name`, in this process.
 
-    Args:
-        name: A name that hypjax does not use. A later registration under the same name replaces
-            this one.
-        objective: An `Objective`, or a function that returns a scalar or (scalar, {name: scalar}).
-            The function takes, by name, any of these arguments: `embeddings`, points [images, d] of
-            the configuration's space; `labels`; `space`; `features`, the head's outputs before the
-            space; `ids`, the images' numbers in the training set; `key`, a random key; and
-            `samples_per_class`, None if images are not grouped by class. Other arguments with
-            numbers, booleans or strings as defaults become fields of `config.objective`.
+    The loss is an `Objective`, or a function that returns a scalar or (scalar, {name: scalar}). A
+    function takes, by name, any of these arguments: `embeddings`, points [images, d] of the
+    configuration's space; `labels`; `space`; `features`, the head's outputs before the space;
+    `ids`, the images' numbers in the training set; `key`, a random key; and `samples_per_class`,
+    None if images are not grouped by class. Other arguments with numbers, booleans or strings as
+    defaults become fields of `config.objective`.
 
-    Raises:
-        UserError: The name is taken, or the function requires an unknown argument.
+    A later registration under the same name replaces this one. Raises a `UserError` if the name
+    belongs to hypjax, or the loss requires an unknown argument.
     """
     require_free("an objective", name, BUILT_IN)
     if isinstance(objective, Objective):
         loss_function(objective)  # Raises if it requires an unknown argument.
         OBJECTIVES[name] = Declaration(lambda config, space: objective, {}, code=objective)
     elif callable(objective):
-        OBJECTIVES[name] = _declared(f"the loss {name.removeprefix('own:')}", objective)
+        OBJECTIVES[name] = _declare_function(f"the loss {name.removeprefix('own:')}", objective)
     else:
         raise UserError(f"{objective!r:.40} is not an objective; pass an Objective or a function")
 
 
-def _declared(title: str, function: Callable[..., Any]) -> Declaration:
+def _declare_function(title: str, function: Callable[..., Any]) -> Declaration:
     """Declares a user-defined function, which messages call by its title."""
     names = accepted_arguments(title, function, OFFERED)
-    parameters = inspect.signature(function).parameters.values()
-    simple = [p.name for p in parameters if type(p.default) in (bool, int, float, str)]
-    rules = {name: ANY for name in simple if name not in OFFERED}
+    rules = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if type(parameter.default) in (bool, int, float, str) and name not in OFFERED:
+            rules[name] = ANY
 
     def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
         return FunctionObjective(space, loss, title, names, adjacent_samples(config))
@@ -172,17 +168,15 @@ class FunctionObjective(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch, key: PRNGKeyArray) -> tuple[Loss, Metrics]:
         """Computes the loss of a batch, and its metrics together with the function's."""
-        features, labels, samples = outputs.projected, batch.labels, self.samples_per_class
+        features = outputs.projected
         points = self.space.embed(features)
-        offered = points, labels, self.space, features, batch.ids, key, samples
+        offered = points, batch.labels, self.space, features, batch.ids, key, self.samples_per_class
         arguments = dict(zip(OFFERED, offered, strict=True))
         result = self.function(**{name: arguments[name] for name in self.names})
         loss, metrics = result if isinstance(result, tuple) else (result, {})
         if not isinstance(metrics, Mapping) or any(map(jnp.ndim, (loss, *metrics.values()))):
-            raise UserError(
-                f"{self.title} must return a scalar, or (scalar, {{name: scalar}}), not "
-                f"{jax.tree.map(jnp.shape, result)}"
-            )
+            rule = "must return a scalar, or (scalar, {name: scalar})"
+            raise UserError(f"{self.title} {rule}, not {jax.tree.map(jnp.shape, result)}")
         metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        common = batch_metrics(features, points, labels, self.space, samples)
+        common = batch_metrics(features, points, batch.labels, self.space, self.samples_per_class)
         return jnp.asarray(loss, jnp.float32), common | metrics

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Group, Metrics, ProblemSizes, declare
+from hypjax.objectives.base import Extension, Group, LossResult, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
 from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective, proxy_parameters
 from hypjax.types import Batch, Outputs
@@ -30,7 +30,7 @@ def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Arra
 
     An image of level l shares exactly l of the query's L labels. Its relevance is
     (l/L)^α / |Ω^(l)|, with α = `alpha`, where Ω^(l) holds the batch's images of level l; the query
-    itself is in Ω^(L). The released code divides l by L − 1, a factor that the loss cancels.
+    itself is in Ω^(L). The released code divides l by L − 1: the loss cancels the factor.
     """
     levels = jnp.arange(1, len(labels) + 1)
     has_level = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels
@@ -52,11 +52,11 @@ def smooth_hap(
     rank(k), an image j that is less relevant than k counts by a smooth step of t = s_j − s_k:
     σ(t/τ) up to 0, 0.5 + σ(t/τ) up to δ, and ρ·(t − δ) + 1.44 beyond. Other images count by the
     step H(t), with H(0) = 1; Hrank(k) = Σ_j min(rel(j), rel(k))·H(t). Only smooth steps have
-    gradients. The released code compares levels in place of relevances, and so orders levels whose
-    relevances are equal.
+    gradients. The released code compares levels instead of relevances, and so orders images of
+    different levels even if their relevances are equal.
 
-    `rank_temperature` is τ, `slope` ρ and `margin` δ. Row and column q of the matrices are image q,
-    as a query and as a result. Takes O(n³) operations.
+    `rank_temperature` is τ, `slope` ρ and `margin` δ. Rows of the matrices are queries, and columns
+    are results. Takes O(n³) operations.
     """
 
     @jax.checkpoint  # Otherwise the gradient holds all comparisons: 3 GB an array for 900 images.
@@ -99,14 +99,13 @@ class Happier(Extension):
         """
         if not spec.coarse_labels:
             raise UserError("happier needs coarse classes: list coarse_labels of the dataset")
-        shape, bound = (spec.classes, spec.head_dim), spec.head_dim**-0.5
+        bound = spec.head_dim**-0.5
+        shape = spec.classes, spec.head_dim
         proxies = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
         proxies = proxy_parameters(proxies, self.space, self.base.ball_c)
         return {"base": {"proxies": proxies}}, {"coarse": jnp.array(spec.coarse_labels, jnp.int32)}
 
-    def loss(
-        self, params: dict, state: dict, outputs: Outputs, batch: Batch
-    ) -> tuple[Float[Array, ""], tuple[dict, Metrics]]:
+    def loss(self, params: dict, state: dict, outputs: Outputs, batch: Batch) -> LossResult:
         """Loss of a batch, see `Objective.loss`."""
         softmax, metrics = self.base.loss(params["base"], outputs, batch)
         points, labels = self.space.embed(outputs.projected), jnp.asarray(batch.labels)

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
+from hypjax.objectives.base import Create, Extension, Group, Loss, LossResult, ProblemSizes, setting
 from hypjax.objectives.comparisons import norms
-from hypjax.objectives.proxy_losses import ball_of_proxies, proxy_parameters, proxy_points
+from hypjax.objectives.proxy_losses import proxy_ball_c, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
 
 class Triplets(NamedTuple):
-    """Triplets (i, j, k) of points: i and j are related, k is not related to them."""
+    """Triplets (i, j, k) of points: i and j are related, k is not related to either."""
 
     indices: Int[Array, "t 3"]
     valid: Bool[Array, " t"]  # Whether a row is a triplet; other rows are padding.
@@ -47,40 +47,42 @@ def hier(
 
     or 0 if both ancestors are the same proxy. Gradients pass through the choice of ancestors as
     through a softmax (straight-through Gumbel softmax). The loss is the mean over `valid` triplets,
-    by default all triplets; without valid triplets it is 0.
+    by default all triplets; if no triplet is valid, it is 0.
 
     Points and proxies lie in the space. Triplets hold the indices i, j and k of points. `noise` is
     Gumbel noise, first for ρ_ij, then for ρ_ijk. `margin` is δ, and `temperature` τ > 0.
     """
     points, proxies, triplets = jnp.asarray(points), jnp.asarray(proxies), jnp.asarray(triplets)
     distances = space.distance_matrix(points, proxies)
-    i, j, k = (distances[indices] for indices in triplets.T)
-    farther = jnp.maximum(i, j)
+    d_i, d_j, d_k = (distances[indices] for indices in triplets.T)
+    farther = jnp.maximum(d_i, d_j)
     lca_ij = _choose(-farther / temperature + noise[0])
-    lca_ijk = _choose(-jnp.maximum(farther, k) / temperature + noise[1])
-    different = lca_ij[0] != lca_ijk[0]
-    pairs = (i, lca_ij, lca_ijk), (j, lca_ij, lca_ijk), (k, lca_ijk, lca_ij)
-    terms = [_distance_to(near, d) - _distance_to(far, d) for d, near, far in pairs]
+    lca_ijk = _choose(-jnp.maximum(farther, d_k) / temperature + noise[1])
+    different = lca_ij.index != lca_ijk.index
+    near_and_far = (d_i, lca_ij, lca_ijk), (d_j, lca_ij, lca_ijk), (d_k, lca_ijk, lca_ij)
+    terms = [_distance_to(near, d) - _distance_to(far, d) for d, near, far in near_and_far]
     losses = sum(jax.nn.relu(term + margin) for term in terms)
     losses = jnp.where(different | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
     return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
 
 
-_Choice = tuple[Int[Array, " t"], Float[Array, "t p"]]
+class _Choice(NamedTuple):
+    """The proxy that each triplet chooses."""
+
+    index: Int[Array, " t"]
+    gradient: Float[Array, "t p"]  # Zeros, with the gradient of the softmax over proxies.
 
 
 def _choose(logits: Float[Array, "t p"]) -> _Choice:
-    """Index of each triplet's chosen proxy, and zeros with the gradient of the softmax."""
     probabilities = jax.nn.softmax(logits)
-    return jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities)
+    return _Choice(jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities))
 
 
 def _distance_to(choice: _Choice, distances: Float[Array, "t p"]) -> Float[Array, " t"]:
     """Distance to the chosen proxy, with the gradient of a product with its one-hot vector."""
-    index, gradient = choice
-    chosen = jnp.take_along_axis(distances, index[:, None], axis=1)[:, 0]
-    return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
+    chosen = jnp.take_along_axis(distances, choice.index[:, None], axis=1)[:, 0]
+    return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
 
 
 def reciprocal_triplets(
@@ -93,11 +95,9 @@ def reciprocal_triplets(
     """Draws triplets whose first two points are mutual nearest neighbours (HIER, Section 3).
 
     A point's neighbours are the point itself and the most similar other points, `neighbors` in all.
-    For each anchor i, j is drawn from its mutual neighbours, and k from all other points. An anchor
-    with fewer than two mutual neighbours, or without other points, has no valid triplets. Draws are
-    with replacement.
-
-    Returns n · `per_anchor` triplets, some of which may not be valid.
+    For each anchor i, `per_anchor` pairs (j, k) are drawn with replacement: j from its mutual
+    neighbours, k from the points that are neither i nor its mutual neighbours. Triplets of an
+    anchor with fewer than two mutual neighbours, or without any k, are not valid.
     """
     similarity = jnp.asarray(similarity)
     n = len(similarity)
@@ -110,12 +110,13 @@ def reciprocal_triplets(
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
     j_key, k_key = jax.random.split(key)
     i = jnp.broadcast_to(jnp.arange(n)[:, None], (n, per_anchor))
-    j, k = draw(j_key, mutual, per_anchor), draw(k_key, others, per_anchor)
+    j = draw_columns(j_key, mutual, per_anchor)
+    k = draw_columns(k_key, others, per_anchor)
     indices = jnp.stack([i, j, k], axis=-1).reshape(-1, 3)
     return Triplets(indices, jnp.repeat(valid, per_anchor))
 
 
-def draw(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
+def draw_columns(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
     """Draws `count` true columns of each row, with replacement; any column if none is true."""
     columns = jnp.argsort(~mask, axis=1, stable=True)  # True columns first.
     num_true = jnp.sum(mask, axis=1, keepdims=True)
@@ -127,7 +128,7 @@ def draw(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, 
 class Hier(Extension):
     """Adds HIER's loss in a hyperbolic space to a base loss of the embeddings' angles.
 
-    `hier` is computed for triplets of images, in which images of one class count as similar, and
+    `hier` is computed for triplets of images, where images of one class are the most similar, and
     for triplets of the hierarchical proxies. As in the authors' code, the base loss takes the
     angles of the space's points, so the ball's inverse metric, (1 − c‖x‖²)²/4, scales the gradients
     of both losses on their way to the head.
@@ -153,7 +154,7 @@ class Hier(Extension):
     @classmethod
     def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
         """Builds a run's objective; `create_base` builds the base, a loss of angles."""
-        ball_c = ball_of_proxies("hier_optimizer", config.objective, space)
+        ball_c = proxy_ball_c("hier_optimizer", config.objective, space)
         create_on_sphere = lambda config, _: create_base(config, Sphere())  # noqa: E731
         return super().create(create_on_sphere, config, space, head_space=space, ball_c=ball_c)
 
@@ -183,29 +184,28 @@ class Hier(Extension):
         """
         base_key, proxy_key = jax.random.split(key)
         params, state = self.base.init(base_key, spec)
-        length = 0.9 * (self.head_space.clip_radius or 1.0)
+        norm = 0.9 * (self.head_space.clip_radius or 1.0)
         proxies = jax.random.normal(proxy_key, (self.proxies, spec.head_dim))
-        proxies = proxies * (length / spec.head_dim**0.5)
+        proxies = proxies * (norm / spec.head_dim**0.5)
         hierarchy = proxy_parameters(proxies, self.head_space, self.ball_c)
         return {"base": params, "hierarchy": hierarchy}, state
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any
-    ) -> tuple[Loss, tuple[PyTree, Metrics]]:
+    ) -> LossResult:
         """Loss of a batch, see `Objective.loss`."""
         base_key, image_key, proxy_key = jax.random.split(key, 3)
-        space = self.space
-        points = space.embed(outputs.projected)
-        proxies = proxy_points(params["hierarchy"], space, self.ball_c)
+        points = self.space.embed(outputs.projected)
+        proxies = proxy_points(params["hierarchy"], self.space, self.ball_c)
         # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
         arguments = {"params": params["base"], "outputs": angles, "batch": batch, "key": base_key}
         loss, (state, metrics) = self.base_loss(**arguments, **others)
         labels = jnp.asarray(batch.labels)
         same_class = labels[:, None] == labels
-        image_loss, image_anchors = self._loss(points, proxies, same_class, image_key)
+        image_loss, image_anchors = self._triplet_loss(points, proxies, same_class, image_key)
         itself = jnp.eye(self.proxies, dtype=bool)
-        proxy_loss, proxy_anchors = self._loss(proxies, proxies, itself, proxy_key)
+        proxy_loss, proxy_anchors = self._triplet_loss(proxies, proxies, itself, proxy_key)
         metrics |= norms(self.head_space, *lax.stop_gradient((outputs.projected, points)))
         metrics |= {
             "hier_loss": image_loss + proxy_loss,
@@ -215,20 +215,22 @@ class Hier(Extension):
         }
         return loss + self.weight * (image_loss + proxy_loss), (state, metrics)
 
-    def _loss(
+    def _triplet_loss(
         self,
         points: Float[Array, "n dim"],
         proxies: Float[Array, "p dim"],
         same: Bool[Array, "n n"],
         key: PRNGKeyArray,
     ) -> tuple[Loss, Float[Array, ""]]:
-        """Loss over random triplets of points, and the share of points that are anchors."""
-        space = self.space
+        """Loss over random triplets of points, and the share of points that are anchors.
+
+        `same` marks pairs of points that are more similar than all other pairs.
+        """
         triplet_key, noise_key = jax.random.split(key)
-        distances = lax.stop_gradient(space.distance_matrix(points, points))
+        distances = lax.stop_gradient(self.space.distance_matrix(points, points))
         counts = {"neighbors": self.neighbors, "per_anchor": self.triplets}
         triplets = reciprocal_triplets(jnp.exp(-distances) + same, triplet_key, **counts)
         noise = jax.random.gumbel(noise_key, (2, len(triplets.indices), len(proxies)))
         settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
-        loss = hier(points, proxies, triplets.indices, noise, space=space, **settings)
+        loss = hier(points, proxies, triplets.indices, noise, space=self.space, **settings)
         return loss, jnp.mean(triplets.valid)

@@ -24,18 +24,18 @@ from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Scalar
 from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import mean_where
-from hypjax.objectives.hier import Triplets, draw
+from hypjax.objectives.hier import Triplets, draw_columns
 from hypjax.types import Batch, Outputs
 
-_Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
+Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
     """Adds a subclass's `tree_loss` to a base loss in any space.
 
-    `tree_loss` gets params, outputs, key, `levels`, the images' labels at each level of the tree
-    from the classes up to the root, and `counts`, the number of labels at each level.
+    `tree_loss` takes `params`, `outputs` and `key`; `levels`, the images' labels at each level of
+    the tree from the classes up to the root; and `counts`, the number of labels at each level.
     """
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
@@ -45,12 +45,14 @@ class TreeExtension(Extension):
         coarsest classes, or, without coarse classes, of all classes.
         """
         params, state = self.base.init(key, spec)
-        levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, [0] * spec.classes))
+        root = [0] * spec.classes
+        levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, root))
         tree = []
         for fine, coarse in itertools.pairwise(levels):
-            tree.append(np.zeros(fine.max() + 1, np.int32))
-            tree[-1][fine] = coarse
-        return {"base": params}, {"base": state, "tree": tuple(map(jnp.asarray, tree))}
+            parents = np.zeros(fine.max() + 1, np.int32)
+            parents[fine] = coarse
+            tree.append(jnp.asarray(parents))
+        return {"base": params}, {"base": state, "tree": tuple(tree)}
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others
@@ -62,21 +64,20 @@ class TreeExtension(Extension):
         levels = [jnp.asarray(batch.labels)]
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
-        levels, counts = jnp.stack(levels), [*map(len, state["tree"]), 1]
+        counts = [len(parents) for parents in state["tree"]] + [1]
         values = {"params": params, "outputs": outputs, "key": tree_key}
-        tree_loss, tree_metrics = self.tree_loss(**values, levels=levels, counts=counts)
+        tree_loss, tree_metrics = self.tree_loss(**values, levels=jnp.stack(levels), counts=counts)
         return loss + tree_loss, (state | {"base": base_state}, metrics | tree_metrics)
 
 
 def hyp_cpcc(
-    points: Float[Array, "n d"], levels: _Levels, counts: Sequence[int], c: Scalar
+    points: Float[Array, "n d"], levels: Levels, counts: Sequence[int], c: Scalar
 ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
     """Correlates distances with paths in a label tree (HypCPCC); also returns the root's centroid.
 
     Nodes are groups of points with equal labels at a level. HypCPCC is Pearson's correlation, over
     all pairs of nodes, between the distance of their centroids and the length of their path in the
-    tree. If all distances or all paths are equal, it is 1 without a gradient (the authors' code:
-    NaN → 1).
+    tree; as in the authors' code, 1 without a gradient if all distances or all paths are equal.
 
     Points lie on the hyperboloid of curvature −c. Labels count from 0. Each level refines the next
     level, and the last level is the root. `counts` are the numbers of labels at each level.
@@ -84,26 +85,35 @@ def hyp_cpcc(
     sizes = [min(count, len(points)) for count in counts]  # Most labels that a batch can have.
     unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
     nodes = [unique(x, size=size) for x, size in zip(levels, sizes, strict=True)]
-    labels, first, groups = zip(*nodes, strict=True)
-    centres = [lorentz.centroids(points, *x, c) for x in zip(groups, sizes, strict=True)]
-    centres, present = jnp.concatenate(centres), jnp.concatenate(labels) >= 0
+    labels, first_rows, groups = zip(*nodes, strict=True)
+    grouped = zip(groups, sizes, strict=True)
+    centres = [lorentz.centroids(points, groups, size, c) for groups, size in grouped]
+    centres = jnp.concatenate(centres)
+    present = jnp.concatenate(labels) >= 0  # Other nodes are padding.
     # Computed by subtraction: a parent coincides with its only child, at distance exactly 0.
     # Without the checkpoint, the gradient would hold [m, m, d], a gigabyte for 900 classes.
     row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
     distances = lax.map(row, centres, batch_size=64)
-    # Counting from the higher of two nodes, the lowest common ancestor is as many levels up as
-    # there are levels, including that node's, at which the two nodes have different ancestors.
-    level, ancestors = np.repeat(range(len(sizes)), sizes), levels[:, jnp.concatenate(first)]
-    higher = np.maximum(level[:, None], level)
-    differ = ancestors[:, :, None] != ancestors[:, None]
-    differ &= np.arange(len(sizes))[:, None, None] >= higher
-    paths = 2 * (higher + jnp.sum(differ, axis=0)) - level[:, None] - level
+    node_levels = np.repeat(range(len(sizes)), sizes)
+    paths = _path_lengths(node_levels, levels[:, jnp.concatenate(first_rows)])
     pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
     # Rounding errors of distances grow like cosh(√c·r): a smaller standard deviation is noise.
     farthest = jnp.max(arithmetic.square_norm(centres), where=present[:, None], initial=0)
     rounding = 32 * jnp.finfo(distances.dtype).eps * jnp.sqrt(1 / c + lax.stop_gradient(farthest))
     paths = paths.astype(distances.dtype)
     return _correlation(distances, paths, pairs, rounding), centres[-1]
+
+
+def _path_lengths(
+    node_levels: Int[np.ndarray, " m"], ancestors: Int[Array, "levels m"]
+) -> Int[Array, "m m"]:
+    """Lengths of paths between all pairs of nodes, from each node's ancestors at all levels."""
+    # Counting from the higher of two nodes, the lowest common ancestor is as many levels up as
+    # there are levels, including that node's, at which the two nodes have different ancestors.
+    higher = np.maximum(node_levels[:, None], node_levels)
+    differ = ancestors[:, :, None] != ancestors[:, None]
+    differ &= np.arange(len(ancestors))[:, None, None] >= higher
+    return 2 * (higher + jnp.sum(differ, axis=0)) - node_levels[:, None] - node_levels
 
 
 def _correlation(
@@ -132,7 +142,7 @@ class HypStructure(TreeExtension):
     features: str = setting("encoder", one_of("encoder", "head"))  # The paper: encoder.
 
     def tree_loss(
-        self, outputs: Outputs, levels: _Levels, counts: Sequence[int], **_: Any
+        self, outputs: Outputs, levels: Levels, counts: Sequence[int], **_: Any
     ) -> tuple[Loss, Metrics]:
         """Computes the regulariser of a batch, and its metrics."""
         features = outputs.pooled if self.features == "encoder" else outputs.projected
@@ -156,40 +166,39 @@ def hyphc(
     """Loss of triples of leaves in the ball of c = 1 (HypHC, Section 4).
 
     Let s_ab be similarities, o_ab the distance from the origin to the geodesic through a and b, and
-    w the softmax of (o_ij, o_ik, o_jk)/τ. The loss is the mean over valid triples, or 0, of
+    w the softmax of (o_ij, o_ik, o_jk)/τ. The loss is the mean over valid triples (0 if none) of
 
         s_ij + s_ik + s_jk − (w_ij·s_ij + w_ik·s_ik + w_jk·s_jk).
 
-    It is smallest if the lowest common ancestors of the most similar leaves are farthest out.
+    The loss is smallest if the lowest common ancestors of the most similar leaves are farthest out.
     """
     i, j, k = jnp.asarray(triples.indices).T
-    first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])
-    leaves, similar = jnp.asarray(leaves), jnp.asarray(similarities)[first, second]
+    first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])  # The pairs ij, ik and jk.
+    leaves = jnp.asarray(leaves)
+    similar = jnp.asarray(similarities)[first, second]
     depths = poincare.lca_distance(leaves[first], leaves[second], 1)
     weights = jax.nn.softmax(depths / temperature, axis=0)
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
-def label_triples(
-    levels: _Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int
-) -> Triplets:
+def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
     At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as
     k, the triple is not valid. Rows with equal `ids` are the same leaf, and never i and j of a
-    triple.
-    Draws are with replacement.
+    triple. Draws are with replacement.
     """
     triples, valid = [], []
     for labels, level_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
-        same = labels[:, None] == labels
-        same_label, other_label = same & (ids[:, None] != ids), ~same
-        masks = same_label, other_label
-        keys = jax.random.split(level_key)
-        j, k = (draw(key, mask, count) for key, mask in zip(keys, masks, strict=True))
+        same_label = labels[:, None] == labels
+        may_be_j = same_label & (ids[:, None] != ids)
+        may_be_k = ~same_label
+        j_key, k_key = jax.random.split(level_key)
+        j = draw_columns(j_key, may_be_j, count)
+        k = draw_columns(k_key, may_be_k, count)
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
-        valid.append(jnp.repeat(same_label.any(axis=1) & other_label.any(axis=1), count))
+        valid.append(jnp.repeat(may_be_j.any(axis=1) & may_be_k.any(axis=1), count))
     return Triplets(jnp.concatenate(triples), jnp.concatenate(valid))
 
 
@@ -211,17 +220,18 @@ class HypHC(TreeExtension):
     leaves: str = setting("images", one_of("images", "proxies"))
 
     def tree_loss(
-        self, params: dict, outputs: Outputs, levels: _Levels, key: PRNGKeyArray, **_: Any
+        self, params: dict, outputs: Outputs, levels: Levels, key: PRNGKeyArray, **_: Any
     ) -> tuple[Loss, Metrics]:
         """Computes the loss of triples in a batch, and its metrics."""
-        features, levels = outputs.projected, levels[:-1]  # All leaves agree at the root.
+        features = outputs.projected
+        levels = levels[:-1]  # All leaves agree at the root.
         ids = jnp.arange(len(features))
         if self.leaves == "proxies":
             proxies = params["base"]["proxies"]  # [classes, dim] or [classes, centres, dim].
-            class_ids = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
-            ids = class_ids[levels[0]].ravel()
+            proxy_ids = jnp.arange(math.prod(proxies.shape[:-1])).reshape(len(proxies), -1)
+            ids = proxy_ids[levels[0]].ravel()
             features = proxies.reshape(-1, proxies.shape[-1])[ids]
-            levels = jnp.repeat(levels, class_ids.shape[1], axis=1)
+            levels = jnp.repeat(levels, proxy_ids.shape[1], axis=1)
         leaves = self.radius * Sphere().embed(features)
         triples = label_triples(levels, ids, key, self.triples)
         similarities = jnp.mean(levels[:, :, None] == levels[:, None], axis=0)

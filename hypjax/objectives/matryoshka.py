@@ -3,61 +3,59 @@
 import dataclasses
 from typing import Any
 
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Rule, is_ascending
-from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
+from hypjax.objectives.base import Extension, LossResult, ProblemSizes, setting
 from hypjax.types import Outputs
 
-PREFIX = "matryoshka+"  # These objectives' names begin with it.
+PREFIX = "matryoshka+"  # Beginning of the objectives' names.
 
 
 def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
-    """Dimensions of the prefixes that a run's objective trains; none for other objectives."""
-    named = config.objective.name.startswith(PREFIX)
-    return tuple(config.objective.dims) if named else ()
+    """Dimensions of the prefixes that a run's objective trains; () for other objectives."""
+    is_matryoshka = config.objective.name.startswith(PREFIX)
+    return tuple(config.objective.dims) if is_matryoshka else ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Matryoshka(Extension):
     """Sums a loss over prefixes of the head's output (Kusupati et al., Eq. 1, with weights 1).
 
-    The space embeds each prefix separately, so that the prefix is normalised or clipped as an
-    embedding of its own.
-
-    All prefixes share the loss's parameters, which have the head's full dimension. `ProxyObjective`
-    takes the first coordinates of its proxies, as the paper does for its classifiers (MRL-E). The
-    base has no state: a memory would hold points of a single dimension.
+    The space normalises or clips each prefix like an embedding. All prefixes share the loss's
+    parameters, which have the head's full dimension: `ProxyObjective` takes the first coordinates
+    of its proxies, as the paper does for its classifiers (MRL-E). The base has no state: a memory
+    would hold points of a single dimension.
     """
 
     # Dimensions of the prefixes, which are trained in addition to the head's full output.
     dims: tuple[int, ...] = setting(
         (8, 16, 32, 64),
-        Rule(lambda value: value and is_ascending(value), "one or more ascending numbers above 0"),
+        Rule(lambda dims: dims and is_ascending(dims), "one or more ascending numbers above 0"),
     )
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters, and no state; too long a prefix is a `UserError`."""
         if self.dims[-1] >= spec.head_dim:
-            raise UserError(
-                f"objective.dims has {self.dims[-1]}; it must be below the head's {spec.head_dim}"
-            )
+            rule = f"it must be below the head's {spec.head_dim}"
+            raise UserError(f"objective.dims has {self.dims[-1]}; {rule}")
         return {"base": self.base.init(key, spec)[0]}, {}
 
     def loss(
         self, params: dict, outputs: Outputs, teacher: Outputs | None, **others: Any
-    ) -> tuple[Loss, tuple[PyTree, Metrics]]:
+    ) -> LossResult:
         """Sums the base loss over all prefixes.
 
         Metrics are those of the full output, plus the loss of each prefix, such as "loss@16".
         """
 
-        def prefix_loss(dim: int | None) -> tuple[Loss, tuple[PyTree, Metrics]]:
-            outputs_prefix = outputs._replace(projected=outputs.projected[:, :dim])
-            teacher_prefix = teacher and teacher._replace(projected=teacher.projected[:, :dim])
-            prefixes = {"outputs": outputs_prefix, "teacher": teacher_prefix}
+        def prefix_loss(dim: int | None) -> LossResult:
+            prefixes = {"outputs": outputs._replace(projected=outputs.projected[:, :dim])}
+            prefixes["teacher"] = None
+            if teacher is not None:
+                prefixes["teacher"] = teacher._replace(projected=teacher.projected[:, :dim])
             return self.base_loss(params=params["base"], **prefixes, **others)
 
         total, (state, metrics) = prefix_loss(None)

@@ -22,12 +22,12 @@ from ml_collections import ConfigDict
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Loss, Metrics, Objective, ProblemSizes, adjacent_samples, declare
+from hypjax.objectives.base import LossResult, Objective, ProblemSizes, adjacent_samples, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
-    Compared,
     Embeddings,
     Labels,
+    Options,
     Pairs,
     References,
     batch_metrics,
@@ -42,7 +42,7 @@ from hypjax.types import Batch, Outputs
 
 
 def contrastive(
-    embeddings: Embeddings, labels: Labels, *, margin: float = 0.5, **compared: Unpack[Compared]
+    embeddings: Embeddings, labels: Labels, *, margin: float = 0.5, **options: Unpack[Options]
 ) -> Float[Array, ""]:
     """Contrastive loss, as in IRT (El-Nouby et al., 2021).
 
@@ -50,18 +50,17 @@ def contrastive(
     the cosine on the sphere and 1 − distance / 2 in other spaces. The sums grow with the batch.
     `margin` is β, the similarity above which images of different classes repel each other.
 
-    Embeddings are points of `space`, as from `space.embed`, each with the label of its class. If
-    each `samples_per_class` adjacent images share a class, their distances are computed by
-    subtraction, which keeps the digits of small distances. With `references`, such as a memory,
-    images are compared with these points instead of with each other.
-
-    Labels are integers of up to 32 bits, the numbers of the classes. Other labels, or a number of
-    images that is not a multiple of `samples_per_class`, are a `ValueError`.
+    Embeddings are points of `space`, as from `space.embed`. Labels are integers of up to 32 bits,
+    the numbers of the classes. If each `samples_per_class` adjacent images share a class, their
+    distances are computed by subtraction, which keeps the digits of small distances. With
+    `references`, such as a memory, images are compared with these points instead of with each
+    other. Raises a `ValueError` for other labels, and for a number of images that is not a multiple
+    of `samples_per_class`.
     """
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     attraction = pairs.distances / 2
     repulsion = jax.nn.relu(similarity(pairs.distances) - margin)
-    losses = jnp.where(pairs.same, attraction, repulsion)  # One array: with a memory, it is large.
+    losses = jnp.where(pairs.same, attraction, repulsion)  # One array: a memory makes it large.
     return jnp.sum(losses, where=pairs.same | pairs.other) / len(losses)
 
 
@@ -74,7 +73,7 @@ def multi_similarity(
     base: float = 0.5,
     mining: bool = True,
     epsilon: float = 0.1,
-    **compared: Unpack[Compared],
+    **options: Unpack[Options],
 ) -> Float[Array, ""]:
     """Multi-similarity loss (Wang et al., CVPR 2019, Eq. 15).
 
@@ -82,20 +81,20 @@ def multi_similarity(
     λ)))/β], over j ≠ i, where s is the cosine on the sphere and 1 − distance / 2 in other spaces.
 
     `alpha` is α > 0, `beta` β > 0, and `base` λ, the similarity that separates positives and
-    negatives. With `mining`, an image's negatives count only if their similarity exceeds the lowest
-    similarity of its positives minus ε, and its positives only if theirs is below the highest
-    similarity of its negatives plus ε (Eqs. 11 and 12). An image without positives or without
-    negatives then has the loss 0.
+    negatives. With `mining`, an image's negatives count only if they are more similar to it than
+    its least similar positive minus ε, and its positives only if they are less similar than its
+    most similar negative plus ε (Eqs. 11 and 12). Images without positives or without negatives
+    then have the loss 0.
     """
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     positives, negatives = pairs.same, pairs.other
     s = similarity(pairs.distances)
     if mining:
-        least = jnp.min(s, axis=1, keepdims=True, where=positives, initial=jnp.inf)
-        largest = jnp.max(s, axis=1, keepdims=True, where=negatives, initial=-jnp.inf)
+        least_positive = jnp.min(s, axis=1, keepdims=True, where=positives, initial=jnp.inf)
+        largest_negative = jnp.max(s, axis=1, keepdims=True, where=negatives, initial=-jnp.inf)
         # The negated comparisons keep NaN, which must reach the loss.
-        positives &= ~(s - epsilon >= largest)
-        negatives &= ~(s + epsilon <= least)
+        positives &= ~(s - epsilon >= largest_negative)
+        negatives &= ~(s + epsilon <= least_positive)
     pull = log1p_sum_exp(-alpha * (s - base), positives, axis=1) / alpha
     push = log1p_sum_exp(beta * (s - base), negatives, axis=1) / beta
     return jnp.mean(pull + push)
@@ -107,7 +106,7 @@ def circle(
     *,
     scale: float = 80.0,
     margin: float = 0.4,
-    **compared: Unpack[Compared],
+    **options: Unpack[Options],
 ) -> Float[Array, ""]:
     """Circle loss of pairs (Sun et al., CVPR 2020, Eq. 6).
 
@@ -118,7 +117,7 @@ def circle(
     For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for faces),
     and its `margin` m is 0.4 (0.25 for persons and faces).
     """
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     s = similarity(pairs.distances)
     fixed = lax.stop_gradient(s)
     pull = -scale * jax.nn.relu(1 + margin - fixed) * (s - 1 + margin)
@@ -128,11 +127,7 @@ def circle(
 
 
 def supcon(
-    embeddings: Embeddings,
-    labels: Labels,
-    *,
-    temperature: float = 0.1,
-    **compared: Unpack[Compared],
+    embeddings: Embeddings, labels: Labels, *, temperature: float = 0.1, **options: Unpack[Options]
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
@@ -141,7 +136,7 @@ def supcon(
     sums over images; here the loss is the mean over the images with a positive. The released code
     also multiplies it by τ/0.07.
     """
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
@@ -150,21 +145,16 @@ def supcon(
 
 
 def scalable_nca(
-    embeddings: Embeddings,
-    labels: Labels,
-    *,
-    temperature: float = 0.05,
-    **compared: Unpack[Compared],
+    embeddings: Embeddings, labels: Labels, *, temperature: float = 0.05, **options: Unpack[Options]
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
     An image's loss is −log of the probability that a neighbour, drawn with softmax(s/τ) among all
     other images, has the image's class, where s = −distance / 2 (on the sphere, the cosine up to a
-    constant). The loss is the mean over the images with a positive. The paper draws neighbours from
-    a memory of all training images; by default, they are drawn from the batch, or else from the
-    `references`.
+    constant). The loss is the mean over the images with a positive. Neighbours are drawn from the
+    batch, or from the `references`; in the paper, from a memory of all training images.
     """
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     logits = -pairs.distances / (2 * temperature)
     positives = log_sum_exp(logits, pairs.same)
     # Written as log(1 + N/P), log((P + N)/P) keeps its digits when it is small.
@@ -181,7 +171,7 @@ def triplet(
     *,
     margin: float = 0.2,
     mining: Literal["hard", "semihard"] = "hard",
-    **compared: Unpack[Compared],
+    **options: Unpack[Options],
 ) -> Float[Array, ""]:
     """Triplet loss max(d_ap − d_an + margin, 0) of triplets chosen in the batch.
 
@@ -195,18 +185,17 @@ def triplet(
     distances without normalisation.
 
     For semi-hard triplets with traced labels, as under `jit`, no class may have more images than
-    `samples_per_class`. Raises a `ValueError` for unknown mining, or semi-hard mining with
-    references.
+    `samples_per_class`. Semi-hard mining with references is a `ValueError`.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
-    if mining != "hard" and compared.get("references") is not None:
+    if mining != "hard" and options.get("references") is not None:
         raise ValueError(f"mining is {mining!r}; it must be 'hard' with references")
-    pairs = compare_images(embeddings, labels, **compared)
+    pairs = compare_images(embeddings, labels, **options)
     if mining == "semihard":
         classes = class_numbers(labels)
         if isinstance(classes, jax.core.Tracer):  # Traced classes cannot be counted.
-            max_samples = compared.get("samples_per_class") or len(classes)
+            max_samples = options.get("samples_per_class") or len(classes)
         else:
             max_samples = int(np.unique(classes, return_counts=True)[1].max())
         return _semihard(pairs, margin, max_samples)
@@ -237,15 +226,13 @@ def tuple_contrastive(
 ) -> Float[Array, ""]:
     """Contrastive loss of tuples (Radenović et al., TPAMI 2019, Eq. 7), as IRT trains on SfM-120k.
 
-    The loss is the mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n), 0)². On the sphere d
-    is the Euclidean distance, so the first term is 1 − cos, the attraction of IRT's contrastive
-    loss; in the ball d is the geodesic distance. Tuples are not compared with each other. The
-    released code sums over its five tuples, which makes this loss five times as large in proportion
-    to weight decay and other losses.
-
-    Embeddings are points of the space. Each `size` adjacent points are a tuple: the anchor, its
-    positive, and its negatives, which count only up to the distance m, the `margin`. IRT does not
-    give the margin; the default comes from the code on which IRT builds.
+    Each `size` adjacent embeddings, points of the space, are a tuple: the anchor a, its positive p,
+    and its negatives n. The loss is the mean over the tuples of ½ d(a, p)² + Σ_n ½ max(m − d(a, n),
+    0)², where m is the `margin`. On the sphere d is the Euclidean distance, so the first term is
+    1 − cos, the attraction of IRT's contrastive loss; in the ball d is the geodesic distance. The
+    released code sums over its five tuples, which makes the loss five times as large in proportion
+    to weight decay and other losses. The default margin is from the code on which IRT builds: IRT
+    does not give one.
     """
     points = jnp.asarray(embeddings)
     if points.ndim != 2 or size < 3 or len(points) % size or not len(points):
@@ -273,8 +260,8 @@ def koleo(
     their distances differ by less than about 1e-3. Distances below 1e-8 count as 1e-8, without a
     gradient. Fewer than two points are a `ValueError`.
 
-    `ids` identify the image of each point; by default, all points are different images. An image
-    that occurs twice in a batch, as a negative of two tuples, is not pushed away from itself.
+    `ids` identify the image of each point, by default all different: an image that occurs twice in
+    a batch, as a negative of two tuples, is not pushed away from itself.
     """
     points = jnp.asarray(points)
     if len(points) < 2:
@@ -289,7 +276,7 @@ def koleo(
 
 
 _EMPTY = -1  # Label of an empty row.
-_ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}
+_NEXT_ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}  # What `next_rows` guarantees.
 
 
 class Memory(NamedTuple):
@@ -307,40 +294,38 @@ class Memory(NamedTuple):
         """Returns the memory with the oldest points replaced by these.
 
         A point that is not finite empties its row, so that it does not spoil later losses. Points
-        of a step whose update is dropped stay: restoring the old ones would copy the whole memory.
+        stay even if a step's update is dropped: restoring the old ones would copy the whole memory.
         """
         rows = self.next_rows(len(labels))
         finite = jnp.all(jnp.isfinite(points), axis=1)
-        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_ROWS)
+        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_NEXT_ROWS)
         labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
-        labels = self.labels.at[rows].set(labels, **_ROWS)
+        labels = self.labels.at[rows].set(labels, **_NEXT_ROWS)
         return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
 
 
 def empty_memory(size: int, dim: int) -> Memory:
     """Creates a memory whose rows are all empty."""
-    return Memory(
-        jnp.zeros((size, dim)), jnp.full((size,), _EMPTY, jnp.int32), jnp.zeros((), jnp.int32)
-    )
+    labels = jnp.full((size,), _EMPTY, jnp.int32)
+    return Memory(jnp.zeros((size, dim)), labels, jnp.zeros((), jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
 class PairObjective(Objective):
-    """A loss within a batch, optionally with a memory of earlier images.
+    """The sum of a loss within a batch, the loss between batch and memory, and λ · KoLeo.
 
-    The objective adds the loss within the batch, the loss between batch and memory, and λ · KoLeo
-    of the batch, as in IRT (El-Nouby et al., 2021). The batch enters the memory first. With
+    IRT trains with this sum (El-Nouby et al., 2021). The batch enters the memory first. With
     `memory_only` and a teacher, `supcon` is the loss of MoCo (He et al., CVPR 2020): the memory is
     MoCo's queue, and the teacher's embeddings are its keys.
 
-    An image is not compared with its own row in the memory, unless a teacher embedded the row and
-    the loss within the batch is included.
+    An image is compared with its own row in the memory only if a teacher embedded the row and the
+    loss within the batch is included.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
     samples_per_class: int | None  # None if images are not grouped by class.
-    memory: float = 0.0  # Number of images; up to 1, share of the training images.
+    memory: float = 0.0  # Number of images, or, up to 1, their share of the training images.
     memory_decay: float = 0.0  # Decay of the teacher that embeds them; 0 for the trained model.
     memory_only: bool = False  # Whether to omit the loss within the batch (MoCo).
     koleo_weight: float = 0.0  # λ.
@@ -358,17 +343,16 @@ class PairObjective(Objective):
         images = spec.training_images
         rows = round(self.memory * images) if self.memory <= 1 else int(self.memory)
         if not spec.batch_size <= rows <= images:
-            raise UserError(
-                f"config.objective.memory is {self.memory:g}, which holds {rows} images; it must "
-                f"hold {spec.batch_size}, a batch, to {images}, the training set"
-            )
+            rule = f"it must hold {spec.batch_size}, a batch, to {images}, the training set"
+            held = f"config.objective.memory is {self.memory:g}, which holds {rows} images"
+            raise UserError(f"{held}; {rule}")
         example = jax.ShapeDtypeStruct((1, spec.head_dim), jnp.float32)
         dim = jax.eval_shape(self.space.embed, example).shape[-1]
         return {}, {"memory": empty_memory(rows, dim)}
 
     def loss(
         self, state: dict, outputs: Outputs, teacher: Outputs | None, batch: Batch
-    ) -> tuple[Loss, tuple[dict, Metrics]]:
+    ) -> LossResult:
         """Loss of a batch, see `Objective.loss`."""
         points, labels = self.space.embed(outputs.projected), batch.labels
         compared = {"space": self.space, "samples_per_class": self.samples_per_class}
@@ -376,8 +360,8 @@ class PairObjective(Objective):
         metrics = batch_metrics(outputs.projected, points, labels, **compared)
         if self.memory:
             has_teacher = self.memory_decay > 0
-            new = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)
-            memory = state["memory"].write(new, labels)
+            keys = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)
+            memory = state["memory"].write(keys, labels)
             exclude_own = self.memory_only or not has_teacher
             own_rows = state["memory"].next_rows(len(labels)) if exclude_own else None
             references = References(memory.points, memory.labels, own_rows)
@@ -391,24 +375,21 @@ class PairObjective(Objective):
         return loss, (state, metrics)
 
 
+_MEMORY_SIZE = Rule(
+    lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
+    "a number of images, or a share of the training images up to 1",
+)
 # Fields of every loss of pairs.
 KOLEO = {"koleo_weight": Field(0.0, at_least(0))}  # λ: weight of the differential entropy.
 MEMORY = {
-    # Images of earlier batches to compare with: a number, or a share of the training images.
-    "memory": Field(
-        0.0,
-        Rule(
-            lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
-            "a number of images, or a share of the training images up to 1",
-        ),
-    ),
+    "memory": Field(0.0, _MEMORY_SIZE),  # Images of earlier batches to compare with.
     # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
     "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
     "memory_only": Field(False),  # Whether images are compared only with the memory (MoCo).
 }
 
 
-def _create_tuple_objective(
+def _create_by_tuple(
     function: Callable[..., Array], config: ConfigDict, space: Space
 ) -> PairObjective:
     size = 2 + config.train.tuples.negatives
@@ -429,8 +410,8 @@ def _create(function: Callable[..., Array], config: ConfigDict, space: Space) ->
         if fields[name] and not fields.memory:
             default = MEMORY[name].default
             raise UserError(f"config.objective.{name} must be {default} unless memory is set")
-    shared = (fields[name] for name in (*MEMORY, *KOLEO))
-    return PairObjective(space, function, adjacent_samples(config), *shared)
+    settings = {name: fields[name] for name in MEMORY | KOLEO}
+    return PairObjective(space, function, adjacent_samples(config), **settings)
 
 
 pair_loss = functools.partial(declare, build=_create, shared={**MEMORY, **KOLEO})
@@ -444,11 +425,7 @@ _TEMPERATURE = {
 # and pytorch-metric-learning; the paper has base 1. Circle's are for fine-grained retrieval.
 PAIR_LOSSES = {
     "tuple_contrastive": declare(
-        tuple_contrastive,
-        {"margin": ABOVE_0},
-        build=_create_tuple_objective,
-        shared=KOLEO,
-        by_tuple=True,
+        tuple_contrastive, {"margin": ABOVE_0}, build=_create_by_tuple, shared=KOLEO, by_tuple=True
     ),
     # Without by_class: IRT also trains it on batches that are not grouped by class.
     "contrastive": pair_loss(contrastive, {"margin": at_least(-1)}),

@@ -33,23 +33,15 @@ def pairwise_cross_entropy(
     Sample k of every class forms subset k. For each ordered pair of subsets (i, j), i ≠ j, the
     images of subset i are anchors. An anchor's positive is the image of its class in j; its
     negatives are the rest of j, and all of i but the anchor itself. Its loss is the cross-entropy
-    of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs.
+    of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs of
+    subsets. Distances of positives are computed by subtraction, so small ones keep their digits.
 
-    All pairs share one distance matrix of the batch, whose block (i, j) belongs to subset pair
-    (i, j). Distances of positives are computed by subtraction, so small ones keep their digits.
-
-    Args:
-        embeddings: Points of the space, as from `space.embed`: [classes, samples, dim], or
-            [images, dim] with labels; at least 2 classes and 2 samples.
-        space: Space that measures the distances.
-        temperature: τ > 0; smaller values give the nearest negatives more weight.
-        labels: Class of each image of a flat batch, in any order, with equally many images in each
-            class. An image's subset is the number of images of its class before it.
-        samples_per_class: Number of images in each class. Traced labels, as under `jit`, require
-            it; if they do not agree with it, the loss is NaN.
-
-    Raises:
-        ValueError: There is nothing to compare, or the classes of a flat batch differ in size.
+    Embeddings are points of the space, as from `space.embed`: [classes, samples, dim], or, with
+    `labels`, [images, dim]; at least 2 classes and 2 samples. Labels number the classes in any
+    order, with equally many images in each class. An image's subset is then the number of images of
+    its class before it. Traced labels, as under `jit`, require `samples_per_class`, the number of
+    images in each class; if they do not agree with it, the loss is NaN. Raises a `ValueError` if
+    there is nothing to compare, or classes differ in size.
     """
     embeddings = jnp.asarray(embeddings)
     if embeddings.ndim != (3 if labels is None else 2):
@@ -84,22 +76,21 @@ def _by_class(
         raise ValueError(f"samples_per_class is {samples}; it must be {rule}")
     labels = jnp.asarray(labels)
     order = jnp.argsort(labels, stable=True)
-    grouped = labels[order].reshape(-1, samples)
-    balanced = jnp.all(grouped == grouped[:, :1]) & jnp.all(grouped[1:, 0] != grouped[:-1, 0])
+    rows = labels[order].reshape(-1, samples)  # One class a row, if classes are balanced.
+    balanced = jnp.all(rows == rows[:, :1]) & jnp.all(rows[1:, 0] != rows[:-1, 0])
     return embeddings[order].reshape(-1, samples, embeddings.shape[-1]), balanced
 
 
 def _logits(
     space: Space, points: Float[Array, "images dim"], samples: int, temperature: float
 ) -> Float[Array, "images images"]:
-    """Logits −distance / temperature of all pairs."""
-    # Training draws positives together, so their distances are computed by subtraction: computed
-    # from inner products, small distances lose digits and their gradients vanish.
+    """Logits −distance / temperature of all pairs of points, which are ordered by subset."""
+    # Training pulls positives together, so their distances are computed by subtraction: from inner
+    # products, small distances lose digits, and their gradients vanish.
     subsets = rearrange(points, "(k n) d -> k n d", k=samples)
     positives = space.distance(subsets[:, :, None], rearrange(subsets, "k n d -> n k d"))
-    blocks = rearrange(
-        space.distance_matrix(points, points), "(i a) (j b) -> i a j b", i=samples, j=samples
-    )
+    distances = space.distance_matrix(points, points)
+    blocks = rearrange(distances, "(i a) (j b) -> i a j b", i=samples, j=samples)
     same_class = jnp.eye(blocks.shape[-1], dtype=bool)[:, None]
     distances = jnp.where(same_class, positives[..., None], blocks)
     return -rearrange(distances, "i a j b -> (i a) (j b)") / temperature
@@ -111,7 +102,7 @@ def _cross_entropy(logits: Float[Array, "images images"], samples: int) -> Float
     # Blocks stay where they are in the matrix: transposing them would take twice as long.
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", i=samples, j=samples)
     negatives, positives = jax.vmap(jax.vmap(_block_terms, in_axes=1))(blocks)
-    own_subset = jnp.diagonal(negatives).T[:, None]
+    own_subset = jnp.diagonal(negatives).T[:, None]  # Negatives of block (i, i).
     losses = jnp.mean(jax.nn.softplus(jnp.logaddexp(negatives, own_subset) - positives), axis=-1)
     return jnp.sum(losses, where=~jnp.eye(samples, dtype=bool))
 
@@ -131,8 +122,7 @@ class PairwiseCrossEntropy(Objective):
     temperature: float
     samples_per_class: int
     pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
-    # Weights of the losses in each part of the space, which are summed; () for one loss, of the
-    # space's distance.
+    # Weights of losses in the parts of the space, which are summed; () for one loss in the space.
     loss_weights: tuple[float, ...] = ()
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
@@ -153,22 +143,23 @@ class PairwiseCrossEntropy(Objective):
 
     def _sum_over_parts(self, points: Float[Array, "images dim"]) -> Float[Array, ""]:
         """Sums the losses in each part of the space, times `loss_weights`."""
-        samples, total = self.samples_per_class, 0.0
+        samples = self.samples_per_class
+        total = 0.0
         parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
-        for (part, weight), x, loss_weight in parts:
-            logits = weight * _logits(part, x, samples, self.temperature)
+        for (part, weight), coordinates, loss_weight in parts:
+            logits = weight * _logits(part, coordinates, samples, self.temperature)
             total += loss_weight * _cross_entropy(logits, samples)
         return total
 
 
 def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
-    fields, samples = config.objective, config.train.samples_per_class
-    weights, count = tuple(fields.loss_weights), len(space.parts)
+    fields = config.objective
+    samples = config.train.samples_per_class
+    weights = tuple(fields.loss_weights)
+    count = len(space.parts)
     if weights and len(weights) != count:
-        raise UserError(
-            f"config.objective.loss_weights has {len(weights)} numbers; give one number for each "
-            f"part of objective.space ({count}), or ()"
-        )
+        advice = f"give one number for each part of objective.space ({count}), or ()"
+        raise UserError(f"config.objective.loss_weights has {len(weights)} numbers; {advice}")
     return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight, weights)
 
 
@@ -180,7 +171,7 @@ def _metrics(
 ) -> Metrics:
     """Norms, the recall within the batch, the range of logits and the loss at chance."""
     features, points, logits = lax.stop_gradient((features, points, logits))
-    n, s = features.shape[:2]
+    n, s = features.shape[:2]  # Classes, and samples of each.
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=n, b=n)
     same_class = jnp.diagonal(blocks, axis1=1, axis2=3)  # i, j, a
     other_sample = ~jnp.eye(s, dtype=bool)[..., None]
@@ -204,8 +195,7 @@ def _metrics(
 _HYPMIX = {
     # Eq. 10 has one temperature, the released code has two; these are the code's.
     "sphere_temperature": Field(0.05, ABOVE_0, learnable=True),  # τ_e: divides the cosine.
-    # τ_h: divides the hyperbolic distance.
-    "ball_temperature": Field(0.2, ABOVE_0, learnable=True),
+    "ball_temperature": Field(0.2, ABOVE_0, learnable=True),  # τ_h: divides the ball's distance.
     "ball_weight": Field(3.0, at_least(0), learnable=True),  # λ: 3 for CUB, 8 for Cars and SOP.
 }
 
@@ -225,7 +215,7 @@ def mixed_space(
 
 @dataclasses.dataclass(frozen=True)
 class HypMix(Objective):
-    """Pairwise cross-entropy in a `mixed_space`, which explains the fields."""
+    """Pairwise cross-entropy in a `mixed_space`, whose docstring explains the fields."""
 
     ball: PoincareBall
     sphere_temperature: float
@@ -235,7 +225,7 @@ class HypMix(Objective):
 
     @property
     def space(self) -> Fused:
-        """Space in which the head's output is embedded, trained and scored."""
+        """Space in which the head's outputs are trained and scored."""
         return mixed_space(self.ball, **{name: getattr(self, name) for name in _HYPMIX})
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
@@ -291,12 +281,11 @@ def negative_weights(
     weights. Items that are not negatives have the weight 0.
 
     `distances` are measured in the loss's space (for HypMix, `mixed_space`); `temperature` is
-    τ > 0, see `softmax_temperature`. `positives` and `negatives` mark at least one item for each
-    anchor.
+    τ > 0, see `softmax_temperature`. Each anchor needs a positive and a negative.
     """
     logits = -jnp.asarray(distances) / temperature
     negatives = jnp.asarray(negatives)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True, where=negatives)
     # Sum of an anchor's weights: 1 − p(x⁺), averaged over positives.
-    mass = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
-    return mass * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))
+    weight_sum = jnp.mean(jax.nn.sigmoid(total - logits), axis=-1, keepdims=True, where=positives)
+    return weight_sum * jnp.exp(jnp.where(negatives, logits - total, -jnp.inf))

@@ -59,9 +59,9 @@ def proxy_anchor(
     log(1 + Σ exp(α·(s + δ))) over all proxies, with the sum over images of other classes. s is the
     cosine on the sphere and 1 − distance / 2 in other spaces. `margin` is δ, and `alpha` α > 0.
 
-    Embeddings and proxies, one proxy for each class, are points of the space, as from
-    `space.embed`. Labels are integers that count from 0. Raises a `ValueError` for other labels,
-    and, unless labels are traced, for labels without a proxy.
+    Embeddings and proxies, one for each class, are points of the space, as from `space.embed`.
+    Labels are integers that count from 0. Raises a `ValueError` for other labels, and, unless they
+    are traced, for labels without a proxy.
     """
     distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
@@ -83,8 +83,7 @@ def proxy_nca(
     The loss is the mean of −log softmax(−distance / τ) at the image's class, where the softmax is
     over the proxies of all classes, as in ProxyNCA++ (Teh et al., ECCV 2020) and
     pytorch-metric-learning. The original omits the proxy of the image's class from the denominator,
-    which makes the loss unbounded below. The temperature τ > 0 is 1 in the original, and 1/9 in
-    ProxyNCA++.
+    which makes the loss unbounded below. Its temperature τ > 0 is 1; the one of ProxyNCA++ is 1/9.
     """
     distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     return _cross_entropy(-distances[..., 0] / temperature, same)
@@ -154,8 +153,8 @@ def arcface(
     Where θ + m exceeds π, so that its cosine would rise again, cos θ − m·sin m replaces it, as in
     the authors' code. Gradients are exact and bounded even where θ is nearly 0 or π.
 
-    The margin is an angle at the origin, so the space must be the sphere: in the ball, it would
-    ignore the points' distances from the origin. `Hier` combines this loss of angles with a loss of
+    The margin is an angle at the origin, so the space must be the sphere: in the ball, an angle
+    would ignore distances from the origin. `Hier` combines this loss of angles with a loss of
     distances in the ball; `cosface` has a margin for any space.
 
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
@@ -190,7 +189,7 @@ def cosface(
 
 
 def _cosine_with_margin(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:
-    """cos(θ + m) from distances on the sphere; a monotonic continuation where θ + m exceeds π."""
+    """cos(θ + m) from distances on the sphere, continued monotonically where θ + m exceeds π."""
     # sin θ is computed from the chord: computed from the cosine, it would have infinite slopes.
     cosine = similarity(distances)
     below = cosine > -jnp.cos(margin)
@@ -217,14 +216,13 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 
 
 # Parameters of proxies are free vectors, which Adam moves, or points of the ball, which Riemannian
-# Adam moves. If the ball's c is learned, they are tangent vectors `poincare.logmap0`(x, c) instead:
-# a proxy then keeps its distance from the origin while c changes, and the gradient by c is taken at
-# a fixed tangent vector.
+# Adam moves. If the ball's c is learned, the points are stored as tangent vectors
+# `poincare.logmap0`(x, c): they keep their distances from the origin while c changes.
 _Vectors = Float[Array, "*b dim"]
 _BallC = float | str | None
 
 
-def ball_of_proxies(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
+def proxy_ball_c(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
     """The proxies' `Group.ball_c`, from their optimiser `config.objective[field]`."""
     if fields[field] == "adam":
         return None
@@ -253,14 +251,13 @@ def proxy_points(parameters: _Vectors, space: Space, ball_c: _BallC) -> _Vectors
 class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
-    As in Proxy-Anchor (Kim et al., CVPR 2020), proxies are normally distributed before the space
-    embeds them, with variance 2 / (number of proxies): Kaiming initialisation with a classifier's
-    fan-out.
+    Proxies start normally distributed before the space embeds them, with variance 2 / (number of
+    proxies), as in Proxy-Anchor: Kaiming initialisation with a classifier's fan-out.
     """
 
     space: Space
     function: Callable[..., Array]  # The loss, with its settings.
-    centres: int | None  # Proxies of each class; None for a loss that takes one, without this axis.
+    centres: int | None  # Proxies of each class; None for one proxy, without an axis of centres.
     rate: float  # Factor of the proxies' learning rate.
     ball_c: float | str | None  # `Group.ball_c` of the proxies.
     samples_per_class: int | None  # None if images are not grouped by class.
@@ -290,8 +287,7 @@ class ProxyObjective(Objective):
 
 
 _SHARED = {
-    # Factor of the proxies' learning rate. Default from Proxy-Anchor and SoftTriple.
-    "proxy_rate": Field(100.0, at_least(0)),
+    "proxy_rate": Field(100.0, at_least(0)),  # As in Proxy-Anchor and SoftTriple.
     # 'riemannian': proxies are points of a hyperbolic space, which Riemannian Adam moves.
     "proxy_optimizer": Field("adam", one_of("adam", "riemannian")),
 }
@@ -299,9 +295,10 @@ _SHARED = {
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
     fields = config.objective
-    ball_c = ball_of_proxies("proxy_optimizer", fields, space)
-    proxies = fields.get("centres"), fields.proxy_rate, ball_c
-    return ProxyObjective(space, function, *proxies, adjacent_samples(config))
+    ball_c = proxy_ball_c("proxy_optimizer", fields, space)
+    return ProxyObjective(
+        space, function, fields.get("centres"), fields.proxy_rate, ball_c, adjacent_samples(config)
+    )
 
 
 def _centres(default: int) -> dict[str, Field]:
