@@ -193,9 +193,8 @@ def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, coun
         same_label = labels[:, None] == labels
         may_be_j = same_label & (ids[:, None] != ids)
         may_be_k = ~same_label
-        j_key, k_key = jax.random.split(level_key)
-        j = draw_columns(j_key, may_be_j, count)
-        k = draw_columns(k_key, may_be_k, count)
+        keys, masks = jax.random.split(level_key), (may_be_j, may_be_k)
+        j, k = (draw_columns(key, mask, count) for key, mask in zip(keys, masks, strict=True))
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
         valid.append(jnp.repeat(may_be_j.any(axis=1) & may_be_k.any(axis=1), count))

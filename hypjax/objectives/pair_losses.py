@@ -306,8 +306,9 @@ class Memory(NamedTuple):
 
 def empty_memory(size: int, dim: int) -> Memory:
     """Creates a memory whose rows are all empty."""
+    points = jnp.zeros((size, dim))
     labels = jnp.full((size,), _EMPTY, jnp.int32)
-    return Memory(jnp.zeros((size, dim)), labels, jnp.zeros((), jnp.int32))
+    return Memory(points, labels, place=jnp.zeros((), jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
