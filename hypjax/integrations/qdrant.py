@@ -160,7 +160,7 @@ class QdrantGallery:
         search leaves out only its query's image. If all the sample were left out, images that only
         the sample leads to, such as leaves of a tree, would be lost at any number of candidates.
         """
-        sample_rows, _ = euclidean.held_out(len(embeddings), len(self))
+        sample_rows, _ = euclidean.sample_queries(len(embeddings), len(self))
         if not len(sample_rows):
             return 1.0
         sample, paths = embeddings.vectors[sample_rows], embeddings.ids[sample_rows].tolist()

@@ -34,15 +34,7 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 class Embeddings(ArrayGallery):
     """A gallery with exact search: points of a space, and the names and classes of their images.
 
-    For `vectors`, `ids`, `labels`, `space` and `fingerprint` see `ArrayGallery`.
-
-    Attributes:
-        images_fingerprint: Hash of the image files and their labels.
-        model: Name of the model that embedded the images, for messages: run and embedding.
-        unreadable: {path: reason} for images that could not be embedded.
-        raw_features: Features from which the points were mapped, [n, d], if known.
-        splits: Names of the images' splits, [n] strings, if known.
-        coarse_labels: Names of the images' coarse classes, [n] strings, if known.
+    For the fields without a comment see `ArrayGallery`; columns that are unknown are None.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -50,12 +42,12 @@ class Embeddings(ArrayGallery):
     labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
-    images_fingerprint: str = ""
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    raw_features: Float[np.ndarray, "n d"] | None = None
-    splits: Shaped[np.ndarray, " n"] | None = None
-    coarse_labels: Shaped[np.ndarray, " n"] | None = None
-    model: str = ""
+    images_fingerprint: str = ""  # Hash of the image files and their labels.
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # {path: reason}
+    raw_features: Float[np.ndarray, "n d"] | None = None  # From which the points were mapped.
+    splits: Shaped[np.ndarray, " n"] | None = None  # Names of the images' splits.
+    coarse_labels: Shaped[np.ndarray, " n"] | None = None  # Names of the images' coarse classes.
+    model: str = ""  # Name of the model that embedded the images, for messages.
 
     @classmethod
     def from_arrays(
@@ -68,8 +60,8 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Maps features of any model into a space, by default `Sphere()`, for cosine similarity.
 
-        Labels, [n], are names or numbers of classes. Ids, [n], are names of the images, by default
-        row numbers. Raises UserError if an array has the wrong shape or type, or is not finite.
+        Labels are names or numbers of classes. Ids are names of the images, by default row numbers.
+        Raises UserError if an array has the wrong shape or type, or is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
         return cls._from_table(feature_table(arrays, "the arrays"), space)
@@ -97,7 +89,7 @@ class Embeddings(ArrayGallery):
         return f"Embeddings({points}, {classes})"
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
-        """Selects rows; returns embeddings with these rows only."""
+        """Selects rows."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
@@ -140,11 +132,8 @@ class Embeddings(ArrayGallery):
         Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
         `space`, by default the file's space, or else `Sphere()`. Files from the papers' code hold
         points; if `space` is passed, they must be points of `space`. `labels` and `coarse_labels`
-        are files with the images' classes.
-
-        Raises:
-            UserError: A file cannot be read, is damaged, or is of another kind; or a row is not
-                finite.
+        are files with the images' classes. Raises UserError if a file cannot be read, is damaged or
+        of another kind, or if a row is not finite.
         """
         path = pathlib.Path(path).expanduser()
         names = {"labels": labels, "coarse_labels": coarse_labels}
@@ -162,20 +151,19 @@ class Embeddings(ArrayGallery):
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             pairs = arrays.get("unreadable")
             origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
-            kind = "features" if "features" in arrays else "vectors"
-            vectors, ids, labels = (arrays[name] for name in (kind, "ids", "labels"))
-        if kind == "features":
+            has_features = "features" in arrays
+            vectors = arrays["features" if has_features else "vectors"]
+            ids, labels = arrays["ids"], arrays["labels"]
+        if has_features:
             return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.
-        labels = as_names(labels, "labels", len(vectors), source)
-        names = {
-            name: as_names(arrays.get(name), name, len(vectors), source)
-            for name in ("splits", "coarse_labels")
-        }
-        loaded = cls(vectors, ids, labels, file_space, **names, **origin)
+        columns = {"labels": labels}
+        columns |= {name: arrays.get(name) for name in ("splits", "coarse_labels")}
+        names = {x: as_names(column, x, len(vectors), source) for x, column in columns.items()}
+        loaded = cls(vectors, ids, space=file_space, **names, **origin)
         if space is None or describe_space(space) == describe_space(file_space):
             return loaded
-        return cls._from_table(FeatureTable(loaded.features(), ids, labels, **names), space)
+        return cls._from_table(FeatureTable(loaded.features(), ids, **names), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an inner-product index, float32; raises UserError if the space has none."""

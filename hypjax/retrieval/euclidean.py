@@ -1,10 +1,10 @@
 """Hyperbolic neighbours from an index of Euclidean distances, or from any other candidates.
 
-A ball of the Poincaré metric is also a Euclidean ball, with another centre. So a query's k nearest
-points are the k nearest, in Euclidean distance, to the Euclidean centre of the ball around the
-query whose surface holds the k-th. A first search, at the query, bounds the separation of the k-th
-point; a second search, at the centre, finds the neighbours. Near the boundary, the first search
-alone would miss them.
+A ball of the Poincaré metric is also a Euclidean ball, with another centre. Take the ball around a
+query whose surface holds the query's k-th neighbour: the k neighbours are the k points that are
+nearest, in Euclidean distance, to its Euclidean centre. A first search, at the query, bounds the
+separation of the k-th neighbour; a second search, at the centre, finds the neighbours. Near the
+boundary, the first search alone would miss them.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.
@@ -112,22 +112,22 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
-def held_out(count: int, total: int, most: int = _SAMPLED_QUERIES) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows at random into a sample of about `total` / 10 rows, and the others; ascending.
+def sample_queries(
+    num_rows: int, gallery_size: int, most: int = _SAMPLED_QUERIES
+) -> tuple[Rows, Rows]:
+    """Splits rows at random into queries, for a tenth of the gallery's size, and the others.
 
-    Recall is measured on a graph without the sample, as for new queries: points in a graph are
-    linked to their neighbours, so their neighbours are easier to find.
+    Recall is measured on a graph without the queries, as for new ones: points in a graph are linked
+    to their neighbours, so their neighbours are easier to find. Both results ascend.
     """
-    rows = np.random.default_rng(0).permutation(count)
-    size = min(most, (total + 8) // 10)  # One of two rows, but none of a single row.
-    return np.sort(rows[:size]), np.sort(rows[size:])
+    rows = np.random.default_rng(0).permutation(num_rows)
+    # Rounded so that a gallery of two has one query, but a gallery of one has none.
+    num_queries = min(most, (gallery_size + 8) // 10)
+    return np.sort(rows[:num_queries]), np.sort(rows[num_queries:])
 
 
 def recall_bound(hits: Bool[np.ndarray, "s k"]) -> float:
-    """Lower bound on recall for new queries: a sample's mean less two standard errors.
-
-    A sample cannot show misses that are rare and come together.
-    """
+    """Lower bound on recall for new queries: a sample's mean less two standard errors."""
     shares = hits.mean(axis=1) if len(hits) else np.ones(1)
     return max(0.0, float(shares.mean() - 2 * shares.std() / len(shares) ** 0.5))
 
@@ -141,7 +141,7 @@ def rank(
     memory-mapped. Ties keep the gallery's order. Where a query has fewer than k candidates, the
     separation is infinite and the index −1.
     """
-    pairs = np.sort(rows * len(gallery) + items)
+    pairs = np.sort(rows * len(gallery) + items)  # A number for each pair.
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     rows, items = np.divmod(pairs, max(len(gallery), 1))
     points = in_ball(queries, space)
@@ -159,35 +159,38 @@ def rank(
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)
     table, ids = np.full(shape, np.inf), np.full(shape, -1)
-    table[rows, columns], ids[rows, columns] = separations, items
+    table[rows, columns] = separations
+    ids[rows, columns] = items
     order = np.argsort(table, axis=1, kind="stable")[:, :k]
     return tuple(np.take_along_axis(array, order, axis=1) for array in (table, ids))
 
 
-def recalled(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
-    """Marks the exact neighbours, ascending, that an approximate search lists in any order."""
-    (separations, items), (listed_separations, listed_items) = exact, approximate
-    is_same = items[:, :, None] == listed_items[:, None]
+def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
+    """Marks each query's exact neighbours that an approximate search found, in any order."""
+    (separations, items), (found_separations, found_items) = exact, approximate
+    is_same = items[:, :, None] == found_items[:, None]
     hits = is_same.any(axis=2)
-    # If several items are as far as the k-th, any of them counts.
-    last = separations[:, -1:]
-    missed_ties = ~hits & (separations >= last * (1 - _TIE_TOLERANCE))
-    other_ties = ~is_same.any(axis=1) & (listed_separations <= last * (1 + _TIE_TOLERANCE))
-    number = other_ties.sum(axis=1, keepdims=True)
-    return hits | (missed_ties & (np.cumsum(missed_ties, axis=1) <= number))
+    # If several items are as far as the k-th neighbour, any of them counts: each such item that was
+    # found makes up for a neighbour as far as the k-th that was not.
+    farthest = separations[:, -1:]
+    missed_ties = ~hits & (separations >= farthest * (1 - _TIE_TOLERANCE))
+    other_ties = ~is_same.any(axis=1) & (found_separations <= farthest * (1 + _TIE_TOLERANCE))
+    num_other_ties = other_ties.sum(axis=1, keepdims=True)
+    return hits | (missed_ties & (np.cumsum(missed_ties, axis=1) <= num_other_ties))
 
 
 def tune(
     search: Callable[[int], Nearest], exact: Nearest, candidates: Sequence[int] = _CANDIDATES
 ) -> float:
-    """Raises the number of candidates until a sample's search finds 98% of the exact neighbours.
+    """Searches with ever more candidates until 98% of the exact neighbours are found.
 
-    Recall of the single nearest neighbour must be as high, since all neighbours of a query are easy
-    or hard to reach together. Returns the recall, see `recall_bound`; warns if it stays below 98%.
+    `search` takes a number of candidates and searches for sampled queries. Returns the recall of
+    the last search, the lower one of the k nearest and of the single nearest neighbour: all
+    neighbours of a query are easy or hard to reach together. Warns if the recall stays below 98%.
     """
     recall = 0.0
-    for number in candidates:
-        hits = recalled(exact, search(number))
+    for num_candidates in candidates:
+        hits = recall_hits(exact, search(num_candidates))
         recall = min(recall_bound(hits), recall_bound(hits[:, :1]))
         if recall >= _TARGET_RECALL:
             return recall

@@ -97,31 +97,35 @@ class ArrayGallery:
         """Finds nearest images as `Gallery.nearest` does; a search in a class is exact."""
         own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
         # Own images are left out afterwards, so that all queries run one program.
-        listed = k + max(map(len, own_rows), default=0)
+        num_listed = k + max(map(len, own_rows), default=0)
         if label is None:
-            distances, rows = self.search_rows(points, min(listed, len(self)))
+            distances, rows = self.search_rows(points, min(num_listed, len(self)))
             return self.neighbours(distances, rows, own_rows, k)
         self.space.check(points)
-        of_class = np.flatnonzero(self.labels == label)
-        if not len(of_class):
+        class_rows = np.flatnonzero(self.labels == label)
+        if not len(class_rows):
             return [Neighbours([], [], []) for _ in points]
-        listed = min(listed, len(of_class))
-        distances, rows = nearest_items(self.space, points, self.vectors[of_class], listed)
-        return self.neighbours(distances, of_class[rows], own_rows, k)
+        num_listed = min(num_listed, len(class_rows))
+        distances, rows = nearest_items(self.space, points, self.vectors[class_rows], num_listed)
+        return self.neighbours(distances, class_rows[rows], own_rows, k)
 
     def neighbours(
         self, distances: Float32[np.ndarray, "q m"], rows: Ids, own_rows: OwnRows, k: int
     ) -> list[Neighbours]:
-        """Describes the first k results of each query, without the query's own image."""
-        described = []
-        for query_distances, hits, excluded in zip(distances, rows, own_rows, strict=True):
-            others = np.flatnonzero((hits >= 0) & ~np.isin(hits, excluded))[:k]
-            hits = hits[others]
-            query_label = str(self.labels[excluded[0]]) if len(excluded) else ""
-            columns = self.ids[hits], self.labels[hits], query_distances[others], hits.astype(str)
-            ids, labels, distances_of_hits, keys = (column.tolist() for column in columns)
-            described.append(Neighbours(ids, labels, distances_of_hits, query_label, keys))
-        return described
+        """Looks up the images of each query's first k results that are not the query's own image.
+
+        Results are rows of the gallery and their distances; −1 is no image.
+        """
+        neighbours = []
+        for query_distances, query_rows, excluded in zip(distances, rows, own_rows, strict=True):
+            listed = np.flatnonzero((query_rows >= 0) & ~np.isin(query_rows, excluded))[:k]
+            hits = query_rows[listed]
+            hit_distances = query_distances[listed].tolist()
+            own_label = str(self.labels[excluded[0]]) if len(excluded) else ""
+            ids, labels = self.ids[hits].tolist(), self.labels[hits].tolist()
+            keys = hits.astype(str).tolist()
+            neighbours.append(Neighbours(ids, labels, hit_distances, own_label, keys))
+        return neighbours
 
     def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
         """Rows of each query's own image, by the paths and points of the queries."""
@@ -139,8 +143,8 @@ class ArrayGallery:
         """Images with these keys, which are row numbers; leaves out unknown keys."""
         rows = [int(key) for key in keys if _ROW.fullmatch(key) and int(key) < len(self)]
         points = np.asarray(self.vectors[rows], np.float32)
-        texts = map(str, rows), map(str, self.ids[rows]), map(str, self.labels[rows])
-        return list(map(GalleryItem, *texts, points))
+        columns = map(str, rows), self.ids[rows].tolist(), self.labels[rows].tolist(), points
+        return list(map(GalleryItem, *columns))
 
     def sample(self, most: int) -> list[GalleryItem]:
         """Up to `most` images, always the same ones."""

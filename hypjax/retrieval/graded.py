@@ -6,7 +6,7 @@ Ramzi et al., *Hierarchical Average Precision Training for Pertinent Image Retri
 with one correction, see `h_ap`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -25,11 +25,10 @@ def h_ap(ranking: Ranking) -> float:
     """Hierarchical average precision (Ramzi et al., ECCV 2022; α = 1 in the released code).
 
     The relevance of level l is l, divided by the number of items of exactly this level. This number
-    includes the query's own image, which counts nowhere else. A positive's H-rank sums, over itself
-    and the positives before it, the smaller of their relevance and its own. The score is the sum of
-    H-rank / rank, divided by the sum of relevances: 1 if relevance never rises along the ranking.
-
-    Levels of equal relevance count once. The released code counts each of them twice.
+    includes the query's own image, which counts nowhere else. The H-rank of a positive p is the sum
+    of min(relevance of p, relevance of q) over p and the positives q before p. The score is the sum
+    of H-rank / rank, divided by the sum of relevances: 1 if relevance never rises in the ranking.
+    Levels of equal relevance count once; the released code counts each of them twice.
     """
     relevance = np.arange(len(ranking.counts)) / np.maximum(ranking.counts, 1)
     smaller = np.minimum.outer(relevance[1:], relevance)
@@ -56,7 +55,7 @@ def asi(ranking: Ranking) -> float:
     first n of an ideal ranking, divided by n. Items of one level are interchangeable.
     """
     levels = np.arange(1, len(ranking.counts))[:, None]
-    top_levels = np.zeros(len(ranking.ranks), int)  # Of the first p items, for p positives.
+    top_levels = np.zeros(len(ranking.ranks), int)  # Levels of the first p items, for p positives.
     is_top = ranking.ranks < len(top_levels)
     top_levels[ranking.ranks[is_top]] = ranking.levels[is_top]
     ideal_levels = np.sort(ranking.levels)[::-1]
@@ -81,17 +80,10 @@ def graded_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query by levels of labels: h_ap, ndcg and asi.
 
-    `levels` lists the queries' labels at each level: their classes [n], then ever coarser classes
-    [n]; `gallery_levels` lists the gallery's, [m] each. Levels need not nest: only the number of
-    shared labels counts. Rankings are exact in the sense of `nearest_neighbors`. For points,
-    labels, `own_rows` and other arguments see `query_scores`.
-
-    Returns:
-        {metric: scores [n], float64}. The score is NaN for queries without a positive, and a
-        warning says how many there are.
-
-    Raises:
-        UserError: As by `query_scores`; or queries and gallery differ in the number of levels.
+    `levels` lists the queries' labels at each level: their classes, then ever coarser classes;
+    `gallery_levels` lists the gallery's. Levels need not nest: only the number of shared labels
+    counts. Takes the other arguments, returns the results and raises the errors of `query_scores`;
+    also raises UserError if queries and gallery differ in the number of levels.
     """
     for name in metrics:
         if name not in GRADED:
@@ -102,23 +94,21 @@ def graded_scores(
     if not 0 < len(levels) == len(item_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
     labels, item_labels = [], []
-    for column, item_column in zip(levels, item_levels, strict=True):
-        query_set, gallery_set = inputs.labelled(queries, column, gallery, item_column)
+    for level, item_level in zip(levels, item_levels, strict=True):
+        query_set, gallery_set = inputs.labelled(queries, level, gallery, item_level)
         labels.append(query_set.labels)
         item_labels.append(gallery_set.labels)
     items = gallery_set.points
     own_ids, own_rows = own_items(query_set, own_rows)
     points, (_, reranked) = postprocessing.apply(query_set.points, own_ids, items, space)
-
-    def relevances() -> Iterator[ItemRelevance]:
-        for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True):
-            is_shared = item_labels == query_labels[:, None]
-            yield ItemRelevance(np.sum(is_shared, axis=0, dtype=np.int8), rows)
-
+    relevances = (
+        ItemRelevance(np.sum(item_labels == query_labels[:, None], axis=0, dtype=np.int8), rows)
+        for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True)
+    )
     scores = np.full((len(metrics), len(points)), np.nan)
-    for i, ranking in enumerate(rankings(points, items, relevances(), space, reranked)):
+    for query, ranking in enumerate(rankings(points, items, relevances, space, reranked)):
         if len(ranking.ranks):
-            scores[:, i] = [GRADED[name](ranking) for name in metrics]
+            scores[:, query] = [GRADED[name](ranking) for name in metrics]
     if np.isnan(scores[0]).all():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(~np.isnan(scores[0]))

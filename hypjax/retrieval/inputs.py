@@ -25,11 +25,16 @@ Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, asce
 
 
 class Labelled(NamedTuple):
-    """Points with class numbers; queries also have gallery indices (−1 for none)."""
+    """Points with class numbers."""
 
     points: Points
     labels: Int[np.ndarray, " n"]
-    ids: Int[np.ndarray, " n"] | None = None
+    ids: OwnIds = None  # Of queries.
+
+    def take(self, rows: "Rows | slice") -> "Labelled":
+        """Selects points."""
+        ids = None if self.ids is None else self.ids[rows]
+        return Labelled(self.points[rows], self.labels[rows], ids)
 
 
 def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
@@ -126,7 +131,7 @@ def labelled(
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and numbers the classes from 0; returns queries and gallery.
 
-    Without a gallery, both are the same object: the queries, with their rows as gallery indices.
+    Without a gallery, both are the same object: the queries, whose `ids` are their rows.
     """
     points, items = check_points(queries, queries if gallery is None else gallery)
     labels = [_checked_labels("queries", points, query_labels)]

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -11,10 +12,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
-from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points
+from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.positives import ItemRelevance, Relevance, rankings, relevance_by_labels
+from hypjax.retrieval.positives import ItemRelevance, Relevance, rankings
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
@@ -22,7 +23,7 @@ from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 _Metrics = Mapping[str, Metric]
 _Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
-# Metrics at K, as functions of K; and metrics without a K.
+# Functions from K to a metric, by the metric's name.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
     "precision": lambda k: Metric(lambda _: k, lambda ranks, _: np.sum(ranks < k, axis=1) / k),
@@ -67,14 +68,11 @@ def recall_at_k(
 ) -> dict[int, float]:
     """Recall@K: share of queries with an item of their class among their K nearest items.
 
-    Queries and gallery are points of the space, [n, d] and [m, d], and labels are class numbers or
-    names, [n] and [m]. Without a gallery, each query searches the other queries.
-    Returns {K: recall}; queries without a match in the gallery are left out of the
-    mean, and a warning says how many.
-
-    Raises:
-        UserError: A point is not finite or not in the space, shapes do not match, no query has a
-            match, or K exceeds the number of items to find.
+    Queries and gallery are points of the space, and labels are class numbers or names. Without a
+    gallery, each query searches the other queries. Returns {K: recall}. Queries without a match in
+    the gallery are left out of the mean, and a warning says how many. Raises UserError if a point
+    is not finite or not in the space, shapes do not match, no query has a match, or K exceeds the
+    number of items to find.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     scores = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
@@ -91,9 +89,8 @@ def mean_average_precision_at_r(
 ) -> float:
     """MAP@R (Musgrave et al., *A Metric Learning Reality Check*, ECCV 2020, Section 3.2).
 
-    R is the number of a query's matches. The score is the mean over the query's R nearest items of
-    the precision up to the item if it is a match, else of 0. Takes the arguments and raises the
-    errors of `recall_at_k`.
+    With R matches, a query scores the sum of the precisions at the matches among its R nearest
+    items, divided by R. Takes the arguments and raises the errors of `recall_at_k`.
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["map@r"], space=space)["map@r"])
@@ -128,47 +125,41 @@ def query_scores(
 ) -> dict[str, Float[np.ndarray, " n"]]:
     """Scores of each query, to be averaged over queries, classes or resamples.
 
-    NumPy arrays may be memory-mapped and larger than the memory; they are read in chunks. For
-    points, labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K
-    and mp@K with a number for K, mrr, map, map@r and r_precision; K of recall and precision is at
-    most the number of items. `postprocessing` expands queries and re-ranks results before they are
-    scored. `own_rows` lists, for each query, the gallery rows of the query's own image, which are
-    left out of its results; post-processing leaves out the first of these rows only. By default,
-    each query is its own image if there is no gallery.
+    Points may be memory-mapped and larger than the memory; they are read in chunks. For points,
+    labels, space and errors see `recall_at_k`. `metrics` are names: recall@K, precision@K and mp@K
+    with a number for K, mrr, map, map@r and r_precision. K of recall and precision is at most the
+    number of items. `postprocessing` expands queries and re-ranks results before they are scored.
 
-    Returns:
-        {metric: scores [n], float64}. The score is NaN for queries without a match in the gallery,
-        and a warning says how many there are.
+    `own_rows` lists, for each query, the gallery rows of the query's own image, which are left out
+    of its results; post-processing leaves out only the first of these rows. By default, each query
+    is its own image if there is no gallery.
+
+    Returns {metric: scores}, float64. The score is NaN for queries without a match in the gallery,
+    and a warning says how many there are.
     """
     selected = {name: _find_metric(name) for name in metrics}
     query_set, gallery_set = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    count = len(query_set.points)
-    deepest = max((metric.k or 1 for metric in selected.values()), default=1)
-    inputs.check_count(deepest, len(gallery_set.points) - (query_set is gallery_set), "K")
+    largest_k = max((metric.k or 1 for metric in selected.values()), default=1)
+    inputs.check_count(largest_k, len(gallery_set.points) - (query_set is gallery_set), "K")
     own_ids, own_rows = own_items(query_set, own_rows)
     if own_ids is not query_set.ids:
         query_set = query_set._replace(ids=own_ids)
-    matches, needs_all = _count_matches(query_set, gallery_set, own_rows)
+    matches, needs_all_ranks = _count_matches(query_set, gallery_set, own_rows)
     if not matches.any():
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(matches)
-    arguments = query_set.points, own_ids, gallery_set.points, space
-    points, (_, reranked) = postprocessing.apply(*arguments)
-    if points is not query_set.points:  # Else the queries may be the gallery.
-        query_set = query_set._replace(points=points)
-    scores = {name: np.full(count, np.nan) for name in metrics}
+    points = query_set.points, own_ids, gallery_set.points
+    expanded, (_, reranked) = postprocessing.apply(*points, space)
+    if expanded is not query_set.points:  # Else the queries may be the gallery.
+        query_set = query_set._replace(points=expanded)
+    searches = _Searches(query_set, gallery_set, space, matches, own_rows, reranked)
+    scores = {name: np.full(len(matches), np.nan) for name in metrics}
     for all_ranks in (False, True):
-        rows = np.flatnonzero(needs_all == all_ranks)
-        if not matches[rows].any():
-            continue
-        group, group_reranked = query_set, reranked
-        if len(rows) < count:
-            group = Labelled(points[rows], query_set.labels[rows], own_ids[rows])
-            group_reranked = None if reranked is None else reranked[rows]
-        arguments = group, gallery_set, matches[rows], [own_rows[row] for row in rows], selected
-        group_scores = _scores_by_labels(*arguments, space, group_reranked, all_ranks)
-        for name in metrics:
-            scores[name][rows] = np.where(matches[rows] > 0, group_scores[name], np.nan)
+        rows = np.flatnonzero(needs_all_ranks == all_ranks)
+        if matches[rows].any():
+            group_scores = _scores_by_labels(searches.take(rows), selected, all_ranks)
+            for name in metrics:
+                scores[name][rows] = np.where(matches[rows] > 0, group_scores[name], np.nan)
     return scores
 
 
@@ -190,105 +181,108 @@ def _count_matches(
 ) -> tuple[Counts, Bool[np.ndarray, " n"]]:
     """Counts each query's matches, and marks queries that need the ranks of all their matches."""
     count = len(queries.labels)
-    lengths = np.fromiter(map(len, own_rows), int)
-    owners = np.repeat(np.arange(count), lengths)
-    own_items = np.fromiter(itertools.chain.from_iterable(own_rows), int)
-    same_class = gallery.labels[own_items] == queries.labels[owners]
+    num_own = np.fromiter(map(len, own_rows), int)
+    owners = np.repeat(np.arange(count), num_own)  # The query of each own image.
+    own_images = np.fromiter(itertools.chain.from_iterable(own_rows), int)
+    same_class = gallery.labels[own_images] == queries.labels[owners]
     matches = np.bincount(gallery.labels, minlength=queries.labels.max() + 1)[queries.labels]
     matches -= np.bincount(owners[same_class], minlength=count)
     # Faster searches exclude only one item per query, which must be of the query's class.
-    needs_all = lengths > 1
-    needs_all[owners[~same_class]] = True
-    return matches, needs_all
+    needs_all_ranks = num_own > 1
+    needs_all_ranks[owners[~same_class]] = True
+    return matches, needs_all_ranks
 
 
-def _scores_by_labels(
-    query_set: Labelled,
-    gallery_set: Labelled,
-    matches: Counts,
-    own_rows: OwnRows,
-    metrics: _Metrics,
-    space: Space,
-    reranked: Ids | None,
-    all_ranks: bool,
-) -> _Scores:
+class _Searches(NamedTuple):
+    """Queries, the gallery that they search, and what is known of each query's results."""
+
+    queries: Labelled
+    gallery: Labelled
+    space: Space
+    matches: Counts
+    own_rows: OwnRows
+    reranked: Ids | None  # The first results of each query, in their final order.
+
+    def take(self, rows: Rows) -> "_Searches":
+        """Selects some of the queries."""
+        if len(rows) == len(self.matches):  # Then copies no points; queries may be the gallery.
+            return self
+        own_rows = [self.own_rows[row] for row in rows]
+        reranked = None if self.reranked is None else self.reranked[rows]
+        queries = self.queries.take(rows)
+        return _Searches(queries, self.gallery, self.space, self.matches[rows], own_rows, reranked)
+
+
+def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -> _Scores:
     """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
-    first, listed, full = {}, {}, {}
+    nearest, listed, full = {}, {}, {}
     for name, metric in metrics.items():
         if all_ranks or metric.depth is ALL:
             full[name] = metric
         elif metric.depth is FIRST:
-            first[name] = metric
+            nearest[name] = metric
         else:
             listed[name] = metric
-    depth = max((metric.depth(matches) for metric in listed.values()), default=0)
-    scores, ranks = {}, np.full(len(matches), NO_MATCH)
+    scores, nearest_ranks = {}, np.full(len(searches.matches), NO_MATCH)
+    length = max((metric.depth(searches.matches) for metric in listed.values()), default=0)
     if listed:
-        scores, ranks = _scores_of_lists(
-            query_set, gallery_set, matches, listed, depth, space, reranked
-        )
-    if first:
-        ks = [metric.k for metric in first.values()]
-        if None in ks or max(ks) > depth:  # Else the lists of neighbours answer these, too.
-            ranks = _completed(ranks, query_set, gallery_set, space, None if None in ks else ks)
-        if reranked is not None:
-            hits = gallery_set.labels[reranked] == query_set.labels[:, None]
-            ranks = np.where(hits.any(axis=1), hits.argmax(axis=1), ranks)
-        scores |= {name: metric.score(ranks[:, None], matches) for name, metric in first.items()}
+        scores, nearest_ranks = _scores_of_lists(searches, listed, length)
+    if nearest:
+        scores |= _scores_of_nearest(searches, nearest, nearest_ranks, length)
     if full:
-        relevances = relevance_by_labels(query_set, gallery_set, own_rows)
-        points = query_set.points, gallery_set.points
+        queries, gallery, space, _, own_rows, reranked = searches
+        relevances = (
+            ItemRelevance((gallery.labels == label).astype(np.int8), rows)
+            for label, rows in zip(queries.labels, own_rows, strict=True)
+        )
+        points = queries.points, gallery.points
         scores |= _scores_of_all(*points, relevances, full, space, reranked)
     return scores
 
 
-def _completed(
-    ranks: Int[np.ndarray, " n"],
-    query_set: Labelled,
-    gallery_set: Labelled,
-    space: Space,
-    ks: Sequence[int] | None,
-) -> Int[np.ndarray, " n"]:
-    """Ranks of nearest matches, where those within a query's list of neighbours are known."""
-    rows = np.flatnonzero(ranks == NO_MATCH)
-    if len(rows) == len(ranks):
-        return first_ranks(query_set, gallery_set, space, ks)
-    if len(rows):
-        ids = None if query_set.ids is None else query_set.ids[rows]
-        others = Labelled(query_set.points[rows], query_set.labels[rows], ids)
-        ranks[rows] = first_ranks(others, gallery_set, space, ks)
-    return ranks
-
-
 def _scores_of_lists(
-    query_set: Labelled,
-    gallery_set: Labelled,
-    matches: Counts,
-    metrics: _Metrics,
-    k: int,
-    space: Space,
-    reranked: Ids | None,
+    searches: _Searches, metrics: _Metrics, length: int
 ) -> tuple[_Scores, Int[np.ndarray, " n"]]:
-    """Scores from the k nearest items, as many as the metrics need, and ranks of nearest matches.
+    """Scores from lists of the nearest items, and ranks of nearest matches.
 
-    The rank is `NO_MATCH` for queries without a match among the k nearest items.
+    The rank is `NO_MATCH` for queries without a match in their list.
     """
-    scores = {name: np.empty(len(matches)) for name in metrics}
-    first = np.empty(len(matches), int)
-    for part in inputs.blocks(len(matches), _MAX_ENTRIES // k):
-        own_ids = None if query_set.ids is None else query_set.ids[part]
-        ids = search(query_set.points[part], own_ids, gallery_set.points, k=k, space=space)[1]
+    gallery, reranked = searches.gallery, searches.reranked
+    scores = {name: np.empty(len(searches.matches)) for name in metrics}
+    nearest_ranks = np.empty(len(searches.matches), int)
+    for block in inputs.blocks(len(searches.matches), _MAX_ENTRIES // length):
+        queries = searches.queries.take(block)
+        ids = search(queries.points, queries.ids, gallery.points, k=length, space=searches.space)[1]
         if reranked is not None:  # The same items in another order.
-            ids[:, : reranked.shape[1]] = reranked[part, :k]
-        hits = gallery_set.labels[ids] == query_set.labels[part, None]
-        # Ranks of the positives in the lists, padded with `NO_MATCH`.
-        counts = hits.sum(axis=1)
-        ranks = np.full((len(hits), max(counts.max(), 1)), NO_MATCH)
-        ranks[np.arange(ranks.shape[1]) < counts[:, None]] = np.nonzero(hits)[1]
+            ids[:, : reranked.shape[1]] = reranked[block, :length]
+        is_match = gallery.labels[ids] == queries.labels[:, None]
+        # Ranks of the matches in the lists, padded with `NO_MATCH`.
+        counts = is_match.sum(axis=1)
+        ranks = np.full((len(counts), max(counts.max(), 1)), NO_MATCH)
+        ranks[np.arange(ranks.shape[1]) < counts[:, None]] = np.nonzero(is_match)[1]
         for name, metric in metrics.items():
-            scores[name][part] = metric.score(ranks, matches[part])
-        first[part] = ranks[:, 0]
-    return scores, first
+            scores[name][block] = metric.score(ranks, searches.matches[block])
+        nearest_ranks[block] = ranks[:, 0]
+    return scores, nearest_ranks
+
+
+def _scores_of_nearest(
+    searches: _Searches, metrics: _Metrics, ranks: Int[np.ndarray, " n"], length: int
+) -> _Scores:
+    """Scores from the ranks of nearest matches; `ranks` are `NO_MATCH` beyond lists of `length`."""
+    queries, gallery, space, matches, _, reranked = searches
+    ks = [metric.k for metric in metrics.values()]
+    needs_rank = None in ks
+    if needs_rank or max(ks) > length:  # Else the lists answer these metrics, too.
+        unknown = np.flatnonzero(ranks == NO_MATCH)
+        if len(unknown):
+            ranks[unknown] = first_ranks(
+                searches.take(unknown).queries, gallery, space, None if needs_rank else ks
+            )
+    if reranked is not None:
+        is_match = gallery.labels[reranked] == queries.labels[:, None]
+        ranks = np.where(is_match.any(axis=1), is_match.argmax(axis=1), ranks)
+    return {name: metric.score(ranks[:, None], matches) for name, metric in metrics.items()}
 
 
 def _scores_of_all(
@@ -299,7 +293,7 @@ def _scores_of_all(
     space: Space,
     reranked: Ids | None,
 ) -> _Scores:
-    """Scores from the ranks of all positives."""
+    """Scores from the ranks of all positives; NaN for queries without a positive."""
     scores = {name: np.full(len(queries), np.nan) for name in metrics}
     for i, ranking in enumerate(rankings(queries, gallery, relevances, space, reranked)):
         if count := len(ranking.ranks):
@@ -325,7 +319,7 @@ def relevance_scores(
     queries, gallery = inputs.check_points(queries, gallery)
     relevances = relevance.of_items(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
-    report_excluded(np.array(list(map(len, relevance.positives))))
+    report_excluded(np.array([len(items) for items in relevance.positives]))
     queries, (_, reranked) = postprocessing.apply(queries, None, gallery, space)
     return _scores_of_all(queries, gallery, relevances, selected, space, reranked)
 
@@ -341,14 +335,14 @@ def average_precision(
 
     Average precision is the area below the curve of precision over recall, by the trapezoid rule,
     as in the protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018).
-    The rule averages the precisions just before and at each positive. For arguments and errors see
-    `relevance_scores`; returns scores [n], float64, NaN for queries without a positive.
+    The rule averages the precisions just before and at each positive. Takes the arguments and
+    raises the errors of `relevance_scores`; returns float64, NaN for queries without a positive.
     """
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
 def report_excluded(matches: Counts) -> None:
-    """Warns that queries without matches are left out."""
+    """Warns that queries without matches are left out of the scores."""
     if excluded := int(np.sum(matches == 0)):
         warnings.warn(
             f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
@@ -357,7 +351,7 @@ def report_excluded(matches: Counts) -> None:
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:
-    """Mean of scores [n] over the queries with a match; the scores of others are NaN."""
+    """Mean over the queries with a match; NaN marks queries without one."""
     return float(np.nanmean(scores))
 
 
@@ -370,19 +364,22 @@ def bootstrap_intervals(
     """Percentile bootstrap intervals (low, high) of mean scores over queries (Efron, 1979).
 
     An interval contains a share `confidence` of the means of resampled queries. It shows how much
-    the mean depends on the choice of queries, not how much it varies between training runs. Each
-    metric's scores [n] are NaN for queries without a match; raises UserError if all are. Metrics
-    share the resampled queries.
+    the mean depends on the choice of queries, not how much it varies between training runs.
+    `scores` holds an array for each metric, in which NaN marks queries without a match. Metrics
+    share the resampled queries. Raises UserError if all scores of a metric are NaN.
     """
-    scores = [of_metric[~np.isnan(of_metric)] for of_metric in scores]
+    scores = [metric_scores[~np.isnan(metric_scores)] for metric_scores in scores]
     if not all(map(len, scores)):
         raise UserError("there are no scores to resample: no query has a match")
     means = np.empty((len(scores), num_resamples))
-    sizes = np.array(list(map(len, scores)))
-    for size in np.unique(sizes):
-        rows = np.flatnonzero(sizes == size)
-        of_size, rng = np.stack([scores[row] for row in rows]), np.random.default_rng(seed)
+    counts = np.array([len(metric_scores) for metric_scores in scores])
+    for count in np.unique(counts):  # Metrics with as many scores are resampled together.
+        rows = np.flatnonzero(counts == count)
+        group = np.stack([scores[row] for row in rows])
+        rng = np.random.default_rng(seed)
         for i in range(num_resamples):
-            means[rows, i] = of_size.take(rng.integers(size, size=size), axis=1).mean(axis=1)
+            resample = rng.integers(count, size=count)
+            means[rows, i] = group.take(resample, axis=1).mean(axis=1)
     tail = (1 - confidence) / 2
-    return list(zip(*np.quantile(means, [tail, 1 - tail], axis=1).tolist(), strict=True))
+    lows, highs = np.quantile(means, [tail, 1 - tail], axis=1).tolist()
+    return list(zip(lows, highs, strict=True))

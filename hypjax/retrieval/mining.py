@@ -25,13 +25,13 @@ def hardest_negatives(
 ) -> Int[np.ndarray, "n count"]:
     """Finds each anchor's nearest images of other classes, one per class.
 
-    The rule follows Radenović et al. (TPAMI 2019). Returns rows of the pool, [n, count], nearest
-    first by products in float32, ties by index. Raises UserError if the pool has too few classes.
+    The rule follows Radenović et al. (TPAMI 2019). Returns rows of the pool, nearest first by
+    products in float32, ties by index. Raises UserError if the pool has too few classes.
     """
     classes = np.unique(pool_labels)
-    others = len(classes) - int(np.isin(anchor_labels, classes).any())
-    if others < count:
-        problem = f"{count} negatives of other classes, but the pool has images of {others}"
+    num_others = len(classes) - int(np.isin(anchor_labels, classes).any())
+    if num_others < count:
+        problem = f"{count} negatives of other classes, but the pool has images of {num_others}"
         raise UserError(f"{problem}; lower train.tuples.negatives or enlarge train.tuples.pool")
     pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
     negatives = []

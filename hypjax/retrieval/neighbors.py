@@ -37,6 +37,11 @@ def nearest_neighbors(
 ) -> Nearest:
     """Finds the k nearest gallery items of each query, by exact search.
 
+    Queries and gallery are points of the space. With `exclude_self`, the gallery is the queries and
+    no query is its own neighbour. `block_size` is the number of queries searched at once. Returns
+    distances, float32, and gallery indices, int32, nearest first. Raises UserError if a point is
+    not finite or not in the space, or if shapes or k do not fit.
+
     The result equals sorting all items by separation, ties by index, where `Space.separation`
     subtracts points, float32, in float64. No rounding error of a product changes the result, see
     `hypjax.retrieval`. The log says how many queries needed more than products in float32.
@@ -47,13 +52,6 @@ def nearest_neighbors(
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. In addition to inputs and results, a search holds at
     most 512 MB of host and device memory; the C library may keep some of the freed memory.
-
-    Queries, [n, d], and the gallery, [m, d], are points of the space. With `exclude_self`, the
-    gallery is the queries and no query is its own neighbour. `block_size` is the number of queries
-    searched at once. Returns distances, float32, and gallery indices, int32, [n, k], nearest first.
-
-    Raises:
-        UserError: A point is not finite or not in the space, or shapes or k do not fit.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and len(queries) != len(gallery):
@@ -78,17 +76,18 @@ def search(
     inputs.check_search(k, own_ids, len(queries), len(gallery))
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
-    results = _Search(np.asarray(queries), own_ids, gallery, space, k, block_size)
+    queries = np.asarray(queries)
+    running = _Search(queries, own_ids, gallery, space, k, block_size)
     if len(queries):
         score = Score.around(space, gallery.sample)
-        functions = results.by_products, results.by_subtraction
-        subtraction.certify("neighbours", results.queries, score, *functions)
-    return results.distances, results.ids
+        functions = running.by_products, running.by_subtraction
+        subtraction.certify("neighbours", queries, score, *functions)
+    return running.distances, running.ids
 
 
 @dataclasses.dataclass
 class _Search:
-    """A search and its results, `distances` and `ids`, which are filled in by blocks of queries."""
+    """A search, with its results: `distances` and `ids`, which are filled in by blocks."""
 
     queries: Points
     own_ids: OwnIds
@@ -98,48 +97,53 @@ class _Search:
     block_size: int
 
     def __post_init__(self) -> None:
-        # One more neighbour, because a query may find itself.
-        self.listed, shape = self.k + (self.own_ids is not None), (len(self.queries), self.k)
+        shape = len(self.queries), self.k
         self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
         self.certain = np.zeros(len(self.queries), bool)
+        self.num_listed = self.k + (self.own_ids is not None)  # A query may find itself.
 
     def by_products(self, rows: Rows, score: Score) -> Rows:
         """Selects candidates by scores and sorts them by distance; returns uncertain queries."""
         spare = self.k + _MORE_CANDIDATES if score.dtype == DOUBLE else _SPARE_CANDIDATES
         # Separations are computed for a multiple of `LANES` items in any case.
-        candidates = inputs.round_up(self.listed + spare, inputs.LANES)
-        candidates = min(candidates, len(self.gallery))
-        shape, blocks_at_once = self._sizes(len(rows), candidates, score)
+        num_candidates = inputs.round_up(self.num_listed + spare, inputs.LANES)
+        num_candidates = min(num_candidates, len(self.gallery))
+        (height, width), blocks_at_once = self._sizes(len(rows), num_candidates, score)
         with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
-            selector = selection.Selector(self.gallery, candidates, shape, score, pool)
-            for part in inputs.split(rows, shape[0] * blocks_at_once):
-                # The gallery is streamed once for all blocks of a part: it may lie on a disk.
-                blocks = inputs.split(part, shape[0])
-                points = [self._points(block, shape[0]) for block in blocks]
+            shape = height, width
+            selector = selection.Selector(self.gallery, num_candidates, shape, score, pool)
+            for pass_rows in inputs.split(rows, height * blocks_at_once):
+                # The gallery is streamed once for several blocks: it may lie on a disk.
+                blocks = inputs.split(pass_rows, height)
+                points = [self._points(block, height) for block in blocks]
                 vectors = [score.factors(queries).query for queries in points]
                 best = [None] * len(blocks)
-                for chunk in self.gallery.chunks(score, shape[1]):
+                for chunk in self.gallery.chunks(score, width):
                     for i, queries in enumerate(vectors):
                         best[i] = selector.update(chunk, queries, best[i])
                 list(pool.map(self._sort, blocks, points, best))
         return rows[~self.certain[rows]]
 
-    def _sizes(self, queries: int, candidates: int, score: Score) -> tuple[tuple[int, int], int]:
+    def _sizes(
+        self, num_queries: int, num_candidates: int, score: Score
+    ) -> tuple[tuple[int, int], int]:
         """Shape of a block's scores on a device, (queries, items), and blocks in one pass."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
-        most = max(_RESULT_BYTES // (2 * itemsize * candidates), _MIN_BLOCK)
-        height = min(self.block_size, queries, most)
-        height = 1 if queries == 1 else inputs.round_up(height, _MIN_BLOCK)
-        limits = _SCORE_BYTES // (itemsize * height), _CHUNK_BYTES // (itemsize * dim)
-        chunks = -(-self.gallery.rows // max(min(limits), 1))  # Equal ones, with little padding.
-        width = inputs.round_up(-(-self.gallery.rows // chunks), inputs.MULTIPLE)
-        block_bytes = itemsize * max(dim, 2 * candidates) * height
+        max_height = max(_RESULT_BYTES // (2 * itemsize * num_candidates), _MIN_BLOCK)
+        height = min(self.block_size, num_queries, max_height)
+        height = 1 if num_queries == 1 else inputs.round_up(height, _MIN_BLOCK)
+        max_width = min(_SCORE_BYTES // (itemsize * height), _CHUNK_BYTES // (itemsize * dim))
+        num_chunks = -(-self.gallery.rows // max(max_width, 1))
+        # Chunks of equal widths need little padding.
+        width = inputs.round_up(-(-self.gallery.rows // num_chunks), inputs.MULTIPLE)
+        block_bytes = itemsize * max(dim, 2 * num_candidates) * height
         return (height, width), max(inputs.PART_BYTES // block_bytes, 1)
 
     def by_subtraction(self, rows: Rows) -> None:
         """Sorts all items by their separations from these queries."""
         queries = inputs.host_rows(self.queries, rows)
-        nearest = subtraction.nearest_items(self.space, queries, self.gallery.array, self.listed)
+        items = self.gallery.array
+        nearest = subtraction.nearest_items(self.space, queries, items, self.num_listed)
         self._store(rows, *nearest)
 
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
@@ -152,15 +156,17 @@ class _Search:
         """Stores each query's nearest candidates, and whether they surely are the nearest items."""
         # They are if the k-th is nearer than all items that are no candidates. Such an item scores
         # at most as high as the last candidate, and scores bound −separations: so −separation of
-        # the k-th must exceed the last candidate's score. Equality is not enough, because the other
-        # item may have the smaller index.
-        candidates, last = np.asarray(best.ids), np.asarray(best.scores)[:, -1]
+        # the k-th must exceed the last candidate's score. Equality is not enough, because the item
+        # that is no candidate may have the smaller index.
+        candidates = np.asarray(best.ids)
+        last_scores = np.asarray(best.scores)[:, -1]
         separations, ids = subtraction.nearest_candidates(
-            self.space, points, self.gallery, candidates, self.listed
+            self.space, points, self.gallery, candidates, self.num_listed
         )
-        all_measured, number = candidates.shape[1] == len(self.gallery), len(rows)
-        self.certain[rows] = ((-separations[:, -1] > last) | all_measured)[:number]
-        self._store(rows, subtraction.distances(self.space, separations)[:number], ids[:number])
+        all_measured = candidates.shape[1] == len(self.gallery)
+        count = len(rows)  # The rest of the block is padding.
+        self.certain[rows] = ((-separations[:, -1] > last_scores) | all_measured)[:count]
+        self._store(rows, subtraction.distances(self.space, separations)[:count], ids[:count])
 
     def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         """Stores results without the queries' own items."""

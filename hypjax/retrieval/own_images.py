@@ -34,24 +34,23 @@ class OwnImages:
 
     def __init__(self, ids: Sequence[str], contents: Contents = None) -> None:
         self._gallery = _Table(ids, contents)
-        self._indexes = {}  # For each kind of key: the gallery's keys, and its rows by key.
+        self._indexes = {}  # By arguments of `keys`: the gallery's keys, and its rows by key.
 
     def rows(
         self, ids: Sequence[str], contents: Contents = None, *, one_table: bool = False
     ) -> OwnRows:
-        """Rows of each query's own image; `one_table` if queries and gallery are parts of it."""
+        """Rows of each query's own image; `one_table` if queries and gallery are parts of one."""
         queries, gallery = _Table(ids, contents), self._gallery
-        by_points_only = not one_table and (queries.numbered or gallery.numbered)
-        by_content = by_points_only or queries.ambiguous or gallery.ambiguous
-        kind = not by_points_only, by_content
-        if kind not in self._indexes:
-            gallery_keys = gallery.keys(*kind)
-            self._indexes[kind] = gallery_keys, _rows_by_key(gallery_keys)
-        gallery_keys, rows_by_key = self._indexes[kind]
+        by_id = one_table or not (queries.numbered or gallery.numbered)
+        by_content = not by_id or queries.ambiguous or gallery.ambiguous
+        if (by_id, by_content) not in self._indexes:
+            gallery_keys = gallery.keys(by_id, by_content)
+            self._indexes[by_id, by_content] = gallery_keys, _rows_by_key(gallery_keys)
+        gallery_keys, rows_by_key = self._indexes[by_id, by_content]
         own_rows = []
-        for name, key in zip(ids, queries.keys(*kind), strict=True):
+        for name, key in zip(ids, queries.keys(by_id, by_content), strict=True):
             rows = [] if key is None else rows_by_key.get(key, [])
-            if by_points_only and rows:  # Of several equal points, the one with the query's number.
+            if rows and not by_id:  # Of several equal points, the one with the query's number.
                 namesake = gallery.row_of_id.get(name, rows[0])
                 rows = [namesake] if gallery_keys[namesake] == key else rows[:1]
             own_rows.append(rows)
@@ -76,7 +75,8 @@ class _Table:
     def __init__(self, ids: Sequence[str], contents: Contents) -> None:
         self._ids, self._contents, self.paths = ids, contents, real_paths(ids)
         self.numbered = bool(ids) and (
-            all(x == str(i) for i, x in enumerate(ids)) or all(map(_NUMBERED.fullmatch, ids))
+            all(name == str(row) for row, name in enumerate(ids))
+            or all(map(_NUMBERED.fullmatch, ids))
         )
 
     def is_file(self, row: int) -> bool:
@@ -85,7 +85,7 @@ class _Table:
 
     @functools.cached_property
     def row_of_id(self) -> dict[str, int]:
-        return {x: row for row, x in enumerate(self._ids)}
+        return {name: row for row, name in enumerate(self._ids)}
 
     @functools.cached_property
     def ambiguous(self) -> bool:
@@ -105,11 +105,12 @@ class _Table:
             contents = [hash(row.tobytes()) for row in self._contents]
         keys = []
         for row, (path, content) in enumerate(zip(self.paths, contents, strict=True)):
-            if by_id and (not by_content or self.is_file(row)):
-                key = path, None
+            if self._ids[row] and by_id and (not by_content or self.is_file(row)):
+                keys.append((path, None))
+            elif self._ids[row] and content is not None:
+                keys.append((path if by_id else None, content))
             else:
-                key = None if content is None else (path if by_id else None, content)
-            keys.append(key if self._ids[row] else None)
+                keys.append(None)
         return keys
 
 

@@ -1,7 +1,8 @@
 """Positives, the items that a query should find, and their exact ranks.
 
-With many positives, nearly every item is about as far away as a positive, and float32 could not
-tell which comes first. Products in float64 can; subtraction orders the few near-ties.
+With many positives, nearly every item is about as far away as some positive, and products in
+float32 could not tell which comes first. Products in float64 can, but for near-ties, which
+subtraction orders.
 """
 
 import dataclasses
@@ -19,8 +20,7 @@ from jaxtyping import Array, Float, Int, Int8
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import Ids, Labelled, Points, Rows
-from hypjax.retrieval.own_images import OwnRows
+from hypjax.retrieval.inputs import Ids, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
@@ -47,43 +47,36 @@ class Relevance(NamedTuple):
     positives: Items
     ignored: Items | None = None  # Removed from a ranking before it is scored, such as junk.
 
-    def of_items(self, queries: int, items: int) -> Iterator[ItemRelevance]:
+    def of_items(self, num_queries: int, num_items: int) -> Iterator[ItemRelevance]:
         """Iterates over the queries; raises UserError before the first one if a list is wrong."""
-        positives = _checked("positives", self.positives, queries, items)
-        ignored = [()] * queries if self.ignored is None else self.ignored
-        ignored = _checked("ignored", ignored, queries, items)
-        for i, lists in enumerate(zip(positives, ignored, strict=True)):
+        positives = _checked("positives", self.positives, num_queries, num_items)
+        ignored = [()] * num_queries if self.ignored is None else self.ignored
+        ignored = _checked("ignored", ignored, num_queries, num_items)
+        for query, lists in enumerate(zip(positives, ignored, strict=True)):
             if len(overlap := np.intersect1d(*lists)):
-                raise UserError(f"item {overlap[0]} is both positive and ignored for query {i}")
+                raise UserError(f"item {overlap[0]} is both positive and ignored for query {query}")
 
         def relevance(positives: Rows, ignored: Rows) -> ItemRelevance:
-            levels = np.zeros(items, np.int8)
+            levels = np.zeros(num_items, np.int8)
             levels[positives] = 1
             return ItemRelevance(levels, ignored)
 
         return map(relevance, positives, ignored)
 
 
-def _checked(name: str, lists: Items, queries: int, items: int) -> list[Int[np.ndarray, " items"]]:
+def _checked(name: str, lists: Items, num_queries: int, num_items: int) -> list[Rows]:
     """Checks the items of each query, and converts them to int64."""
-    if len(lists) != queries:
-        raise UserError(f"{name} has {len(lists)} lists for {queries} queries")
+    if len(lists) != num_queries:
+        raise UserError(f"{name} has {len(lists)} lists for {num_queries} queries")
     checked = []
-    for i, items_of_query in enumerate(lists):
-        array = np.asarray(items_of_query)
-        is_list = array.ndim == 1 and inputs.are_indices(array, items)
-        if not is_list or len(np.unique(array)) < len(array):
-            raise UserError(f"{name} of query {i} must be indices below {items}, none twice")
-        checked.append(array.astype(np.int64))
+    for query, items in enumerate(map(np.asarray, lists)):
+        is_list = items.ndim == 1 and inputs.are_indices(items, num_items)
+        if not is_list or len(np.unique(items)) < len(items):
+            raise UserError(
+                f"{name} of query {query} must be indices below {num_items}, none twice"
+            )
+        checked.append(items.astype(np.int64))
     return checked
-
-
-def relevance_by_labels(
-    queries: Labelled, gallery: Labelled, own_rows: OwnRows
-) -> Iterator[ItemRelevance]:
-    """Yields, for each query, its class as positives and its own images as ignored items."""
-    for label, rows in zip(queries.labels, own_rows, strict=True):
-        yield ItemRelevance((gallery.labels == label).astype(np.int8), rows)
 
 
 def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
@@ -130,9 +123,11 @@ def rankings(
     holds the first items of each ranking in another order. Raises UserError if a point is not
     finite or not in the space.
     """
-    streamed, is_small = StreamedGallery(gallery), 8 * gallery.size <= _KEPT_BYTES
-    ranker, relevances = _Ranker(space, streamed, is_small), iter(relevances)
+    streamed = StreamedGallery(gallery)
+    is_small = 8 * gallery.size <= _KEPT_BYTES
+    ranker = _Ranker(space, streamed, is_small)
     score = Score.around(space, streamed.sample, DOUBLE)
+    relevances = iter(relevances)
     kept_chunks = list(_chunks(gallery, score)) if is_small else None
     size = int(np.clip(_BOUND_BYTES // (16 * len(gallery)), 1, len(queries)))
     bounds = np.empty((size, 2, len(gallery)))  # Reused, because touching new memory is slow.
@@ -146,8 +141,9 @@ def rankings(
                     chunk = np.asarray(chunk_bounds(space, factors, item_factors))
                 bounds[..., items] = chunk[..., : items.stop - items.start]
             block_relevances = itertools.islice(relevances, len(block))
-            first = [None] * len(block) if reranked is None else reranked[rows]
-            yield from pool.map(ranker.rank, block, bounds[: len(block)], block_relevances, first)
+            block_reranked = [None] * len(block) if reranked is None else reranked[rows]
+            arguments = block, bounds[: len(block)], block_relevances, block_reranked
+            yield from pool.map(ranker.rank, *arguments)
 
 
 def _chunks(gallery: Points, score: Score) -> Iterator[tuple[slice, Factors]]:
@@ -169,7 +165,7 @@ def chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array,
 
 @dataclasses.dataclass(frozen=True)
 class _Ranker:
-    """Ranks the positives of one query after the other in a gallery."""
+    """Ranks the positives of single queries in a gallery."""
 
     space: Space
     gallery: StreamedGallery
@@ -210,8 +206,9 @@ class _Ranker:
             return subtraction.item_separations(self.space, query, self.gallery, items)
         # A collapsed model maps all images to one point.
         points = self._point_numbers[items]
-        _, first, inverse = np.unique(points, return_index=True, return_inverse=True)
-        return subtraction.item_separations(self.space, query, self.gallery, items[first])[inverse]
+        _, distinct, inverse = np.unique(points, return_index=True, return_inverse=True)
+        items = items[distinct]
+        return subtraction.item_separations(self.space, query, self.gallery, items)[inverse]
 
     @functools.cached_property
     def _point_numbers(self) -> Rows:

@@ -28,89 +28,91 @@ def first_ranks(
     """Rank of each query's nearest match: the nearest gallery item of its class.
 
     The rank is the number of items that an exact search lists before the match: those strictly
-    nearer, and those equally far with a smaller index. With `ks`, ranks only lie on the right side
-    of each K, which takes less time. All local devices share the work. Takes the results of
-    `inputs.labelled`; returns ranks from 0, [n], int32, `NO_MATCH` for queries without a match.
+    nearer, and those equally far with a smaller index. With `ks`, ranks are only correct in whether
+    they are below each K, which takes less time. Takes the results of `inputs.labelled`; returns
+    ranks from 0, int32, `NO_MATCH` for queries without a match.
     """
-    first = np.empty(len(query_set.labels), np.int32)
+    ranks = np.empty(len(query_set.labels), np.int32)
 
     def by_products(rows: Rows, score: Score) -> Rows:
         bounds = _bound_ranks(query_set, rows, gallery_set, score)
-        first[rows] = bounds[:, 0]
+        ranks[rows] = bounds[:, 0]
         if ks is not None:  # Bounds between the same two Ks suffice.
             bounds = np.searchsorted(np.sort(ks), bounds, side="right")
         return rows[bounds[:, 0] != bounds[:, 1]]
 
     def by_subtraction(rows: Rows) -> None:
         points = inputs.host_rows(query_set.points, rows)
-        of_queries = subtraction.gallery_separations(space, points, gallery_set.points)
-        for copies, separations in of_queries:
+        distinct = subtraction.gallery_separations(space, points, gallery_set.points)
+        for copies, separations in distinct:
             for row in rows[copies]:
                 matches = np.flatnonzero(gallery_set.labels == query_set.labels[row])
                 own_id = -1 if query_set.ids is None else query_set.ids[row]
-                first[row] = _rank(separations, matches[matches != own_id], own_id)
+                ranks[row] = _nearest_rank(separations, matches[matches != own_id], own_id)
 
     score = Score.around(space, StreamedGallery(gallery_set.points).sample)
     inputs.check_in_space(space, query_set.points)
     if gallery_set is not query_set:
         inputs.check_in_space(space, gallery_set.points)
     subtraction.certify("ranks", query_set.points, score, by_products, by_subtraction)
-    return first
+    return ranks
 
 
-def _rank(separations: Float[np.ndarray, " m"], matches: Int[np.ndarray, " r"], own_id: int) -> int:
+def _nearest_rank(separations: Float[np.ndarray, " m"], matches: Rows, own_id: int) -> int:
     """Number of items before the nearest match, except the query's own item (−1 for none)."""
-    first = matches[np.argmin(separations[matches])]  # The smallest index among ties.
-    nearest = separations[first]
-    before = np.count_nonzero(separations < nearest)
-    before += np.count_nonzero(separations[:first] == nearest)
-    return before - (own_id >= 0 and (separations[own_id], own_id) < (nearest, first))
+    match = matches[np.argmin(separations[matches])]  # The smallest index among ties.
+    num_before = np.count_nonzero(separations < separations[match])
+    num_before += np.count_nonzero(separations[:match] == separations[match])
+    if own_id >= 0 and (separations[own_id], own_id) < (separations[match], match):
+        num_before -= 1
+    return num_before
 
 
 def _bound_ranks(
     query_set: Labelled, rows: Rows, gallery_set: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
-    """Lower and upper bounds on the ranks of nearest matches."""
+    """Lower and upper bounds on the ranks of the nearest matches of some queries."""
     # The bounds are the numbers of items that surely, and that may, precede the match. With points
-    # sorted by class, matches lie in few tiles of the score matrix. These are computed twice: to
-    # bound the nearest match, then to count the items before it. Every other item takes one score
-    # and two comparisons, and no sort: a rank costs little more than the matrix product.
+    # sorted by class, matches lie in few tiles of the score matrix. Scores of these tiles are
+    # computed twice: to bound the nearest match, then to count the items before it. Every other
+    # item takes one score and two comparisons, and no sort: a rank costs little more than the
+    # matrix product.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.SortedPoints(query_set, rows, score, mesh)
-    all_rows = np.arange(len(gallery_set.labels))
-    items = candidates = tiles.SortedPoints(gallery_set, all_rows, score, mesh)
+    items = tiles.SortedPoints(gallery_set, np.arange(len(gallery_set.labels)), score, mesh)
     symmetric = query_set is gallery_set and score.dtype == scores.SINGLE
     # With several chunks, only items of the queries' classes are searched for matches.
-    wanted = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
-    if len(items.rows) > 1 and 0 < len(wanted) < len(gallery_set.labels):
-        candidates = tiles.SortedPoints(gallery_set, wanted, score, mesh)
-    sides = queries.match_side, candidates.match_side
-    match, count = programs(mesh, query_set.ids is not None, symmetric, sides)
+    candidates = items
+    in_classes = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
+    if len(items.rows) > 1 and 0 < len(in_classes) < len(gallery_set.labels):
+        candidates = tiles.SortedPoints(gallery_set, in_classes, score, mesh)
+    match_sides = queries.match_side, candidates.match_side
+    bound, count = programs(mesh, query_set.ids is not None, symmetric, match_sides)
     matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
+    points_of = functools.partial(tiles.points_of, queries, symmetric=symmetric)
     with score.enabled():
         for row, column, lists in tiles.pairs(queries, candidates, symmetric, matching_only=True):
-            pair = queries, candidates, row, column, symmetric
-            of_pair = match(score.space, *tiles.points_of(*pair), *lists)
-            matches[:, row] = np.maximum(matches[:, row], of_pair)
+            bounds = bound(score.space, *points_of(candidates, row, column), *lists)
+            matches[:, row] = np.maximum(matches[:, row], bounds)
         for row, column, lists in tiles.pairs(queries, items, symmetric):
-            pair = queries, items, row, column, symmetric
             bounds = matches[:, row], matches[:, column] if symmetric else None
-            of_rows, of_columns = count(score.space, *tiles.points_of(*pair), *bounds, *lists)
-            counts[row] += np.asarray(of_rows)
+            pair_counts = count(score.space, *points_of(items, row, column), *bounds, *lists)
+            counts[row] += np.asarray(pair_counts[0])
             if symmetric:
-                counts[column] += np.asarray(of_columns)
+                counts[column] += np.asarray(pair_counts[1])
     counts[matches[1] == -np.inf] = NO_MATCH
-    bounds, valid = np.empty((len(query_set.labels), 2), np.int32), queries.rows >= 0
-    bounds[queries.rows[valid]] = counts[valid]
+    is_point = queries.rows >= 0
+    bounds = np.empty((len(query_set.labels), 2), np.int32)
+    bounds[queries.rows[is_point]] = counts[is_point]
     return bounds[rows]
 
 
 class _Thresholds(NamedTuple):
     """Thresholds on scores, around −separation of each query's nearest match."""
 
-    may: Float[Array, " p"]  # An item with a lower score surely comes after the match.
-    must: Float[Array, " p"]  # One with a higher lower bound surely comes before; −∞: no match.
+    may: Float[Array, " p"]  # An item may come before the match if its score is at least `may`.
+    must: Float[Array, " p"]  # It surely does if its lower bound exceeds `must`. −∞: no match.
 
 
 @functools.cache
@@ -118,14 +120,14 @@ def programs(
     mesh: Mesh, exclude_self: bool, symmetric: bool, match_sides: tuple[int, int]
 ) -> tuple[Callable, Callable]:
     """Jits `_bound_matches` and `_count_before`; devices share the tiles, each has all points."""
-
-    def jitted(function: Callable, arrays: int, lists: int) -> Callable:
-        specs = (P(),) * arrays + (P(tiles.AXIS),) * lists
-        options = {"mesh": mesh, "in_specs": specs, "out_specs": P(), "check_vma": False}
-        return jax.jit(jax.shard_map(function, **options))
-
-    match = functools.partial(_bound_matches, exclude_self=exclude_self, sides=match_sides)
-    return jitted(match, 3, 1), jitted(functools.partial(_count_before, symmetric=symmetric), 5, 2)
+    shared = functools.partial(jax.shard_map, mesh=mesh, out_specs=P(), check_vma=False)
+    bound = functools.partial(_bound_matches, exclude_self=exclude_self, sides=match_sides)
+    count = functools.partial(_count_before, symmetric=symmetric)
+    tile_lists = P(tiles.AXIS)
+    return (
+        jax.jit(shared(bound, in_specs=(P(), P(), P(), tile_lists))),
+        jax.jit(shared(count, in_specs=(P(), P(), P(), P(), P(), tile_lists, tile_lists))),
+    )
 
 
 def _bound_matches(
@@ -136,8 +138,9 @@ def _bound_matches(
     exclude_self: bool,
     sides: tuple[int, int],
 ) -> Float[Array, "2 p"]:
-    """For each query, the highest lower and the highest upper bound on −separation of a match."""
-    # They enclose −separation of the nearest match, which is the maximum over all matches.
+    """Bounds on −separation of each query's nearest match: lower ones, then upper ones."""
+    # The nearest match has the largest −separation, which lies between the largest lower and the
+    # largest upper bound of any match.
     height, width = sides
 
     def update(row: Int[Array, ""], column: Int[Array, ""], best: tuple[Array, Array]) -> Any:
@@ -145,9 +148,9 @@ def _bound_matches(
         matches = queries.labels[:, None] == items.labels
         if exclude_self:
             matches &= queries.ids[:, None] != items.ids
-        most = scores.highest(space, queries.factors.query, items.factors.gallery)
-        least = scores.lowest(space, queries.factors, items.factors)
-        bounds = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (least, most))
+        upper = scores.highest(space, queries.factors.query, items.factors.gallery)
+        lower = scores.lowest(space, queries.factors, items.factors)
+        bounds = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (lower, upper))
         pairs = zip(best, bounds, strict=True)
         return tuple(tiles.merged(x, row, bound, jnp.maximum) for x, bound in pairs)
 
@@ -168,34 +171,34 @@ def _count_before(
 ) -> tuple[Int[Array, "p 2"], Int[Array, "q 2"]]:
     """Counts the items that surely, or may, precede each query's nearest match.
 
-    If `symmetric`, columns also count as queries, in tiles without matches.
+    If `symmetric`, columns also count as queries, in the tiles `others`.
     """
     height, width = tiles.side(len(rows.ids)), tiles.side(len(columns.ids))
     # Whether each pair has its own lower bound. Otherwise thresholds include the largest slack of
-    # any item, which is faster, but too large in float64, where items of other crowds are far from
-    # the centre, and no bound for combined distances.
+    # any item, which is faster. But in float64, where items of other crowds are far from the
+    # centre, that slack is too large, and in spaces of several parts it bounds no distance.
     pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
     if symmetric:
         transposed = _thresholds(column_matches, columns.factors, rows.factors, pairwise)
 
     def count(row: Int[Array, ""], column: Int[Array, ""], counts: Any, *, matching: bool) -> Any:
-        of_rows, of_columns = counts
+        row_counts, column_counts = counts
         queries = tiles.rows_of(rows.factors, row, height)
         items = tiles.rows_of(columns.factors, column, width)
-        most = scores.highest(space, queries.query, items.gallery)
+        upper = scores.highest(space, queries.query, items.gallery)
         if matching:
             labels = tiles.rows_of(rows.labels, row, height)
             mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
-            most = jnp.where(mismatches, most, -jnp.inf)
+            upper = jnp.where(mismatches, upper, -jnp.inf)
         # The minimum keeps masked scores below all thresholds.
-        least = jnp.minimum(most, scores.lowest(space, queries, items)) if pairwise else most
-        before = _count_in_rows(most, least, tiles.rows_of(thresholds, row, height))
-        of_rows = tiles.merged(of_rows, row, before, jnp.add)
+        lower = jnp.minimum(upper, scores.lowest(space, queries, items)) if pairwise else upper
+        before = _count_in_rows(upper, lower, tiles.rows_of(thresholds, row, height))
+        row_counts = tiles.merged(row_counts, row, before, jnp.add)
         if symmetric and not matching:  # The transposed tile: columns are queries.
-            before = _count_in_columns(most, least, tiles.rows_of(transposed, column, width))
-            of_columns = tiles.merged(of_columns, column, before, jnp.add)
-        return of_rows, of_columns
+            before = _count_in_columns(upper, lower, tiles.rows_of(transposed, column, width))
+            column_counts = tiles.merged(column_counts, column, before, jnp.add)
+        return row_counts, column_counts
 
     zeros = [jnp.zeros((len(points.ids), 2), jnp.int32) for points in (rows, columns)]
     counts = tiles.visit(matching, functools.partial(count, matching=True), (zeros[0], None))
@@ -207,32 +210,32 @@ def _thresholds(
     matches: Float[Array, "2 p"], queries: Factors, items: Factors, pairwise: bool
 ) -> _Thresholds:
     """Thresholds on the scores of items, from bounds on −separation of nearest matches."""
-    # An item's score is at least its −separation: with a score below `least`, it is farther than
+    # An item's score is at least its −separation: with a score below `lower`, it is farther than
     # the match. Its lower bound, the score less twice the slack, is at most its −separation: with
-    # a bound above `most`, it is nearer. Ties lie in between: none is decided here.
-    least, most = matches
-    most = widened(most, 1)
+    # a bound above `upper`, it is nearer. Ties lie in between: none is decided here.
+    lower, upper = matches
+    upper = widened(upper, 1)
     if not pairwise:  # Scores are compared with `must`, instead of lower bounds.
-        most += 2 * scores.largest_slack(queries, items)
-    return _Thresholds(widened(least, -1), widened(most, 1))
+        upper += 2 * scores.largest_slack(queries, items)
+    return _Thresholds(widened(lower, -1), widened(upper, 1))
 
 
-def _count_in_rows(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
+def _count_in_rows(upper: _Scores, lower: _Scores, bounds: _Thresholds) -> Int[Array, "h 2"]:
     """Numbers of items that surely, and may, precede each row's nearest match."""
     # One sum holds both counts: of at most 2¹¹ items in a tile, it stays below 2²⁴, up to which
     # float32 is exact. An item that surely comes before also may: it adds 1 to each count.
-    packed = jnp.where(highest >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
-    packed = jnp.where(least > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), packed)
+    packed = jnp.where(upper >= bounds.may[:, None], jnp.float32(1), jnp.float32(0))
+    packed = jnp.where(lower > bounds.must[:, None], jnp.float32(1 + 2 * tiles.SIDE), packed)
     total = jnp.sum(packed, axis=1).astype(jnp.int32)
     return jnp.stack([total // (2 * tiles.SIDE), total % (2 * tiles.SIDE)], axis=1)
 
 
-def _count_in_columns(highest: _Scores, least: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
-    """Counts as `_count_in_rows` does, for each column; int16 sums are faster there on a CPU."""
-    packed = jnp.where(highest >= bounds.may, jnp.int16(1), jnp.int16(0))
-    packed = jnp.where(least > bounds.must, jnp.int16(1 + 256), packed)
-    # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16, of
-    # which a CPU adds twice as many numbers at once as of float32.
-    groups = packed.reshape(-1, inputs.MULTIPLE, highest.shape[1])
+def _count_in_columns(upper: _Scores, lower: _Scores, bounds: _Thresholds) -> Int[Array, "w 2"]:
+    """Numbers of items that surely, and may, precede each column's nearest match."""
+    # Here a CPU is faster with int16, of which it adds twice as many numbers at once as of float32.
+    # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16.
+    packed = jnp.where(upper >= bounds.may, jnp.int16(1), jnp.int16(0))
+    packed = jnp.where(lower > bounds.must, jnp.int16(1 + 256), packed)
+    groups = packed.reshape(-1, inputs.MULTIPLE, upper.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)

@@ -19,7 +19,7 @@ FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
 class Metric(NamedTuple):
     """A rule, and which ranks the rule needs."""
 
-    # `FIRST`, `ALL`, or a function of the numbers of positives: ranks below its value are needed.
+    # `FIRST`, `ALL`, or a function of the numbers of positives, below whose value ranks are needed.
     depth: Literal["first", "all"] | Callable[[Counts], int]
     score: Callable[[Ranks, Counts], Scores]
     k: int | None = None  # Set if only comparing the first rank with k matters.
@@ -39,9 +39,9 @@ def average_precision_at_r(ranks: Ranks, positives: Counts) -> Scores:
 
 def average_precision(ranks: Ranks, positives: Counts) -> Scores:
     """Area under the precision-recall curve by the trapezoid rule."""
-    number = np.arange(ranks.shape[1])  # Of positives before each positive.
-    precision_before = np.where(ranks == 0, 1, number / np.maximum(ranks, 1))
-    precision_at = (number + 1) / (ranks + 1.0)
+    positives_before = np.arange(ranks.shape[1])
+    precision_before = np.where(ranks == 0, 1, positives_before / np.maximum(ranks, 1))
+    precision_at = (positives_before + 1) / (ranks + 1.0)
     return np.sum((precision_before + precision_at) / 2, axis=1) / np.maximum(positives, 1)
 
 
@@ -50,8 +50,8 @@ def mean_precision_at(k: int) -> Metric:
 
     # mP@K in the code of Revisited Oxford and Paris (Radenović et al., CVPR 2018).
     def score(ranks: Ranks, positives: Counts) -> Scores:
-        last = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
-        listed = np.minimum(last + 1, k)
-        return np.sum(ranks < listed, axis=1) / listed[:, 0]
+        last_rank = np.take_along_axis(ranks, np.maximum(positives - 1, 0)[:, None], axis=1)
+        num_listed = np.minimum(last_rank + 1, k)
+        return np.sum(ranks < num_listed, axis=1) / num_listed[:, 0]
 
     return Metric(ALL, score)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.euclidean import rank, recall_bound, recalled
+from hypjax.retrieval.euclidean import rank, recall_bound, recall_hits
 
 
 def points_of(space, rng, n, dim=4):
@@ -72,7 +72,7 @@ def test_items_as_far_as_the_last_neighbour_count_as_found():
         ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, False, True]),
         ([5, 3, -1, -1], [0, 1, np.inf, np.inf], [True, True, False, False]),
     ):
-        hits = recalled(exact, (np.array([distances]), np.array([items])))
+        hits = recall_hits(exact, (np.array([distances]), np.array([items])))
         assert hits.tolist() == [found], items
 
 
