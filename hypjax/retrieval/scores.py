@@ -94,7 +94,8 @@ def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m
 
 def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"]:
     """Lower bounds on −separation of all pairs."""
-    products, bounds = map(inner_products, queries.query, items.gallery), []
+    products = map(inner_products, queries.query, items.gallery)
+    bounds = []
     for product, query, item in zip(products, queries.slack, items.slack, strict=True):
         slack = query[:, :1] * item[:, 1] + query[:, 1:] * item[:, 0]
         bounds.append(product - 2 * slack)
@@ -138,22 +139,22 @@ def _blockwise_factors(
     dtype: np.dtype,
     roundoffs: tuple[float, float],
 ) -> Factors:
-    def of_block(block: tuple[Array, Array]) -> Factors:
+    def block_factors(block: tuple[Array, Array]) -> Factors:
         x, valid = block
         x = x.astype(jnp.float64)
         parts = [(space, x, centre)]
         if space.parts:
             spaces = [part for part, _ in space.parts]
             parts = zip(spaces, space.split(x), space.split(centre), strict=True)
-        fields_of_parts = [_part_factors(*part, valid, roundoffs) for part in parts]
-        factors = Factors(*zip(*fields_of_parts, strict=True))
+        part_factors = [_part_factors(*part, valid, roundoffs) for part in parts]
+        factors = Factors(*zip(*part_factors, strict=True))
         return jax.tree.map(lambda x: x.astype(dtype), factors)
 
     valid = jnp.ones(len(x), bool) if valid is None else valid
     # In blocks of a power of two, since terms in float64 take much memory.
     rows = math.gcd(len(x), 1 << max(_TERM_ELEMENTS // x.shape[1], 1).bit_length())
     blocks = (array.reshape(-1, rows, *array.shape[1:]) for array in (x, valid))
-    factors = lax.map(of_block, tuple(blocks))
+    factors = lax.map(block_factors, tuple(blocks))
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
 
 
@@ -189,8 +190,7 @@ def _slack(
     # Relative to the sum of absolute products, a score errs by at most ε + ρ_i + ρ_j: ε for the
     # product, ρ for terms and separations in float64. This is at most e_i·e_j with
     # e = √ε·(1 + ρ/ε). With the factors f and offsets o of the module's docstring, the sum is at
-    # most 2·f_i·f_j·(o_i + o_j). With b = √2·e·f and a = b·o, the slack bounds the error, at the
-    # cost of one more pair of coordinates.
+    # most 2·f_i·f_j·(o_i + o_j). So the slack bounds the error with b = √2·e·f and a = b·o.
     product, double = roundoffs
     epsilon = product * (terms.query.shape[1] + 4 + _OTHER_ROUNDINGS)
     rho = 2 * double * (dim + _OTHER_ROUNDINGS) * terms.condition

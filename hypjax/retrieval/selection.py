@@ -24,7 +24,8 @@ from hypjax.system.machine import usable_cores
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 _SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Blocks of a sample, and rows of a block.
 GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
-_LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8  # On CPUs, groups are smaller where they would be few for k.
+# A CPU takes smaller groups, of at least 8 items, where a chunk has fewer than 8·k of 64.
+_LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
@@ -97,7 +98,8 @@ class StreamedGallery:
         yield next_chunk
 
     def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
-        by_rows, step = _by_rows(self.mesh), rows * self.mesh.size
+        by_rows = _by_rows(self.mesh)
+        step = rows * self.mesh.size
         block = inputs.host_rows(self.array, np.s_[start : start + step])
         score.space.check(block, first=start)
         points = jax.device_put(inputs.pad_rows(block, step), by_rows)
@@ -108,7 +110,7 @@ class StreamedGallery:
         return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
 
     def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
-        """Returns an array of points, and the rows of it that hold the items `ids`."""
+        """Returns an array of points, and its rows that hold the items `ids`."""
         if self._on_devices is not None:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
@@ -131,24 +133,26 @@ def _is_host(mesh: Mesh) -> bool:
 class Selector:
     """Selects the k highest-scoring items for blocks of queries, one chunk after the other.
 
-    A block's scores have the given `shape`, [queries, items]. On a CPU, XLA would select on one
-    core, with a heap for each row. There, threads of the pool select by NumPy, which partitions a
-    row by comparing many numbers at once.
+    A block's scores have the given `shape`, [queries, items]. On a CPU, threads of the pool select
+    by NumPy, which partitions a row by comparing many numbers at once; XLA would select on one
+    core, with a heap for each row.
     """
 
     def __init__(
         self, gallery: StreamedGallery, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
         self._score, self._pool, self._k = score, pool, k
-        self._on_host, threads = _is_host(gallery.mesh), num_threads(gallery.mesh)
-        # Each thread has an equal share, in parts whose candidates fit into a CPU's cache.
-        parts = threads * -(-shape[0] // (threads * _QUERY_BATCH))
-        pairs = itertools.pairwise(np.linspace(0, shape[0], parts + 1, dtype=int))
-        self._parts = [np.s_[start:end] for start, end in pairs if start < end]
-        group = _group_size(shape[1], k) if self._on_host else GROUP
+        self._on_host = _is_host(gallery.mesh)
+        num_queries, num_items = shape
+        # Each thread has an equal share, in batches whose candidates fit into a CPU's cache.
+        threads = num_threads(gallery.mesh)
+        num_batches = threads * -(-num_queries // (threads * _QUERY_BATCH))
+        bounds = itertools.pairwise(np.linspace(0, num_queries, num_batches + 1, dtype=int))
+        self._batches = [np.s_[start:end] for start, end in bounds if start < end]
+        group = _group_size(num_items, k) if self._on_host else GROUP
         self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score), group)
         # All products reuse this buffer, because touching new memory is slow.
-        size = (gallery.mesh.size * shape[0], shape[1])
+        size = (gallery.mesh.size * num_queries, num_items)
         with score.enabled():
             self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
 
@@ -163,16 +167,16 @@ class Selector:
                 return _merge(best, selected, chunk.first.size, self._k)
         scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
 
-        def update_queries(part: slice) -> TopK:
-            best_of_part = None if best is None else TopK(best.scores[part], best.ids[part])
-            return _select_on_host(scores[part], maxima[part], first, self._k, best_of_part)
+        def update_batch(batch: slice) -> TopK:
+            batch_best = None if best is None else TopK(best.scores[batch], best.ids[batch])
+            return _select_on_host(scores[batch], maxima[batch], first, self._k, batch_best)
 
-        parts = self._pool.map(update_queries, self._parts)
-        return TopK(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        selected = self._pool.map(update_batch, self._batches)
+        return TopK(*(np.concatenate(arrays) for arrays in zip(*selected, strict=True)))
 
 
 def _group_size(items: int, k: int) -> int:
-    """Items of a group, such that a chunk has several groups for each of the k items."""
+    """Items of a group on a CPU, such that a chunk has several groups for each of the k items."""
     size = GROUP
     while size > _LEAST_GROUP and items < size * _GROUPS_PER_ITEM * k:
         size //= 2
@@ -218,14 +222,15 @@ def _select(
     # that scores at least as high as any item of another group.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
-    count, k = min(k, num_groups), min(k, scores.shape[1])
+    num_chosen = min(k, num_groups)
+    k = min(k, scores.shape[1])
     grouped = scores.reshape(-1, size)
 
-    def select_row(inputs: tuple[Array, Array]) -> TopK:
-        row, maxima = inputs
-        largest, groups = lax.top_k(maxima, count)
+    def select_row(row_and_maxima: tuple[Array, Array]) -> TopK:
+        row, maxima = row_and_maxima
+        largest, groups = lax.top_k(maxima, num_chosen)
         chosen = grouped.at[row * num_groups + groups].get(mode="clip")
-        if count == k:  # At least k items reach the smallest of these maxima.
+        if num_chosen == k:  # At least k items reach the smallest of these maxima.
             chosen = jnp.where(chosen >= jnp.min(largest), chosen, -jnp.inf)
         selected, positions = lax.top_k(chosen.reshape(-1), k)
         items = groups[positions // size] * size + positions % size
@@ -250,23 +255,27 @@ def _select_on_host(
     k: int,
     best: TopK | None,
 ) -> TopK:
-    """The k best items of a chunk and of the best ones so far."""
+    """The k highest-scoring items of a chunk and of the best ones so far, as `TopK` orders them."""
     if best is None:
         best = TopK(np.empty((len(scores), 0), scores.dtype), np.empty((len(scores), 0), np.int32))
     full = best.scores.shape[1] == k
     floor = best.scores[:, -1:] if full else np.full((len(scores), 1), -np.inf, scores.dtype)
     rows, items, chosen = _at_least_kth_maximum(scores, maxima, k, floor)
-    # Rows with fewer chosen items than others are padded.
-    numbers = np.bincount(rows, minlength=len(scores))
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    shape = len(numbers), numbers.max()
-    padded = np.empty(shape, scores.dtype), np.zeros(shape, np.int32)
-    # NumPy partitions rows with many equal numbers slowly. These differ, and are below all scores.
-    padded[0][:] = PADDING * np.linspace(2, 3, shape[1])
-    for array, values in zip(padded, (chosen, first + items), strict=True):
-        array[rows, columns] = values
-    joined = [np.concatenate(arrays, axis=1) for arrays in zip(best, padded, strict=True)]
-    return _highest(*joined, min(k, joined[0].shape[1]))
+    counts = np.bincount(rows, minlength=len(scores))
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = len(counts), counts.max()
+    # Rows with fewer chosen items than others are padded below all scores, with different numbers,
+    # because NumPy partitions rows with many equal numbers slowly.
+    chosen_scores = np.empty(shape, scores.dtype)
+    chosen_scores[:] = PADDING * np.linspace(2, 3, shape[1])
+    chosen_scores[rows, columns] = chosen
+    chosen_ids = np.zeros(shape, np.int32)
+    chosen_ids[rows, columns] = first + items
+    scores = np.concatenate([best.scores, chosen_scores], axis=1)
+    ids = np.concatenate([best.ids, chosen_ids], axis=1)
+    k = min(k, ids.shape[1])
+    order = np.argpartition(scores, ids.shape[1] - k, axis=1)[:, ::-1][:, :k]
+    return TopK(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))
 
 
 def _at_least_kth_maximum(
@@ -292,9 +301,3 @@ def _at_least_kth_maximum(
     chosen = np.flatnonzero(~(grouped < least[rows]))
     group, column = np.divmod(chosen, size)
     return rows[group], groups_of_rows[group] * size + column, grouped.reshape(-1)[chosen]
-
-
-def _highest(scores: Float[np.ndarray, "b n"], ids: Ids, k: int) -> TopK:
-    """The k highest scores of each row, unsorted but with the lowest one last."""
-    order = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, ::-1][:, :k]
-    return TopK(*(np.take_along_axis(array, order, axis=1) for array in (scores, ids)))

@@ -38,10 +38,10 @@ def certify(
     Products in float32 answer most queries. Where points crowd, rounding their lengths hides their
     differences: products in float64 around the centre of each crowd answer those queries. Queries
     with duplicates or near-ties beyond the candidates remain for `by_subtraction`. `by_products`
-    returns the rows of queries that it cannot certify. The log names the `result`.
+    returns the rows of queries that it cannot certify. `result` names what is searched for.
     """
     uncertain = by_products(np.arange(len(queries)), score)
-    count, uncertain_in_float32 = len(queries), len(uncertain)
+    num_uncertain_in_float32 = len(uncertain)
     if not _are_few(queries, uncertain):
         remaining = []
         for crowd in _crowds(queries, uncertain):
@@ -50,16 +50,16 @@ def certify(
         uncertain = np.sort(np.concatenate(remaining))
     for rows in inputs.split(uncertain, inputs.PART_BYTES // (4 * queries.shape[1])):
         by_subtraction(rows)
+    in_float32 = len(queries) - num_uncertain_in_float32
+    in_float64 = num_uncertain_in_float32 - len(uncertain)
     _LOG.info(
-        "%s of %d queries, all exact: certified=%d by products in float32, "
-        "%d by products in float64, %d by subtraction",
-        *(result, count, count - uncertain_in_float32),
-        *(uncertain_in_float32 - len(uncertain), len(uncertain)),
+        f"{result} of {len(queries)} queries, all exact: certified={in_float32} by products in "
+        f"float32, {in_float64} by products in float64, {len(uncertain)} by subtraction"
     )
 
 
 def _are_few(queries: Points, rows: Rows) -> bool:
-    """Whether few queries are distinct, so that subtraction takes less time than another search."""
+    """Whether the rows hold few distinct queries: then subtraction beats products in float64."""
     distinct: set[bytes] = set()
     for block in inputs.split(rows, _CROWD_SIZE):
         distinct.update(row.tobytes() for row in inputs.host_rows(queries, block))
@@ -83,10 +83,10 @@ def candidate_separations(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids
 ) -> Float[np.ndarray, "n k"]:
     """Separations of queries from their candidates `ids`, which are read in blocks."""
-    separations, candidates = np.empty(ids.shape), ids.shape[1]
-    most_items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
-    query_blocks = inputs.blocks(len(ids), most_items // candidates)
-    for block in itertools.product(query_blocks, inputs.blocks(candidates, most_items)):
+    separations = np.empty(ids.shape)
+    max_items = max(_FETCH_BYTES // (4 * queries.shape[1]), 1)
+    query_blocks = inputs.blocks(len(ids), max_items // ids.shape[1])
+    for block in itertools.product(query_blocks, inputs.blocks(ids.shape[1], max_items)):
         points, rows = gallery.points(ids[block])
         padded_rows = np.pad(rows, [(0, 0), (0, -rows.shape[1] % inputs.LANES)])
         with jax.enable_x64(True):
@@ -98,7 +98,7 @@ def candidate_separations(
 def item_separations(
     space: Space, query: Float[np.ndarray, " d"], gallery: StreamedGallery, items: Rows
 ) -> Float[np.ndarray, " r"]:
-    """Separations of one query from some items."""
+    """Separations of one query from items."""
     # Padded by repetition to a power of two, so that few programs are compiled.
     padded = np.resize(items, (1, max(1 << (len(items) - 1).bit_length(), inputs.LANES)))
     return candidate_separations(space, query[None], gallery, padded)[0, : len(items)]
@@ -121,8 +121,8 @@ def _row_separations(
 def gallery_separations(
     space: Space, queries: Points, gallery: Points
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
-    """Yields the rows of equal queries, and their separations from all items."""
-    # These queries are often duplicates: a collapsed model maps all images to one point.
+    """Yields, for each distinct query, the rows that hold it and its separations from all items."""
+    # Queries are often duplicates: a collapsed model maps all images to one point.
     unique, inverse = unique_rows(queries)
     copies = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     size, dim = len(gallery), queries.shape[1]
@@ -151,7 +151,7 @@ def _all_separations(
 
 
 def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
-    """The distinct rows of an array, and for each row the index of the distinct row it equals."""
+    """The distinct rows of an array, and the index among them of each row of the array."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
     return x[first], inverse
@@ -173,10 +173,12 @@ def nearest_candidates(
 def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
     """Distances and ids of each query's k nearest items in the whole gallery, ties by id."""
     ids, separations = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
-    for rows, from_items in gallery_separations(space, queries, gallery):
-        nearest = np.flatnonzero(from_items <= np.partition(from_items, k - 1)[k - 1])
-        nearest = nearest[np.argsort(from_items[nearest], kind="stable")][:k]
-        ids[rows], separations[rows] = nearest, from_items[nearest]
+    for rows, all_separations in gallery_separations(space, queries, gallery):
+        kth = np.partition(all_separations, k - 1)[k - 1]
+        nearest = np.flatnonzero(all_separations <= kth)
+        nearest = nearest[np.argsort(all_separations[nearest], kind="stable")][:k]
+        ids[rows] = nearest
+        separations[rows] = all_separations[nearest]
     return distances(space, separations), ids
 
 

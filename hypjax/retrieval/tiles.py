@@ -1,7 +1,5 @@
 """Points sorted by class, and the score matrix in tiles."""
 
-import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,13 +32,12 @@ class ChunkPoints(NamedTuple):
 class SortedPoints:
     """Points sorted by class and padded to whole tiles, in chunks of equal size.
 
-    Chunks are made when they are needed; all devices hold a chunk's factors. `rows`, [chunks, p],
-    holds the row of each chunk's points, −1 for padding. `match_side` is the side of tiles that are
-    searched for matches.
-    """
+    Comparing the labels of a pair takes as long as comparing its score. With points sorted by
+    class, matches lie in the tiles along the diagonal, and all other tiles need no labels.
 
-    # Comparing the labels of a pair takes as long as comparing its score. With points sorted by
-    # class, matches lie in the tiles along the diagonal, and all other tiles need no labels.
+    `rows` and `labels`, [chunks, p], hold the row and class of each chunk's points, −1 for padding.
+    `match_side` is the side of tiles that are searched for matches.
+    """
 
     def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
         self.mesh, self._points, self._score = mesh, points, score
@@ -52,17 +49,18 @@ class SortedPoints:
         small = height % _MATCH_SIDE == 0 and class_sizes.mean() <= _MATCH_SIDE / 4
         self.match_side = _MATCH_SIDE if small else height
         num_tiles = positions[-1] // height + 1
-        most = _FACTOR_BYTES // (2 * score.dtype.itemsize * points.points.shape[1] * height)
-        chunks = -(-num_tiles // max(most, 1))
+        tile_bytes = 2 * score.dtype.itemsize * points.points.shape[1] * height
+        chunks = -(-num_tiles // max(_FACTOR_BYTES // tile_bytes, 1))
         self.rows = np.full((chunks, -(-num_tiles // chunks) * height), -1)
         self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
     def chunk(self, index: int) -> ChunkPoints:
-        """Points of a chunk; only the last chunk that was asked for stays in memory."""
+        """Computes a chunk's points on all devices; keeps only the last chunk in memory."""
         if index not in self._chunks:
             self._chunks.clear()  # Frees its memory first.
-            rows, valid = self.rows[index], self.rows[index] >= 0
+            rows = self.rows[index]
+            valid = rows >= 0
             ids = rows if self._points.ids is None else self._points.ids[rows]
             ids = np.where(valid, ids, NO_ID).astype(np.int32)
             factors = self._score.factors(inputs.host_rows(self._points.points, rows), valid)
@@ -78,7 +76,7 @@ def side(points: int) -> int:
 
 def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
     """Positions of points sorted by class, with gaps that keep small classes within a tile."""
-    # Then fewer tiles next to the diagonal contain matches, which are computed twice.
+    # The gaps leave fewer tiles next to the diagonal with matches; such tiles are computed twice.
     starts, end = [], 0
     for size in sizes.tolist():
         room = -end % side  # Up to the end of the tile.
@@ -109,18 +107,20 @@ def points_of(
 def pairs(
     queries: SortedPoints, items: SortedPoints, symmetric: bool, matching_only: bool = False
 ) -> Iterator[tuple[int, int, list[Tiles]]]:
-    """Yields indices of two chunks, the tiles that may contain matches, and all other tiles.
+    """Yields indices of two chunks, with the tiles that may contain matches and all other tiles.
 
     If `symmetric`, the queries are the items, and a tile without matches also stands for its
-    transpose. With `matching_only`, tiles have the points' `match_side`, and others are left out.
+    transpose. With `matching_only`, tiles have the points' `match_side`, and tiles without matches
+    are left out.
     """
     chunk_sizes = [points.rows.shape[1] for points in (queries, items)]
     sides = [side(size) for size in chunk_sizes]
+    capacity = (chunk_sizes[0] // sides[0]) * (chunk_sizes[1] // sides[1])
     if matching_only:
         sides = [points.match_side for points in (queries, items)]
-    capacity = 0 if matching_only else math.prod(map(operator.floordiv, chunk_sizes, sides))
+        capacity = 0
     for row, column in np.ndindex(len(queries.rows), len(items.rows)):
-        matching, filled = _split(queries.labels[row], items.labels[column], sides)
+        matching, filled = _mark_tiles(queries.labels[row], items.labels[column], sides)
         lists = [np.argwhere(matching)]
         if not matching_only:
             others = np.argwhere(filled & ~matching)
@@ -128,25 +128,25 @@ def pairs(
                 others = others[(row < column) | (row == column) & (others[:, 0] < others[:, 1])]
             lists.append(others)
         if any(map(len, lists)):
-            of_pair = [(indices, max(capacity, len(indices))) for indices in lists]
-            yield row, column, [distribute(queries.mesh, *arguments) for arguments in of_pair]
+            yield row, column, [distribute(queries.mesh, tiles, capacity) for tiles in lists]
 
 
-def _split(
+def _mark_tiles(
     rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"], sides: Sequence[int]
 ) -> tuple[Bool[np.ndarray, "r c"], Bool[np.ndarray, "r c"]]:
-    """Marks the tiles that may contain matches, and those with more than padding."""
+    """Marks the tiles that may contain matches, and those with more than padding, by labels."""
     rows, columns = rows.reshape(-1, sides[0]), columns.reshape(-1, sides[1])
     row_first, column_first = rows[:, None, 0], columns[:, 0]
     row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
     matching = (row_first <= column_last) & (column_first <= row_last)
-    filled = (row_last >= 0) & (column_last >= 0)  # Not only padding.
+    filled = (row_last >= 0) & (column_last >= 0)  # The label of padding is −1.
     return matching & filled, filled
 
 
 def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tiles:
-    """Deals tiles out to devices, padded to a power of two ≥ `capacity`: few sizes to compile."""
-    capacity = 1 << max(capacity - 1, 1).bit_length()
+    """Deals tiles out to devices, in lists for `capacity` tiles, or for more if there are more."""
+    # Lists have room for a power of two, so that programs are compiled for few sizes.
+    capacity = 1 << max(capacity - 1, len(tiles) - 1, 1).bit_length()
     indices = np.zeros((mesh.size, -(-capacity // mesh.size), 2), np.int32)
     counts = np.zeros(mesh.size, np.int32)
     for device in range(mesh.size):
