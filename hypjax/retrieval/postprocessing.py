@@ -48,27 +48,19 @@ class Reranking:
 
 @dataclasses.dataclass(frozen=True)
 class Postprocessing:
-    """How the results of a search are post-processed.
+    """How the results of a search are post-processed: by expansion, then by re-ranking."""
 
-    Re-ranking follows expansion.
-
-    Attributes:
-        expansion: Number of gallery items that expand each query; 0 for no expansion.
-        alpha: Exponent of the items' similarities, see `expand_queries`.
-        reranking: Parameters of `rerank`; None for no re-ranking.
-    """
-
-    expansion: int = 0
-    alpha: float = 0.0
-    reranking: Reranking | None = None
+    expansion: int = 0  # Number of gallery items that expand each query; 0 for no expansion.
+    alpha: float = 0.0  # Exponent of the items' similarities, see `expand_queries`.
+    reranking: Reranking | None = None  # Parameters of `rerank`; None for no re-ranking.
 
     def apply(
         self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
     ) -> tuple[Points, Nearest | tuple[None, None]]:
         """Expands queries and re-ranks their results; arguments as for `search`.
 
-        Returns the expanded queries, and distances and ids of at least `depth` re-ranked results;
-        None without re-ranking.
+        Returns the expanded queries, and distances and ids of at least `depth` re-ranked results,
+        which are None without re-ranking.
         """
         options = {"space": space, "own_ids": own_ids}
         if k := self.expansion:
@@ -81,7 +73,7 @@ class Postprocessing:
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
-        """Searches and post-processes; re-ranked results have the distances of `rerank`."""
+        """Finds post-processed neighbours; re-ranked ones have the distances of `rerank`."""
         inputs.check_search(k, own_ids, len(queries), len(gallery))
         queries, (distances, ids) = self.apply(queries, own_ids, gallery, space, depth=k)
         if ids is None:
@@ -113,7 +105,8 @@ def expand_queries(
     if not alpha >= 0:
         raise UserError(f"alpha is {alpha}; it must be at least 0")
     distances, ids = search(queries, own_ids, gallery, k=k, space=space)
-    expanded, dim = np.empty(queries.shape, np.float32), queries.shape[1]
+    expanded = np.empty(queries.shape, np.float32)
+    dim = queries.shape[1]
     for rows in inputs.blocks(len(queries), _BLOCK_BYTES // (8 * dim * max(k + 1, dim))):
         points = np.concatenate([queries[rows, None], gallery[ids[rows]]], axis=1)
         with jax.enable_x64(True):
@@ -141,8 +134,8 @@ def rerank(
 ) -> Nearest:
     """Re-ranks the first results of each query by their k-reciprocal distances.
 
-    Neighbourhoods of gallery items, and of queries outside the gallery, come from the exact search,
-    so memory grows with the number of items, not with its square. As in the paper:
+    Neighbourhoods come from the exact search, so memory grows with the number of items, not with
+    its square. As in the paper:
 
     - R(p, k), Eq. 3: items that are among each other's k nearest;
     - R*(p, k1), Eq. 4: R(p, k1), and R(q, k1 // 2) for each member q if at least two thirds of
@@ -153,10 +146,9 @@ def rerank(
     - Eq. 12: (1 − λ) times the Jaccard distance, plus λ times the original distance.
 
     `own_ids` holds the gallery index of each query, [n], −1 or None for none. A query's own item is
-    not one of its results, but takes part in the neighbourhoods. The default `parameters` are the
-    paper's. Returns the distances of Eq. 12, ascending, [n, depth], float32, and gallery indices,
-    [n, depth], int32; fewer than `depth` if there are fewer items. Ties keep their order. Raises
-    the errors of `nearest_neighbors`.
+    not one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
+    ascending, float32, and gallery indices, int32, [n, depth], or fewer if there are fewer items.
+    Ties keep their order. Raises the errors of `nearest_neighbors`.
     """
     queries, gallery = inputs.check_points(queries, gallery)
     depth = min(parameters.depth, len(gallery) - (own_ids is not None))
@@ -166,21 +158,25 @@ def rerank(
     query_ids[outside] = len(gallery) + np.arange(len(outside))
     items = np.concatenate([gallery, queries[outside]]) if len(outside) else np.asarray(gallery)
     compared = np.union1d(query_ids, ids)
-    encodings = _Neighbourhoods(items, space, parameters).encodings(compared)
+    encodings = _Neighbourhoods(items, space, parameters).mean_encodings(compared)
     distances = parameters.weight * distances
     sums = encodings.sum(axis=1)
     entries_per_query = depth * (encodings.nnz // len(compared))
     for rows in inputs.blocks(len(queries), _ENTRIES // entries_per_query):
-        x, y = np.repeat(query_ids[rows], depth), ids[rows].reshape(-1)
-        common = encodings[x].minimum(encodings[y]).sum(axis=1)
-        jaccard = 1 - common / (sums[x] + sums[y] - common)  # Eq. 10.
+        pair_queries = np.repeat(query_ids[rows], depth)
+        pair_items = ids[rows].reshape(-1)
+        common = encodings[pair_queries].minimum(encodings[pair_items]).sum(axis=1)
+        jaccard = 1 - common / (sums[pair_queries] + sums[pair_items] - common)  # Eq. 10.
         distances[rows] += (1 - parameters.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
     return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
 
 
 class _Neighbourhoods:
-    """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items]."""
+    """Neighbourhoods and encodings of items, as rows of sparse matrices, [items, items].
+
+    In a matrix that a method returns, the rows of items that were not asked for are empty.
+    """
 
     def __init__(self, points: Points, space: Space, parameters: Reranking) -> None:
         self._points, self._space = points, space
@@ -188,26 +184,27 @@ class _Neighbourhoods:
         self._k2 = min(parameters.k2, len(points))
         self._lists = np.full((len(points), self._k1 + 1), -1, np.int32)
 
-    def encodings(self, items: Rows) -> "csr_array":
-        """Averages the encodings of each item's k2 nearest items (Eq. 11)."""
+    def mean_encodings(self, items: Rows) -> "csr_array":
+        """Averages the encodings V of each item's k2 nearest items (Eq. 11)."""
         nearest = self._nearest(items, self._k2)
-        return nearest @ self._weights(self._expanded(np.unique(nearest.indices))) / self._k2
+        return nearest @ self._encodings(np.unique(nearest.indices)) / self._k2
 
-    def _weights(self, sets: "csr_array") -> "csr_array":
-        """Encodings V of the sets R* in the rows of a matrix (Eq. 7)."""
-        rows, columns = sets.nonzero()
-        weights = np.empty(len(rows))
+    def _encodings(self, items: Rows) -> "csr_array":
+        """V of each item: exp(−distance) at the members of its neighbourhood R* (Eq. 7)."""
+        items, members = self._expanded(items).nonzero()
+        entries = np.empty(len(items))
         size = max(_PAIR_BYTES // (16 * self._points.shape[1]), 1)
-        for block in inputs.blocks(len(rows), size):
-            x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (rows, columns))
+        for block in inputs.blocks(len(items), size):
+            x, y = (inputs.pad_rows(self._points[i[block]], size) for i in (items, members))
             with jax.enable_x64(True):
-                weights[block] = _kernel(self._space, x, y)[: len(weights[block])]
-        return _sparse(weights, (rows, columns), len(self._points))
+                entries[block] = _kernel(self._space, x, y)[: len(entries[block])]
+        return _sparse(entries, (items, members), len(self._points))
 
     def _expanded(self, items: Rows) -> "csr_array":
         """R*(p, k1) of each item p (Eq. 4)."""
         sets = self._reciprocal(items, self._k1)
         halves = self._reciprocal(np.unique(sets.indices), self._k1 // 2)
+        # For each item and each member q of its set, how many items the set shares with q's half.
         common = (sets @ halves.T).multiply(sets).tocoo()
         is_accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
         pairs = common.row[is_accepted], common.col[is_accepted]
@@ -221,7 +218,7 @@ class _Neighbourhoods:
 
     def _nearest(self, items: Rows, k: int) -> "csr_array":
         """The k nearest items of each item, which is its own first neighbour."""
-        new = items[self._lists[items, 0] < 0]
+        new = items[self._lists[items, 0] < 0]  # Their neighbours are not listed yet.
         if len(new):
             _, ids = search(self._points[new], new, self._points, k=self._k1, space=self._space)
             self._lists[new] = np.concatenate([new[:, None], ids], axis=1)
@@ -231,7 +228,7 @@ class _Neighbourhoods:
 
 
 def _sparse(values: np.ndarray, pairs: tuple[Rows, Rows], items: int) -> "csr_array":
-    """A sparse matrix, [items, items], with values at pairs of rows and columns."""
+    """A sparse matrix with values at pairs of rows and columns."""
     from scipy.sparse import csr_array  # Its import takes longer than most searches.
 
     return csr_array((values, pairs), shape=(items, items))

@@ -149,7 +149,9 @@ class Selector:
         num_batches = threads * -(-num_queries // (threads * _QUERY_BATCH))
         bounds = itertools.pairwise(np.linspace(0, num_queries, num_batches + 1, dtype=int))
         self._batches = [np.s_[start:end] for start, end in bounds if start < end]
-        group = _group_size(num_items, k) if self._on_host else GROUP
+        group = GROUP
+        while self._on_host and group > _LEAST_GROUP and num_items < group * _GROUPS_PER_ITEM * k:
+            group //= 2
         self._multiply, self._select = jitted_steps(gallery.mesh, k, gallery.keeps(score), group)
         # All products reuse this buffer, because touching new memory is slow.
         size = (gallery.mesh.size * num_queries, num_items)
@@ -173,14 +175,6 @@ class Selector:
 
         selected = self._pool.map(update_batch, self._batches)
         return TopK(*(np.concatenate(arrays) for arrays in zip(*selected, strict=True)))
-
-
-def _group_size(items: int, k: int) -> int:
-    """Items of a group on a CPU, such that a chunk has several groups for each of the k items."""
-    size = GROUP
-    while size > _LEAST_GROUP and items < size * _GROUPS_PER_ITEM * k:
-        size //= 2
-    return size
 
 
 @functools.cache
@@ -285,9 +279,8 @@ def _at_least_kth_maximum(
     floor: Float[np.ndarray, "b 1"],
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Row, item and score of all items that reach the row's floor and its k-th maximum."""
-    # A function of its own, so that its large arrays are freed before `_select_on_host` allocates
-    # others. Else the C library returns memory to the system at each call, which takes longer than
-    # the search.
+    # A separate function, so that its large arrays are freed before `_select_on_host` allocates.
+    # Else the C library returns memory to the system at each call, longer than the search takes.
     num_groups = maxima.shape[1]
     size = scores.shape[1] // num_groups
     least = floor

@@ -190,6 +190,4 @@ def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.n
     return np.maximum.accumulate(converted, axis=1)
 
 
-@jax.jit
-def _distance_at(space: Space, separations: Float[Array, "b k"]) -> Float[Array, "b k"]:
-    return space.distance_at(separations)
+_distance_at = jax.jit(lambda space, separations: space.distance_at(separations))
