@@ -1,8 +1,8 @@
 """Exact nearest-neighbour search and evaluation of embeddings in any space.
 
 The order of results is the order of separations: functions of the distance that increase with it,
-computed by subtraction in float64, so that nearby points lose no digits. Subtracting all pairs is
-slow. Therefore all searches run in three stages:
+computed by subtraction in float64, so that nearby points lose no digits. Since subtracting all
+pairs is slow, searches run in three stages:
 
 1. **Certified scores** (`scores`). One matrix product gives each pair a score: −separation plus a
    slack that exceeds all rounding errors. So −separation is at most the score, and at least the
@@ -14,8 +14,7 @@ slow. Therefore all searches run in three stages:
 3. **Subtraction** (`subtraction`) orders the open items: candidates and near-ties.
 
 The bounds also certify an answer: the k-th neighbour is surely nearer than any item that is no
-candidate, or both counts agree. `subtraction.certify` searches again, in float64, for the other
-queries.
+candidate, or both counts agree. For other queries, `subtraction.certify` searches in float64.
 """
 
 from hypjax.retrieval.graded import graded_scores as graded_scores

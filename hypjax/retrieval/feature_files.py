@@ -60,11 +60,11 @@ def has_features(path: pathlib.Path) -> bool:
 
 def _numbered_columns(names: Sequence[str]) -> list[str]:
     """Columns of features: all columns of no known name, if numbered from 0 or 1; else none."""
-    others = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
-    stem = min(others, default="").rstrip("0123456789")
+    unknown = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
+    stem = min(unknown, default="").rstrip("0123456789")
     for first in (0, 1):
-        numbered = [f"{stem}{first + i}" for i in range(len(others))]
-        if others == {*numbered}:
+        numbered = [f"{stem}{number}" for number in range(first, first + len(unknown))]
+        if unknown == set(numbered):
             return numbered
     return []
 
@@ -85,12 +85,12 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
         if len(infinite):
             raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
     count = len(features)
-    defaults = {"ids": np.arange(count).astype(str), "labels": np.full(count, "")}
-    columns = {}
-    for name in _COLUMNS.values():
-        names = as_names(arrays.get(name), name, count, source)
-        columns[name] = defaults.get(name) if names is None else names
-    for column in features[:, 0], features[:, -1]:
+    columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
+    if columns["ids"] is None:
+        columns["ids"] = np.arange(count).astype(str)
+    if columns["labels"] is None:
+        columns["labels"] = np.full(count, "")
+    for column in features[:, 0], features[:, -1]:  # Where tables have their labels.
         if (column % 1 == 0).all() and (columns["labels"] == [f"{x:.0f}" for x in column]).all():
             console.warn(f"a column of features of {source} equals the labels; leave it out")
     return FeatureTable(features, **columns)
@@ -112,9 +112,9 @@ def as_names(
     for row, value in enumerate(values.tolist()):
         is_path = name == "ids" and isinstance(value, str)  # Paths stay as they are.
         names.append(value if is_path else class_name(value, f"{name} of {source}, row {row}"))
-    texts = collections.Counter(text for text in names if text.lower() in MISSING)
-    if name == "labels" and texts:  # `astype(str)` turns missing values into such text.
-        shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in texts.items())
+    missing = collections.Counter(text for text in names if text.lower() in MISSING)
+    if name == "labels" and missing:  # `astype(str)` turns missing values into such text.
+        shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in missing.items())
         console.warn(f"{source} has classes named {shown}; leave out rows without a class")
     return np.array(names, dtype=str)
 
@@ -122,10 +122,9 @@ def as_names(
 def read_arrays(
     path: pathlib.Path, **label_files: str | os.PathLike[str] | None
 ) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file of features, and arrays such as `labels` from files of their own.
+    """Reads the arrays of a file of features, and arrays such as `labels` from other files.
 
-    Nothing in a file is executed. Raises UserError if a file cannot be read, is damaged, or is of
-    another kind.
+    Executes nothing in a file. Raises UserError if a file is damaged or of another kind.
     """
     arrays = _read(path, _READERS)
     for name, file in label_files.items():
@@ -135,6 +134,7 @@ def read_arrays(
 
 
 def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
+    """Reads a file with the reader of its suffix."""
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     with explained(f"cannot read {path}"):
@@ -198,10 +198,10 @@ def _table_arrays(table: Any) -> dict[str, np.ndarray]:
     elif numbered := _numbered_columns(names):
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
-        others = [name for name in names if name not in _COLUMNS]
-        wrong = [name for name in others if not re.search(r"\d$", name)] or others[:9]
+        unknown = [name for name in names if name not in _COLUMNS]
+        shown = [name for name in unknown if not re.search(r"\d$", name)] or unknown[:9]
         problem = "no column features, and others are not all numbered without gaps, as f0 and f1"
-        raise ValueError(f"it has {problem}: {', '.join(wrong)}")
+        raise ValueError(f"it has {problem}: {', '.join(shown)}")
     arrays = {"features": features}
     for column, name in _COLUMNS.items():
         if column in names:

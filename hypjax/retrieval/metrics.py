@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
-from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Points, Rows
+from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Rows
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnRows
-from hypjax.retrieval.positives import ItemRelevance, Relevance, rankings
+from hypjax.retrieval.positives import ItemRelevance, Ranking, Relevance, rankings
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
@@ -207,10 +207,10 @@ class _Searches(NamedTuple):
         """Selects some of the queries."""
         if len(rows) == len(self.matches):  # Then copies no points; queries may be the gallery.
             return self
-        own_rows = [self.own_rows[row] for row in rows]
-        reranked = None if self.reranked is None else self.reranked[rows]
-        queries = self.queries.take(rows)
-        return _Searches(queries, self.gallery, self.space, self.matches[rows], own_rows, reranked)
+        queries, gallery, space, matches, own_rows, reranked = self
+        own_rows = [own_rows[row] for row in rows]
+        reranked = None if reranked is None else reranked[rows]
+        return _Searches(queries.take(rows), gallery, space, matches[rows], own_rows, reranked)
 
 
 def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -> _Scores:
@@ -235,8 +235,8 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
             ItemRelevance((gallery.labels == label).astype(np.int8), rows)
             for label, rows in zip(queries.labels, own_rows, strict=True)
         )
-        points = queries.points, gallery.points
-        scores |= _scores_of_all(*points, relevances, full, space, reranked)
+        ranked = rankings(queries.points, gallery.points, relevances, space, reranked)
+        scores |= _scores_of_all(ranked, len(queries.points), full)
     return scores
 
 
@@ -272,33 +272,25 @@ def _scores_of_nearest(
     """Scores from the ranks of nearest matches; `ranks` are `NO_MATCH` beyond lists of `length`."""
     queries, gallery, space, matches, _, reranked = searches
     ks = [metric.k for metric in metrics.values()]
-    needs_rank = None in ks
-    if needs_rank or max(ks) > length:  # Else the lists answer these metrics, too.
-        unknown = np.flatnonzero(ranks == NO_MATCH)
-        if len(unknown):
-            ranks[unknown] = first_ranks(
-                searches.take(unknown).queries, gallery, space, None if needs_rank else ks
-            )
+    if None in ks:  # Some metric needs the ranks themselves.
+        ks = None
+    unknown = np.flatnonzero(ranks == NO_MATCH)
+    if len(unknown) and (ks is None or max(ks) > length):
+        ranks[unknown] = first_ranks(searches.take(unknown).queries, gallery, space, ks)
     if reranked is not None:
         is_match = gallery.labels[reranked] == queries.labels[:, None]
         ranks = np.where(is_match.any(axis=1), is_match.argmax(axis=1), ranks)
     return {name: metric.score(ranks[:, None], matches) for name, metric in metrics.items()}
 
 
-def _scores_of_all(
-    queries: Points,
-    gallery: Points,
-    relevances: Iterable[ItemRelevance],
-    metrics: _Metrics,
-    space: Space,
-    reranked: Ids | None,
-) -> _Scores:
-    """Scores from the ranks of all positives; NaN for queries without a positive."""
-    scores = {name: np.full(len(queries), np.nan) for name in metrics}
-    for i, ranking in enumerate(rankings(queries, gallery, relevances, space, reranked)):
-        if count := len(ranking.ranks):
+def _scores_of_all(ranked: Iterable[Ranking], count: int, metrics: _Metrics) -> _Scores:
+    """Scores from the ranks of all positives of `count` queries; NaN for those without any."""
+    scores = {name: np.full(count, np.nan) for name in metrics}
+    for query, ranking in enumerate(ranked):
+        if num_positives := len(ranking.ranks):
             for name, metric in metrics.items():
-                scores[name][i] = metric.score(ranking.ranks[None], np.array([count]))[0]
+                ranks, positives = ranking.ranks[None], np.array([num_positives])
+                scores[name][query] = metric.score(ranks, positives)[0]
     return scores
 
 
@@ -321,7 +313,8 @@ def relevance_scores(
     selected = {name: _find_metric(name) for name in metrics}
     report_excluded(np.array([len(items) for items in relevance.positives]))
     queries, (_, reranked) = postprocessing.apply(queries, None, gallery, space)
-    return _scores_of_all(queries, gallery, relevances, selected, space, reranked)
+    ranked = rankings(queries, gallery, relevances, space, reranked)
+    return _scores_of_all(ranked, len(queries), selected)
 
 
 def average_precision(

@@ -44,10 +44,9 @@ def nearest_neighbors(
 
     The result equals sorting all items by separation, ties by index, where `Space.separation`
     subtracts points, float32, in float64. No rounding error of a product changes the result, see
-    `hypjax.retrieval`. The log says how many queries needed more than products in float32.
-    Exactness holds for points with normal float32 coordinates if sums in matrix products are
-    rounded to nearest, in any order. Items whose distances differ by roundings in float64 may come
-    in either order; duplicates stay in the gallery's order.
+    `hypjax.retrieval`. Exactness holds for points with normal float32 coordinates if sums in matrix
+    products are rounded to nearest, in any order. Items whose distances differ by roundings in
+    float64 may come in either order; duplicates stay in the gallery's order.
 
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. In addition to inputs and results, a search holds at

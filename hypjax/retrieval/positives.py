@@ -80,11 +80,10 @@ def _checked(name: str, lists: Items, num_queries: int, num_items: int) -> list[
 
 
 def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
-    """Positives and ignored items at a level (Radenović et al., CVPR 2018, Section 3).
+    """Positives and ignored items at a level of `LEVELS` (Radenović et al., CVPR 2018, Section 3).
 
     Level easy ignores hard items, level hard ignores easy items, and both are positives at level
-    medium. Queries without a positive at a level have no score there. Raises UserError if the level
-    is none of `LEVELS`.
+    medium. Junk is always ignored. Queries without a positive at a level have no score there.
     """
     easy, hard, junk = ground_truth
     levels = {
@@ -119,9 +118,8 @@ def rankings(
     """Yields each query's positives in the order of their distance.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. `reranked`, [n, t],
-    holds the first items of each ranking in another order. Raises UserError if a point is not
-    finite or not in the space.
+    nearer, and those equally far with a smaller index, without ignored items. `reranked` holds the
+    first items of each ranking. Raises UserError if a point is not finite or not in the space.
     """
     streamed = StreamedGallery(gallery)
     is_small = 8 * gallery.size <= _KEPT_BYTES

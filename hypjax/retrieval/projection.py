@@ -35,12 +35,12 @@ class Projection:
     whiten: bool
 
     def apply(self, points: Float[ArrayLike, "n p"]) -> Float[np.ndarray, "n q"]:
-        """Projects points [n, p] and returns points of the same space, [n, q], float32.
+        """Projects points and returns points of the same space, float32.
 
         The features of the points, minus the mean, are projected on the components and embedded
         again. On the sphere this is PCA followed by L2 normalisation, as in IRT (El-Nouby et al.,
-        2021). Whitening gives each direction the mean of the variances: in a ball, where lengths
-        count, whitened features are as long as others.
+        2021). Whitening gives each direction the mean of the variances, which keeps the lengths of
+        features: lengths count in a ball.
         """
         points, _ = inputs.check_points(points, points)
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
@@ -74,13 +74,11 @@ class Projection:
 def fit(
     points: Float[ArrayLike, "n p"], *, space: Space, dim: int, whiten: bool = False
 ) -> Projection:
-    """Fits a projection on the first `dim` principal components of points, [n, p], in float64.
+    """Fits a projection on the first `dim` principal components of points, in float64.
 
     Mean and covariance of `Space.features` are summed in blocks, so points may be memory-mapped.
-
-    Raises:
-        UserError: `dim` exceeds the number of features or of points, the points do not vary, or
-            whitening needs a direction in which they do not.
+    Raises UserError if `dim` exceeds the number of features or of points, if the points do not
+    vary, or if whitening needs a direction in which they do not vary.
     """
     points, _ = inputs.check_points(points, points)
     n = len(points)
@@ -95,16 +93,16 @@ def fit(
         scatter += features.T @ features
     variances, directions = np.linalg.eigh(scatter / max(n - 1, 1))
     variances, components = variances[::-1][:dim], directions.T[::-1][:dim]
-    varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * sum_of_squares / n))
-    if varying < (needed := dim if whiten else 1):
-        raise UserError(f"the points vary along {varying} components; this PCA needs {needed}")
+    num_varying = int(np.count_nonzero(variances > _LEAST_DEVIATION**2 * sum_of_squares / n))
+    if num_varying < (needed := dim if whiten else 1):
+        raise UserError(f"the points vary along {num_varying} components; this PCA needs {needed}")
     largest = np.argmax(np.abs(components), axis=1)
     components = components * np.sign(components[np.arange(dim), largest])[:, None]
     return Projection(space, mean, components, np.maximum(variances, 0), whiten)
 
 
 def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[np.ndarray, "b d"]]:
-    """Yields blocks of the points' features, in float64."""
+    """Yields the points' features in blocks, in float64."""
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):
             yield np.array(space.features(np.asarray(points[rows], np.float64)))
