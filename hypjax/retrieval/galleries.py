@@ -166,10 +166,10 @@ class ArrayGallery:
 
 
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
-    """Raises a `UserError` unless the model with this fingerprint embedded the gallery."""
+    """Raises a `UserError` unless the model with this fingerprint and name embedded the gallery."""
     if gallery.fingerprint != fingerprint:
         if not gallery.fingerprint:
             raise UserError("the gallery does not name its model; write it with hypjax.embed")
         embedder = gallery.model or "another run"
-        other = "as it was before" if embedder == name else f"not by {name or 'this one'}"
-        raise UserError(f"the gallery was embedded by {embedder}, {other}; embed it again")
+        contrast = "as it was before" if embedder == name else f"not by {name or 'this one'}"
+        raise UserError(f"the gallery was embedded by {embedder}, {contrast}; embed it again")

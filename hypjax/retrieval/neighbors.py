@@ -97,7 +97,8 @@ class _Search:
 
     def __post_init__(self) -> None:
         shape = len(self.queries), self.k
-        self.distances, self.ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
+        self.distances = np.empty(shape, np.float32)
+        self.ids = np.empty(shape, np.int32)
         self.certain = np.zeros(len(self.queries), bool)
         self.num_listed = self.k + (self.own_ids is not None)  # A query may find itself.
 
@@ -170,7 +171,9 @@ class _Search:
     def _store(self, rows: Rows, distances: Float[np.ndarray, "r l"], ids: Ids) -> None:
         """Stores results without the queries' own items."""
         if self.own_ids is not None:
-            others = ids != self.own_ids[rows, None]
-            others[others.all(axis=1), -1] = False  # If the query is not listed, drop the last.
-            distances, ids = (x[others].reshape(len(rows), -1) for x in (distances, ids))
+            is_kept = ids != self.own_ids[rows, None]
+            is_kept[is_kept.all(axis=1), -1] = (
+                False  # If the own item is not listed, drop the last.
+            )
+            distances, ids = (x[is_kept].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids

@@ -157,8 +157,9 @@ def _chunks(gallery: Points, score: Score) -> Iterator[tuple[slice, Factors]]:
 @jax.jit
 def chunk_bounds(space: Space, queries: Factors, items: Factors) -> Float[Array, "b 2 r"]:
     """Lower and upper bounds on −separation of queries and items."""
-    least = widened(lowest(space, queries, items), -1)
-    return jnp.stack([least, widened(highest(space, queries.query, items.gallery), 1)], axis=1)
+    lower = widened(lowest(space, queries, items), -1)
+    upper = widened(highest(space, queries.query, items.gallery), 1)
+    return jnp.stack([lower, upper], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +189,11 @@ class _Ranker:
         tied = np.maximum.accumulate(upper[order])[:-1] >= lower[order[1:]]
         # The order of near-ties matters only where their levels differ.
         if (mixed := tied & (np.diff(levels[order]) != 0)).any():
-            runs = np.concatenate([[0], np.cumsum(~tied)])
+            runs = np.concatenate([[0], np.cumsum(~tied)])  # A number for each run of near-ties.
             positions = np.flatnonzero(np.isin(runs, runs[1:][mixed]))
             items = order[positions]
             separations = self._separations(query, items)
+            # Sorts within each run by separation, and equal separations by index.
             order[positions] = items[np.lexsort((items, separations, runs[positions]))]
         if reranked is not None:
             first = reranked[~np.isin(reranked, ignored)]

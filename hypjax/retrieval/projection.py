@@ -86,7 +86,8 @@ def fit(
     if not (1 <= dim <= min(n, len(mean)) and np.isfinite(mean).all()):
         kind = f"{n} of {len(mean)}"
         raise UserError(f"PCA to {dim} dimensions needs as many finite points; got {kind}")
-    scatter, sum_of_squares = np.zeros((len(mean), len(mean))), 0.0
+    scatter = np.zeros((len(mean), len(mean)))
+    sum_of_squares = 0.0
     for features in _features(space, points):
         sum_of_squares += np.sum(features**2)
         features -= mean

@@ -167,7 +167,8 @@ class Selector:
                 if best is None and chunk.first.size == 1:
                     return selected
                 return _merge(best, selected, chunk.first.size, self._k)
-        scores, maxima, first = np.asarray(self._buffer), np.asarray(maxima), int(chunk.first[0])
+        scores, maxima = np.asarray(self._buffer), np.asarray(maxima)
+        first = int(chunk.first[0])
 
         def update_batch(batch: slice) -> TopK:
             batch_best = None if best is None else TopK(best.scores[batch], best.ids[batch])
@@ -235,9 +236,10 @@ def _select(
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))
 def _merge(best: TopK | None, selected: TopK, devices: int, k: int) -> TopK:
+    """The k best of the best items so far and of those that each device selected."""
     joined = jax.tree.map(lambda x: jnp.concatenate(jnp.split(x, devices), axis=1), selected)
     if best is not None:
-        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), best, joined)
+        joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), best, joined)
     scores, columns = lax.top_k(joined.scores, min(k, joined.scores.shape[1]))
     return TopK(scores, jnp.take_along_axis(joined.ids, columns, axis=1))
 

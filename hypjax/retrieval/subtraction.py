@@ -153,8 +153,8 @@ def _all_separations(
 def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
     """The distinct rows of an array, and the index among them of each row of the array."""
     rows = np.ascontiguousarray(x).view(np.dtype((np.void, x.shape[1] * x.itemsize))).ravel()
-    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    return x[first], inverse
+    _, distinct, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    return x[distinct], inverse
 
 
 def nearest_candidates(
@@ -172,7 +172,8 @@ def nearest_candidates(
 
 def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
     """Distances and ids of each query's k nearest items in the whole gallery, ties by id."""
-    ids, separations = np.empty((len(queries), k), np.int32), np.empty((len(queries), k))
+    ids = np.empty((len(queries), k), np.int32)
+    separations = np.empty((len(queries), k))
     for rows, all_separations in gallery_separations(space, queries, gallery):
         kth = np.partition(all_separations, k - 1)[k - 1]
         nearest = np.flatnonzero(all_separations <= kth)

@@ -17,7 +17,7 @@ from hypjax.retrieval.scores import Factors, Score
 AXIS = "tiles"  # Mesh axis over which tiles are distributed.
 SIDE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 NO_ID = np.iinfo(np.int32).max
-_MATCH_SIDE = 256  # Of the tiles that are searched for matches, if classes are small.
+_MATCH_SIDE = 256  # Side of tiles that are searched for matches, if classes are small.
 _FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
 
 
@@ -50,8 +50,8 @@ class SortedPoints:
         self.match_side = _MATCH_SIDE if small else height
         num_tiles = positions[-1] // height + 1
         tile_bytes = 2 * score.dtype.itemsize * points.points.shape[1] * height
-        chunks = -(-num_tiles // max(_FACTOR_BYTES // tile_bytes, 1))
-        self.rows = np.full((chunks, -(-num_tiles // chunks) * height), -1)
+        num_chunks = -(-num_tiles // max(_FACTOR_BYTES // tile_bytes, 1))
+        self.rows = np.full((num_chunks, -(-num_tiles // num_chunks) * height), -1)
         self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
@@ -77,7 +77,8 @@ def side(points: int) -> int:
 def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
     """Positions of points sorted by class, with gaps that keep small classes within a tile."""
     # The gaps leave fewer tiles next to the diagonal with matches; such tiles are computed twice.
-    starts, end = [], 0
+    starts = []
+    end = 0
     for size in sizes.tolist():
         room = -end % side  # Up to the end of the tile.
         if room < size <= side // 16:
