@@ -109,7 +109,7 @@ class _Search:
         num_candidates = inputs.round_up(self.num_listed + spare, inputs.LANES)
         num_candidates = min(num_candidates, len(self.gallery))
         (height, width), blocks_at_once = self._sizes(len(rows), num_candidates, score)
-        with ThreadPoolExecutor(selection.num_threads(self.gallery.mesh)) as pool:
+        with ThreadPoolExecutor(self.gallery.num_threads) as pool:
             shape = height, width
             selector = selection.Selector(self.gallery, num_candidates, shape, score, pool)
             for pass_rows in inputs.split(rows, height * blocks_at_once):

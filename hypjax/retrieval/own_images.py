@@ -5,8 +5,7 @@ All searches and scores follow these rules:
 - An id that is an absolute path, or that leads to a file, stands for this file. Rows are one image
   if their ids lead to one file, also by links.
 - Other ids are names. Rows with one name are one image. But where images with different points
-  share a name, as file names without folders do, the query's own image must have an equal point,
-  too.
+  share a name, as file names without folders do, the query's own image must also have its point.
 - Ids that only number the rows of a table say nothing about another table. There, a query's own
   image is a row with an equal point.
 - Within one table, equal points do not make one image of two rows. Among queries that search each

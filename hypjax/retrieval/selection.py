@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Ids
+from hypjax.retrieval.inputs import Ids, Rows
 from hypjax.retrieval.scores import PADDING, SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
@@ -27,8 +27,10 @@ GROUP = 64  # Items of a group; only the groups with the largest maxima are sear
 # A CPU takes smaller groups, of at least 8 items, where a chunk has fewer than 8·k of 64.
 _LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
-_MAX_THREADS = 4
+_MAX_THREADS = 4  # Of the selection on a CPU.
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
+_Scores = Float[np.ndarray, "b r"]  # Of a block's queries and a chunk's items.
+_Maxima = Float[np.ndarray, "b groups"]  # Of the scores in each group.
 
 
 class TopK(NamedTuple):
@@ -56,6 +58,9 @@ class StreamedGallery:
         self.array = np.asarray(points)
         self.mesh = Mesh(jax.local_devices(), AXIS)
         self.rows = -(-len(self.array) // self.mesh.size)  # Largest number on one device.
+        self.by_rows = NamedSharding(self.mesh, P(AXIS))
+        self.on_host = self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
+        self.num_threads = min(usable_cores(), _MAX_THREADS) if self.on_host else 1
         self._keep = keep and 4 * self.array.size <= _KEPT_BYTES
         self._kept: tuple[object, list[Chunk]] = None, []
         self._on_devices: Array | None = None
@@ -98,16 +103,15 @@ class StreamedGallery:
         yield next_chunk
 
     def _chunk(self, score: Score, start: int, rows: int) -> Chunk:
-        by_rows = _by_rows(self.mesh)
         step = rows * self.mesh.size
         block = inputs.host_rows(self.array, np.s_[start : start + step])
         score.space.check(block, first=start)
-        points = jax.device_put(inputs.pad_rows(block, step), by_rows)
+        points = jax.device_put(inputs.pad_rows(block, step), self.by_rows)
         if len(block) == len(self):  # Candidates are then read from the devices.
             self._on_devices = points
-        valid = jax.device_put(np.arange(step) < len(block), by_rows)
+        valid = jax.device_put(np.arange(step) < len(block), self.by_rows)
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
-        return Chunk(score.factors(points, valid).gallery, jax.device_put(first, by_rows))
+        return Chunk(score.factors(points, valid).gallery, jax.device_put(first, self.by_rows))
 
     def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
         """Returns an array of points, and its rows that hold the items `ids`."""
@@ -115,19 +119,6 @@ class StreamedGallery:
             return self._on_devices, ids
         rows = np.arange(ids.size, dtype=np.int32).reshape(ids.shape)
         return inputs.host_rows(self.array, ids.reshape(-1)), rows
-
-
-def _by_rows(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P(AXIS))
-
-
-def num_threads(mesh: Mesh) -> int:
-    """Number of threads for the selection; 1 unless the gallery lies on a single CPU."""
-    return min(usable_cores(), _MAX_THREADS) if _is_host(mesh) else 1
-
-
-def _is_host(mesh: Mesh) -> bool:
-    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 class Selector:
@@ -142,10 +133,10 @@ class Selector:
         self, gallery: StreamedGallery, k: int, shape: tuple[int, int], score: Score, pool: Executor
     ) -> None:
         self._score, self._pool, self._k = score, pool, k
-        self._on_host = _is_host(gallery.mesh)
+        self._on_host = gallery.on_host
         num_queries, num_items = shape
         # Each thread has an equal share, in batches whose candidates fit into a CPU's cache.
-        threads = num_threads(gallery.mesh)
+        threads = gallery.num_threads
         num_batches = threads * -(-num_queries // (threads * _QUERY_BATCH))
         bounds = itertools.pairwise(np.linspace(0, num_queries, num_batches + 1, dtype=int))
         self._batches = [np.s_[start:end] for start, end in bounds if start < end]
@@ -156,7 +147,7 @@ class Selector:
         # All products reuse this buffer, because touching new memory is slow.
         size = (gallery.mesh.size * num_queries, num_items)
         with score.enabled():
-            self._buffer = jnp.zeros(size, score.dtype, device=_by_rows(gallery.mesh))
+            self._buffer = jnp.zeros(size, score.dtype, device=gallery.by_rows)
 
     def update(self, chunk: Chunk, queries: Vectors, best: TopK | None) -> TopK:
         """Merges a chunk's best items for a block of queries into the best ones so far."""
@@ -245,11 +236,7 @@ def _merge(best: TopK | None, selected: TopK, devices: int, k: int) -> TopK:
 
 
 def _select_on_host(
-    scores: Float[np.ndarray, "b r"],
-    maxima: Float[np.ndarray, "b groups"],
-    first: int,
-    k: int,
-    best: TopK | None,
+    scores: _Scores, maxima: _Maxima, first: int, k: int, best: TopK | None
 ) -> TopK:
     """The k highest-scoring items of a chunk and of the best ones so far, as `TopK` orders them."""
     if best is None:
@@ -275,11 +262,8 @@ def _select_on_host(
 
 
 def _at_least_kth_maximum(
-    scores: Float[np.ndarray, "b r"],
-    maxima: Float[np.ndarray, "b groups"],
-    k: int,
-    floor: Float[np.ndarray, "b 1"],
-) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    scores: _Scores, maxima: _Maxima, k: int, floor: Float[np.ndarray, "b 1"]
+) -> tuple[Rows, Rows, Float[np.ndarray, " r"]]:
     """Row, item and score of all items that reach the row's floor and its k-th maximum."""
     # A separate function, so that its large arrays are freed before `_select_on_host` allocates.
     # Else the C library returns memory to the system at each call, longer than the search takes.
