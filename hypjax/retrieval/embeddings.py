@@ -34,7 +34,7 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 class Embeddings(ArrayGallery):
     """A gallery with exact search: points of a space, and the names and classes of their images.
 
-    For the fields without a comment see `ArrayGallery`; columns that are unknown are None.
+    For fields without a comment see `ArrayGallery`. A column is None if it is unknown.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -43,7 +43,8 @@ class Embeddings(ArrayGallery):
     space: Space
     fingerprint: str = ""
     images_fingerprint: str = ""  # Hash of the image files and their labels.
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # {path: reason}
+    # {path: reason} of images that could not be embedded.
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
     raw_features: Float[np.ndarray, "n d"] | None = None  # From which the points were mapped.
     splits: Shaped[np.ndarray, " n"] | None = None  # Names of the images' splits.
     coarse_labels: Shaped[np.ndarray, " n"] | None = None  # Names of the images' coarse classes.
@@ -70,6 +71,7 @@ class Embeddings(ArrayGallery):
     def _from_table(
         cls, table: FeatureTable, space: Space | None, *, in_space: bool = False, **origin: Any
     ) -> "Embeddings":
+        """Maps a table's features into a space, unless they are points of it (`in_space`)."""
         space = Sphere() if space is None else space
         inputs.check_space(space)
         columns = table._asdict()
@@ -77,7 +79,8 @@ class Embeddings(ArrayGallery):
         if not in_space:
             if space.normalized and len(zeros := np.flatnonzero(~vectors.any(axis=1))):
                 raise UserError(f"row {zeros[0]} of the features is all zeros; leave it out")
-            embed, columns["raw_features"] = jax.jit(space.embed), vectors
+            columns["raw_features"] = vectors
+            embed = jax.jit(space.embed)
             vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), vectors)
         embeddings = cls(vectors, space=space, **columns, **origin)
         embeddings.check()
@@ -166,7 +169,7 @@ class Embeddings(ArrayGallery):
         return cls._from_table(FeatureTable(loaded.features(), ids, **names), space)
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
-        """Vectors for an inner-product index, float32; raises UserError if the space has none."""
+        """Vectors for an index of inner products, float32; a `UserError` if the space has none."""
         if not hasattr(self.space, "search_vectors"):
             raise UserError(f"distances in {self.space} are no inner products; use hypjax.search")
         with jax.enable_x64(True):

@@ -27,7 +27,7 @@ from hypjax.system import console
 
 _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
-_SAMPLED_QUERIES = 500  # Number of queries with which an export measures recall.
+_SAMPLE = 500  # Largest number of queries with which an export measures recall.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
 _BLOCK_SIZE = 2**19  # Coordinates of candidates that a thread subtracts; fewer wait for each other.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
@@ -112,9 +112,7 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
-def sample_queries(
-    num_rows: int, gallery_size: int, most: int = _SAMPLED_QUERIES
-) -> tuple[Rows, Rows]:
+def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, Rows]:
     """Splits rows at random into queries, for a tenth of the gallery's size, and the others.
 
     Recall is measured on a graph without the queries, as for new ones: points in a graph are linked

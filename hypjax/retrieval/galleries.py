@@ -54,9 +54,9 @@ class Gallery(Protocol):
     ) -> list[Neighbours]:
         """Finds the k nearest images of each query, or all images if there are fewer.
 
-        `paths` holds the path of each query's file, another id, or ''. No query finds its own
-        image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None for all
-        classes. Raises UserError if a query is not a point of the space.
+        `paths` holds the path or another id of each query's image, '' if unknown. No query finds
+        its own image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None
+        for all classes. Raises UserError if a query is not a point of the space.
         """
 
     def has_class(self, name: str) -> bool:
@@ -73,7 +73,7 @@ class Gallery(Protocol):
 
 
 class ArrayGallery:
-    """A `Gallery` of arrays with exact search; engines override `search_rows`."""
+    """A `Gallery` of arrays with exact search; other engines override `search_rows`."""
 
     vectors: Float32[np.ndarray, "n d"]  # Points of the space; may be memory-mapped.
     ids: Shaped[np.ndarray, " n"]  # Paths of the images, strings.
@@ -128,7 +128,7 @@ class ArrayGallery:
         return neighbours
 
     def own_rows(self, paths: Sequence[str], points: Points | None = None) -> OwnRows:
-        """Rows of each query's own image, by the paths and points of the queries."""
+        """Gallery rows of each query's own image, by the queries' paths and points."""
         return self._own_images.rows(paths, points)
 
     def has_class(self, name: str) -> bool:

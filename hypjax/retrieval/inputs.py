@@ -42,10 +42,10 @@ def host_rows(x: Points, rows: slice | Rows) -> Float[np.ndarray, "r d"]:
     return np.asarray(x[rows], np.float32)
 
 
-def blocks(number: int, size: int) -> list[slice]:
-    """Slices of `size` rows, at least 1, that cover `number` rows; the last may reach beyond."""
+def blocks(num_rows: int, size: int) -> list[slice]:
+    """Slices of `size` rows, at least 1, that cover all rows; the last may reach beyond."""
     size = max(size, 1)
-    return [slice(start, start + size) for start in range(0, number, size)]
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 def split(rows: Rows, size: int) -> list[Rows]:
@@ -99,28 +99,28 @@ def check_points(
     return queries, gallery
 
 
-def check_count(k: object, items: int, name: str = "k") -> None:
+def check_count(k: object, num_items: int, name: str = "k") -> None:
     """Raises a `UserError` unless k is a whole number of items that a query can find."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise UserError(f"{name} is {k!r}; it must be a positive whole number")
-    if k > items:
-        raise UserError(f"{name} is {k}, but a search finds only {items} images")
+    if k > num_items:
+        raise UserError(f"{name} is {k}, but a search finds only {num_items} images")
 
 
-def check_search(k: object, own_ids: OwnIds, queries: int, items: int) -> None:
+def check_search(k: object, own_ids: OwnIds, num_queries: int, num_items: int) -> None:
     """Raises a `UserError` unless `own_ids` are valid and each query can find k items."""
     if own_ids is not None:
-        if np.shape(own_ids) != (queries,) or not are_indices(own_ids, items, least=-1):
-            raise UserError(f"own_ids must be {queries} indices from -1 to {items - 1}")
-        items -= 1
-    check_count(k, items)
+        if np.shape(own_ids) != (num_queries,) or not are_indices(own_ids, num_items, least=-1):
+            raise UserError(f"own_ids must be {num_queries} indices from -1 to {num_items - 1}")
+        num_items -= 1
+    check_count(k, num_items)
 
 
-def are_indices(ids: ArrayLike, items: int, least: int = 0) -> bool:
-    """Whether all ids are integers from `least` to `items` − 1."""
+def are_indices(ids: ArrayLike, num_items: int, least: int = 0) -> bool:
+    """Whether all ids are integers from `least` to `num_items` − 1."""
     ids = np.asarray(ids)
-    are_integers = ids.dtype.kind in "iu" or not ids.size
-    return bool(are_integers and ((ids >= least) & (ids < items)).all())
+    are_integers = ids.dtype.kind in "iu" or not ids.size  # An empty list has dtype float64.
+    return bool(are_integers and ((ids >= least) & (ids < num_items)).all())
 
 
 def labelled(

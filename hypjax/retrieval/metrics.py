@@ -23,6 +23,7 @@ from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 _Metrics = Mapping[str, Metric]
 _Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
+_Ranks = Int[np.ndarray, " n"]  # Of each query's nearest match.
 # Functions from K to a metric, by the metric's name.
 AT_K: dict[str, Callable[[int], Metric]] = {
     "recall": lambda k: Metric(FIRST, lambda ranks, _: ranks[:, 0] < k, k),
@@ -240,9 +241,7 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
     return scores
 
 
-def _scores_of_lists(
-    searches: _Searches, metrics: _Metrics, length: int
-) -> tuple[_Scores, Int[np.ndarray, " n"]]:
+def _scores_of_lists(searches: _Searches, metrics: _Metrics, length: int) -> tuple[_Scores, _Ranks]:
     """Scores from lists of the nearest items, and ranks of nearest matches.
 
     The rank is `NO_MATCH` for queries without a match in their list.
@@ -267,7 +266,7 @@ def _scores_of_lists(
 
 
 def _scores_of_nearest(
-    searches: _Searches, metrics: _Metrics, ranks: Int[np.ndarray, " n"], length: int
+    searches: _Searches, metrics: _Metrics, ranks: _Ranks, length: int
 ) -> _Scores:
     """Scores from the ranks of nearest matches; `ranks` are `NO_MATCH` beyond lists of `length`."""
     queries, gallery, space, matches, _, reranked = searches
@@ -337,10 +336,8 @@ def average_precision(
 def report_excluded(matches: Counts) -> None:
     """Warns that queries without matches are left out of the scores."""
     if excluded := int(np.sum(matches == 0)):
-        warnings.warn(
-            f"{excluded} of {len(matches)} queries have no match and are left out of the scores",
-            stacklevel=3,
-        )
+        problem = f"{excluded} of {len(matches)} queries have no match"
+        warnings.warn(f"{problem} and are left out of the scores", stacklevel=3)
 
 
 def mean_score(scores: Float[np.ndarray, " n"]) -> float:

@@ -108,9 +108,9 @@ class _Search:
         # Separations are computed for a multiple of `LANES` items in any case.
         num_candidates = inputs.round_up(self.num_listed + spare, inputs.LANES)
         num_candidates = min(num_candidates, len(self.gallery))
-        (height, width), blocks_at_once = self._sizes(len(rows), num_candidates, score)
+        height, width, blocks_at_once = self._sizes(len(rows), num_candidates, score)
+        shape = height, width
         with ThreadPoolExecutor(self.gallery.num_threads) as pool:
-            shape = height, width
             selector = selection.Selector(self.gallery, num_candidates, shape, score, pool)
             for pass_rows in inputs.split(rows, height * blocks_at_once):
                 # The gallery is streamed once for several blocks: it may lie on a disk.
@@ -124,10 +124,8 @@ class _Search:
                 list(pool.map(self._sort, blocks, points, best))
         return rows[~self.certain[rows]]
 
-    def _sizes(
-        self, num_queries: int, num_candidates: int, score: Score
-    ) -> tuple[tuple[int, int], int]:
-        """Shape of a block's scores on a device, (queries, items), and blocks in one pass."""
+    def _sizes(self, num_queries: int, num_candidates: int, score: Score) -> tuple[int, int, int]:
+        """Queries and items of a block's scores on a device, and blocks in one pass."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         max_height = max(_RESULT_BYTES // (2 * itemsize * num_candidates), _MIN_BLOCK)
         height = min(self.block_size, num_queries, max_height)
@@ -137,7 +135,7 @@ class _Search:
         # Chunks of equal widths need little padding.
         width = inputs.round_up(-(-self.gallery.rows // num_chunks), inputs.MULTIPLE)
         block_bytes = itemsize * max(dim, 2 * num_candidates) * height
-        return (height, width), max(inputs.PART_BYTES // block_bytes, 1)
+        return height, width, max(inputs.PART_BYTES // block_bytes, 1)
 
     def by_subtraction(self, rows: Rows) -> None:
         """Sorts all items by their separations from these queries."""

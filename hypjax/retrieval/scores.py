@@ -63,9 +63,7 @@ class Score:
     dtype: np.dtype  # `SINGLE` or `DOUBLE`.
 
     @classmethod
-    def around(
-        cls, space: Space, points: Float[np.ndarray, "n d"], dtype: np.dtype = SINGLE
-    ) -> "Score":
+    def around(cls, space: Space, points: inputs.Points, dtype: np.dtype = SINGLE) -> "Score":
         """Creates a score that is most accurate near these points."""
         inputs.check_space(space)
         return cls(space, np.mean(points, axis=0, dtype=np.float64), dtype)
