@@ -166,7 +166,7 @@ class ArrayGallery:
 
 
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
-    """Raises a `UserError` unless the model with this fingerprint and name embedded the gallery."""
+    """Raises a `UserError`, with the model's name, unless the model embedded the gallery."""
     if gallery.fingerprint != fingerprint:
         if not gallery.fingerprint:
             raise UserError("the gallery does not name its model; write it with hypjax.embed")

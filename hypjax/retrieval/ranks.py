@@ -88,20 +88,20 @@ def _bound_ranks(
         candidates = tiles.SortedPoints(gallery_set, in_classes, score, mesh)
     match_sides = queries.match_side, candidates.match_side
     bound, count = programs(mesh, query_set.ids is not None, symmetric, match_sides)
-    matches = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
+    match_bounds = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
     points_of = functools.partial(tiles.points_of, queries, symmetric=symmetric)
     with score.enabled():
         for row, column, lists in tiles.pairs(queries, candidates, symmetric, matching_only=True):
             bounds = bound(score.space, *points_of(candidates, row, column), *lists)
-            matches[:, row] = np.maximum(matches[:, row], bounds)
+            match_bounds[:, row] = np.maximum(match_bounds[:, row], bounds)
         for row, column, lists in tiles.pairs(queries, items, symmetric):
-            bounds = matches[:, row], matches[:, column] if symmetric else None
+            bounds = match_bounds[:, row], match_bounds[:, column] if symmetric else None
             pair_counts = count(score.space, *points_of(items, row, column), *bounds, *lists)
             counts[row] += np.asarray(pair_counts[0])
             if symmetric:
                 counts[column] += np.asarray(pair_counts[1])
-    counts[matches[1] == -np.inf] = NO_MATCH
+    counts[match_bounds[1] == -np.inf] = NO_MATCH
     is_point = queries.rows >= 0
     bounds = np.empty((len(query_set.labels), 2), np.int32)
     bounds[queries.rows[is_point]] = counts[is_point]
