@@ -42,7 +42,7 @@ class OutputFile(flags.ArgumentParser):
         self.suffixes = suffixes
 
     def parse(self, argument: str) -> pathlib.Path | None:
-        """Returns the path. `parse` checks that it can be written, after parsing all flags."""
+        """Returns the path. Whether it can be written is checked after all flags are parsed."""
         return pathlib.Path(argument).expanduser() if argument else None
 
 
@@ -105,9 +105,9 @@ class ExternalEncoder:
             return Model(run, embedding, batch_size)
         from hypjax.inference.image_embedder import open_encoder
 
-        options = {"mean": self.mean, "std": self.std, "resize": self.resize}
-        options = {name: value for name, value in options.items() if value is not None}
-        return open_encoder(self.encoder, space, batch_size, **options)
+        preprocessing = {"mean": self.mean, "std": self.std, "resize": self.resize}
+        preprocessing = {name: x for name, x in preprocessing.items() if x is not None}
+        return open_encoder(self.encoder, space, batch_size, **preprocessing)
 
 
 def run(main: Callable[..., None], *, resumes: bool = False) -> None:
@@ -118,8 +118,8 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
-    for number in exits.STATUS_OF_SIGNAL:
-        signal.signal(number, functools.partial(_end, resumes))
+    for signum in exits.STATUS_OF_SIGNAL:
+        signal.signal(signum, functools.partial(_end, resumes))
     flag_values = flags_of(main)
     # absl prints --help and --helpfull from its global flags.
     flags.FLAGS.append_flag_values(flag_values)
@@ -130,9 +130,9 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
         try:
             arguments = parse(main, argv, flag_values)
         except SystemExit:  # absl printed the help, and exits with an error.
-            if choice := _choice(main):
-                choices = "|".join(typing.get_args(choice.annotation))
-                print(f"\nfirst argument: {choices} (default: {choice.default})")
+            if positional := _positional(main):
+                choices = "|".join(typing.get_args(positional.annotation))
+                print(f"\nfirst argument: {choices} (default: {positional.default})")
             print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
             sys.exit(0)
         flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
@@ -148,11 +148,12 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
     """Defines the flags of a command."""
     flag_values = flags.FlagValues()
     for parameter, description in _flag_parameters(main):
-        value_type, default = _value_type(parameter), parameter.default
-        if default is parameter.empty:
-            default, description = None, f"{description} (required)"
-        options = dict(name=_flag(parameter), default=default, help=description)
-        options["flag_values"] = flag_values
+        value_type = _value_type(parameter)
+        options = {"name": _flag(parameter), "flag_values": flag_values}
+        if parameter.default is parameter.empty:
+            options |= {"default": None, "help": f"{description} (required)"}
+        else:
+            options |= {"default": parameter.default, "help": description}
         if value_type is bool:
             flags.DEFINE_boolean(**options)
         elif typing.get_origin(value_type) is typing.Literal:
@@ -160,9 +161,10 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
         elif typing.get_origin(value_type) is list:  # A flag that may be repeated.
             (item_type,) = typing.get_args(value_type)
             flags.DEFINE_multi(_parser(item_type), flags.ArgumentSerializer(), **options)
-            flag_values[_flag(parameter)].help = description  # absl appends to the help.
+            flag_values[_flag(parameter)].help = options["help"]  # absl appends to the help.
         else:
-            serializer = flags.ListSerializer(",") if isinstance(default, tuple) else None
+            is_list = isinstance(parameter.default, tuple)
+            serializer = flags.ListSerializer(",") if is_list else None
             flags.DEFINE(_parser(value_type), serializer=serializer, **options)
     return flag_values
 
@@ -190,15 +192,18 @@ def parse(
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    choice = _choice(main)
-    _check_words(signature, choice, words)
+    positional = _positional(main)
+    _check_words(signature, positional, words)
     values = {name: flag_values[name].value for name in flag_values}
-    chosen = choice and (words[0] if words else choice.default)
+    first_word = words[0] if words else getattr(positional, "default", None)
     for parameter, description in _flag_parameters(main):
-        flag = _flag(parameter)
-        _check_value(parameter, values[flag])
-        if flag_values[flag].present:
-            _check_effect(flag, description, values, chosen)
+        flag = flag_values[_flag(parameter)]
+        if parameter.default is parameter.empty:
+            require(**{flag.name: flag.value})
+        if flag.value and isinstance(flag.parser, OutputFile):
+            require_output_file(flag.name, flag.value, *flag.parser.suffixes)
+        if flag.present:
+            _check_effect(flag.name, description, values, first_word)
     arguments = {}
     for name, parameter in signature.parameters.items():
         if name == "overrides":
@@ -219,7 +224,8 @@ def require(**values: Any) -> None:
 
 def require_one(**values: Any) -> None:
     """Requires that exactly one of these flags is set; pass them as NAME=value."""
-    num_set, flag_names = sum(map(bool, values.values())), [f"--{name}" for name in values]
+    flag_names = [f"--{name}" for name in values]
+    num_set = sum(map(bool, values.values()))
     if num_set == 0:
         raise errors.UserError(f"{' or '.join(flag_names)} is missing (see --help)")
     if num_set > 1:
@@ -293,19 +299,10 @@ def _parser(value_type: Any) -> flags.ArgumentParser:
     return _PARSERS[value_type]()
 
 
-def _check_value(parameter: inspect.Parameter, value: Any) -> None:
-    """Rejects a required flag that is missing, and an output file that cannot be written."""
-    if parameter.default is parameter.empty:
-        require(**{_flag(parameter): value})
-    (parser,) = getattr(_value_type(parameter), "__metadata__", [None])
-    if isinstance(parser, OutputFile) and value:
-        require_output_file(_flag(parameter), value, *parser.suffixes)
-
-
 def _check_effect(
-    flag: str, description: str, values: Mapping[str, Any], chosen: str | None
+    flag: str, description: str, values: Mapping[str, Any], first_word: str | None
 ) -> None:
-    """Rejects a flag whose condition does not hold; `chosen` is the positional argument."""
+    """Rejects a flag if the condition at the start of its description does not hold."""
     if not (condition := _CONDITION.match(description)):
         return
     relation, other_flag, prefix, choices = condition.groups()
@@ -315,8 +312,8 @@ def _check_effect(
             opposite = "with" if holds else "without"
             other = f"--{other_flag}={prefix}" if prefix else f"--{other_flag}"
             raise errors.UserError(f"--{flag} has no effect {opposite} {other}; leave it out")
-    elif chosen and chosen != "all" and chosen not in choices.split(", "):
-        problem = f"--{flag} has no effect on {chosen}, only on {choices}"
+    elif first_word and first_word != "all" and first_word not in choices.split(", "):
+        problem = f"--{flag} has no effect on {first_word}, only on {choices}"
         raise errors.UserError(f"{problem}; leave it out")
 
 
@@ -328,8 +325,8 @@ def _parse_problem(
     if isinstance(error, flags.UnrecognizedFlagError):
         if "." in error.flagname:
             return f"unknown flag --{error.flagname}; fields are set by {_OVERRIDE}FIELD=VALUE"
-        suggestion = errors.similar(error.flagname, flag_names).replace("mean ", "mean --")
-        return f"unknown flag --{error.flagname}{suggestion} {help_hint}"
+        did_you_mean = errors.similar(error.flagname, flag_names).replace("mean ", "mean --")
+        return f"unknown flag --{error.flagname}{did_you_mean} {help_hint}"
     if not (illegal := re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)):
         return f"{str(error).rstrip('.')} {help_hint}"
     name, value = illegal.groups()
@@ -341,19 +338,19 @@ def _parse_problem(
     return f"--{name} is {value!r}{rule}"
 
 
-def _choice(main: Callable[..., Any]) -> inspect.Parameter | None:
-    """The positional parameter of a command that takes one of a few words."""
+def _positional(main: Callable[..., Any]) -> inspect.Parameter | None:
+    """The positional-only parameter of a command, which takes one of a few words."""
     parameters = inspect.signature(main, eval_str=True).parameters.values()
     return next((x for x in parameters if x.kind is x.POSITIONAL_ONLY), None)
 
 
-def _check_words(signature: inspect.Signature, choice: Any, words: Sequence[str]) -> None:
+def _check_words(signature: inspect.Signature, positional: Any, words: Sequence[str]) -> None:
     """Rejects words without dashes that the command does not take."""
     if any(x.kind is x.VAR_POSITIONAL for x in signature.parameters.values()):
         return
-    if len(words) > (choice is not None):
+    if len(words) > (0 if positional is None else 1):
         raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are --NAME=VALUE")
-    if words and words[0] not in (choices := typing.get_args(choice.annotation)):
+    if words and words[0] not in (choices := typing.get_args(positional.annotation)):
         raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
 
 

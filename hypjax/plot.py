@@ -48,7 +48,7 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _check(kind, parts, layout)
+    _require_drawable(kind, parts, layout)
     from hypjax.analysis import disk
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
@@ -58,12 +58,12 @@ def main(
         print(draw_hits(workdir, queries, k, seed, output))
         console.say(f"wrote {output}")
         return
-    sampling_seed = None if first else seed
-    options = images or (400 if kind == "grid" else 5000), sampling_seed, colour
+    limit = images or (400 if kind == "grid" else 5000)
+    choice = limit, None if first else seed, colour
     if embeddings:
-        drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *options)
+        drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *choice)
     else:
-        drawing, space = disk.drawing_of_run(workdir, parts, *options)
+        drawing, space = disk.drawing_of_run(workdir, parts, *choice)
     drawing, ranks = disk.place_in_disk(drawing, space, layout, seed, neighbours)
     if ranks:
         print(
@@ -77,8 +77,8 @@ def main(
     console.say(f"wrote {output}")
 
 
-def _check(kind: str, parts: tuple[str, ...], layout: str) -> None:
-    """Refuses parts that cannot be drawn, and a layout that needs a missing package."""
+def _require_drawable(kind: str, parts: tuple[str, ...], layout: str) -> None:
+    """Raises a `UserError` for parts that cannot be drawn, or a layout without its package."""
     if kind == "grid" and len(parts) > 1:
         raise UserError("a grid shows one part; give --parts=train or --parts=test")
     for part in set(parts) - {"train", "test"}:

@@ -41,26 +41,23 @@ def main(
     if len({len(grid) for grid in grids}) > 1:
         counts = ", ".join(f"{grid[0].variant} has {len(grid)}" for grid in grids)
         raise UserError(f"all variants need equally many settings to choose from: {counts}")
-    candidates, choosing = list(itertools.chain(*grids)), len(grids[0]) > 1
+    choosing = len(grids[0]) > 1
+    candidates = list(itertools.chain(*grids))
     tuning.require_comparable(candidates, seeds[0], choosing=choosing)
-    unfinished, winners = [], grids
-    if choosing:
-        results = {candidate: candidate.run(seeds[0]).results for candidate in candidates}
-        unfinished = [run.arguments(seeds[0]) for run in candidates if results[run] is None]
-        if not unfinished:
-            scores = {run: tuning.validation_score(results[run]) for run in candidates}
-            winners = [tuning.tied(grid, scores) for grid in grids]
+    winners = grids  # Each variant's one candidate, or its best candidates, the chosen one first.
+    unfinished = tuning.unfinished(candidates, seeds[:1]) if choosing else []
+    if choosing and not unfinished:
+        scores = tuning.validation_scores(candidates, seeds[0])
+        winners = [tuning.tied(grid, scores) for grid in grids]
     chosen = [tied[0] for tied in winners]
-    if not unfinished:
-        runs = itertools.product(chosen, seeds)
-        unfinished = [run.arguments(seed) for run, seed in runs if run.run(seed).results is None]
+    unfinished = unfinished or tuning.unfinished(chosen, seeds)
     if pending:
         for arguments in unfinished:
             print(arguments)
     elif unfinished:
+        count = f"unfinished runs: {len(unfinished)}"
         example = f"python -m hypjax.main {unfinished[0]}"
-        runs = f"unfinished runs: {len(unfinished)}, such as {example}"
-        raise UserError(f"{runs} (launch/compare.sh trains them)")
+        raise UserError(f"{count}, such as {example} (launch/compare.sh trains them)")
     else:
         if choosing:
             tuning.print_choice(scores, winners, seeds[0])

@@ -38,7 +38,6 @@ _CELL = 64  # Pixels of a cell of the grid of images.
 _GRID_LINES = 4  # To each side of the origin.
 
 Positions = Complex[np.ndarray, " n"]  # Inside the unit circle.
-Groups = Int[np.ndarray, " n"]  # Number of each point's group.
 
 
 class Panel(NamedTuple):
@@ -46,7 +45,7 @@ class Panel(NamedTuple):
 
     title: str
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
-    labels: Groups
+    labels: Int[np.ndarray, " n"]  # Group of each image.
     read: Callable[[int], Image.Image] | None  # Reads an image by its index.
 
 
@@ -157,12 +156,13 @@ def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequen
 
 
 def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
-    positions, child = proxies.positions, np.flatnonzero(proxies.parents >= 0)
-    edges = geodesics(positions[child], positions[proxies.parents[child]])
+    positions = proxies.positions
+    children = proxies.parents >= 0
+    edges = geodesics(positions[children], positions[proxies.parents[children]])
     draw_lines(axes, edges, color="0.25", linewidths=0.8, zorder=3)
     if proxies.image_parents is not None:
-        child = np.flatnonzero(proxies.image_parents >= 0)
-        edges = geodesics(images[child], positions[proxies.image_parents[child]])
+        children = proxies.image_parents >= 0
+        edges = geodesics(images[children], positions[proxies.image_parents[children]])
         draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
     style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
     axes.scatter(positions.real, positions.imag, s=22, label="proxy", **style)
@@ -171,14 +171,14 @@ def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
 def _draw_thumbnails(axes: Axes, panel: Panel, styles: GroupStyles) -> None:
     """Draws framed images in random order, skipping any that overlaps an earlier image."""
     width = 2 / _THUMBNAILS
-    pixels = round(_INCHES * 0.8 * DPI * width / 2)
-    drawn = np.zeros(0, complex)
+    pixels = round(0.8 * _INCHES * DPI / _THUMBNAILS)  # The disk fills 0.8 of a panel's width.
+    drawn_centres = np.zeros(0, complex)
     for index in np.random.default_rng(0).permutation(len(panel.positions)).tolist():
         centre = panel.positions[index]
-        offsets = drawn - centre
+        offsets = drawn_centres - centre
         if np.any((np.abs(offsets.real) < width) & (np.abs(offsets.imag) < width)):
             continue
-        drawn = np.append(drawn, centre)
+        drawn_centres = np.append(drawn_centres, centre)
         thumbnail = panel.read(index)
         thumbnail.thumbnail((2 * pixels, 2 * pixels))
         image = OffsetImage(thumbnail, zoom=0.86 * pixels / max(thumbnail.size) * 72 / DPI)
@@ -223,64 +223,57 @@ def drawing_of_gallery(
     """Reads at most `limit` images of a gallery as points of its space, which is also returned."""
     gallery = Embeddings.load(path)
     title, chosen = choose(path.name, len(gallery), limit, seed)
-    paths, classes = gallery.ids[chosen].tolist(), gallery.labels[chosen].tolist()
-    images = table_of_names(paths, paths, [name or "unknown" for name in classes])
-    by_title = {title: (gallery.vectors[chosen], images)}
-    return drawing_of_images("", by_title, colour), gallery.space
+    paths, points = gallery.ids[chosen].tolist(), gallery.vectors[chosen]
+    classes = [name or "unknown" for name in gallery.labels[chosen].tolist()]
+    images = table_of_names(paths, paths, classes)
+    return drawing_of_images("", {title: images}, lambda _: points, colour), gallery.space
 
 
 def drawing_of_run(
     workdir: str, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most `limit` images of each part, train or test, and HIER's proxies.
+    """Embeds at most `limit` images of each split in `parts`, and HIER's proxies.
 
     Also returns the space of the points.
     """
     (run,) = open_runs([workdir])
     dataset_name, images_by_title = run.config.data.name, {}
-    for part in parts:
-        dataset = getattr(run.splits, part)
+    for split in parts:
+        dataset = getattr(run.splits, split)
         if dataset is None:
-            raise UserError(f"{dataset_name} has no {part} images; leave out --parts={part}")
-        title, chosen = choose(part, len(dataset), limit, seed)
+            raise UserError(f"{dataset_name} has no {split} images; leave out --parts={split}")
+        title, chosen = choose(split, len(dataset), limit, seed)
         images_by_title[title] = dataset.take(chosen)
-    # Rejects an unknown --colour before images are embedded.
-    _colour_grouping(groupings(dataset_name, next(iter(images_by_title.values()))), colour)
     embed, space, proxies = scored_head(run)
-    by_title = {title: (embed(images), images) for title, images in images_by_title.items()}
-    drawing = drawing_of_images(dataset_name, by_title, colour)
+    drawing = drawing_of_images(dataset_name, images_by_title, embed, colour)
     if proxies is not None:
         with_origin = np.pad(proxies, ((0, 1), (0, 0)))
         distances = np.asarray(spaces.distance_matrix(space, proxies, with_origin))
-        parents = ancestors(distances[:, :-1], distances[:, -1], distances[:, -1])
-        drawing = drawing._replace(proxies=Proxies(proxies, parents))
+        to_proxies, radii = distances[:, :-1], distances[:, -1]
+        drawing = drawing._replace(proxies=Proxies(proxies, ancestors(to_proxies, radii, radii)))
     return drawing, space
 
 
 def drawing_of_images(
     dataset_name: str,
-    by_title: Mapping[str, tuple[Float[np.ndarray, "n d"], Dataset]],
+    images_by_title: Mapping[str, Dataset],
+    embed: Callable[[Dataset], Float[np.ndarray, "n d"]],
     colour: str | None = None,
 ) -> Drawing:
-    """Makes a panel for each title, of points and their images, coloured by a grouping."""
-    by_panel = [groupings(dataset_name, images) for _, images in by_title.values()]
-    grouping = _colour_grouping(by_panel[0], colour)
-    number_of: dict[str, int] = {}  # By name of the group; the same in all panels.
+    """Makes a panel of each title's images, coloured by a grouping, by default the coarsest."""
+    by_panel = [groupings(dataset_name, images) for images in images_by_title.values()]
+    grouping = colour or default_grouping(by_panel[0])
+    if grouping not in by_panel[0]:
+        names = ", ".join(by_panel[0])
+        raise UserError(f"--colour={grouping} is unknown; it must be one of {names}")
+    group_numbers: dict[str, int] = {}  # By name of the group; the same in all panels.
     panels = []
-    for (title, (points, images)), panel_groupings in zip(by_title.items(), by_panel, strict=True):
+    for (title, images), panel_groupings in zip(images_by_title.items(), by_panel, strict=True):
         groups, names = panel_groupings[grouping]
-        labels = np.array([number_of.setdefault(name, len(number_of)) for name in names])[groups]
+        numbers = [group_numbers.setdefault(name, len(group_numbers)) for name in names]
         read = tolerant(functools.partial(read_rgb, images))
-        panels.append(Panel(title, points, labels, read))
-    return Drawing(panels, list(number_of), grouping)
-
-
-def _colour_grouping(groupings: Mapping[str, Grouping], colour: str | None) -> str:
-    """The name of the grouping by which points are coloured, by default the coarsest grouping."""
-    name = colour or default_grouping(groupings)
-    if name not in groupings:
-        raise UserError(f"--colour={name} is unknown; it must be one of {', '.join(groupings)}")
-    return name
+        panels.append(Panel(title, embed(images), np.array(numbers)[groups], read))
+    return Drawing(panels, list(group_numbers), grouping)
 
 
 def place_in_disk(
@@ -291,34 +284,33 @@ def place_in_disk(
     `layout` is 'mds' or 'umap'. With 'umap', parents are recomputed in the disk, as in HIER: the
     nearest proxy that is closer to the disk's centre.
 
-    Returns:
-        The drawing with positions in the disk, and two rank correlations: of distances in the space
-        with distances in the layout, and with distances of two principal components. The
-        correlations are None for fewer than three points.
+    Also returns two rank correlations of distances in the space: with distances in the layout, and
+    with distances of two principal components; None for fewer than three points.
     """
     proxies = drawing.proxies
-    panel_points = [panel.positions for panel in drawing.panels]
-    points = np.concatenate(panel_points + ([proxies.positions] if proxies else []))
+    points_by_panel = [panel.positions for panel in drawing.panels]
+    points = np.concatenate(points_by_panel + ([proxies.positions] if proxies else []))
     if layout == "umap":
         positions = layouts.lay_out_by_umap(points, space, neighbours=neighbours, seed=seed)
     else:
         positions = layouts.lay_out(points, space, seed=seed)
     ranks = layouts.faithfulness(points, positions, space)
-    *by_panel, of_proxies = np.split(positions, np.cumsum(list(map(len, panel_points))))
+    panel_ends = np.cumsum([len(panel_points) for panel_points in points_by_panel])
+    *by_panel, proxy_positions = np.split(positions, panel_ends)
     panels = [
         panel._replace(positions=laid_out)
         for panel, laid_out in zip(drawing.panels, by_panel, strict=True)
     ]
     if proxies:
-        proxies = proxies._replace(positions=of_proxies)
+        proxies = proxies._replace(positions=proxy_positions)
     if proxies and layout == "umap":
-        # |(x − p)/(1 − x̄p)| grows with the hyperbolic distance of x and p.
-        moved = (positions[:, None] - of_proxies) / (1 - positions[:, None].conj() * of_proxies)
-        parents = ancestors(np.abs(moved), np.abs(positions), np.abs(of_proxies))
-        image_parents, proxy_parents = np.split(parents, [len(positions) - len(of_proxies)])
-        if len(panels) > 1:
-            image_parents = None
-        proxies = proxies._replace(parents=proxy_parents, image_parents=image_parents)
+        x, p = positions[:, None], proxy_positions
+        distances = np.abs((x - p) / (1 - x.conj() * p))  # Monotonic in the hyperbolic distance.
+        parents = ancestors(distances, np.abs(positions), np.abs(p))
+        image_parents, proxy_parents = np.split(parents, panel_ends[-1:])
+        proxies = proxies._replace(parents=proxy_parents)
+        if len(panels) == 1:
+            proxies = proxies._replace(image_parents=image_parents)
     return drawing._replace(panels=panels, proxies=proxies), ranks
 
 
@@ -340,15 +332,15 @@ def default_grouping(groupings: Mapping[str, Grouping]) -> str:
 
 
 def choose(name: str, count: int, limit: int, seed: int | None) -> tuple[str, np.ndarray]:
-    """Chooses at most `limit` of `count` images: random images, or the first without a seed.
+    """Chooses at most `limit` of `count` images: random ones, or the first if there is no seed.
 
-    Returns a title with these numbers, and ascending indices.
+    Returns a title that states both numbers, and ascending indices.
     """
     if not count:
         raise UserError("there are no images to draw")
-    title = f"{name}: {f'{limit:,} of ' * (limit < count)}{counted(count, 'image')}"
+    drawn = f"{limit:,} of " if limit < count else ""
     order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    return title, np.sort(order[:limit])
+    return f"{name}: {drawn}{counted(count, 'image')}", np.sort(order[:limit])
 
 
 def geodesics(start: Positions, end: Positions) -> Complex[np.ndarray, "n 33"]:

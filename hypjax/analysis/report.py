@@ -7,6 +7,7 @@ import importlib.resources
 import io
 import itertools
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,8 +71,8 @@ def write_report(
     runs = [_read_run(run, search_test_images(run, k)) for run in opened]
     fields = _rows([identity(run.searches.run.config) for run in runs])
     differing = [(name, values) for name, values in fields if any(x != values[0] for x in values)]
-    classes = zip(*(run.searches.classes for run in runs), strict=True)
-    classes = sorted(classes, key=lambda by_run: sum(row.recall for row in by_run))
+    recalls = zip(*(run.searches.classes for run in runs), strict=True)
+    classes = sorted(recalls, key=lambda of_class: sum(of_run.recall for of_run in of_class))
     source = importlib.resources.files("hypjax.analysis").joinpath("report.html.j2").read_text()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(source).render(
@@ -82,7 +83,7 @@ def write_report(
         compare=compare,
         about=_rows([_facts(run) for run in runs]) + differing,
         meanings=_STATES,
-        scores=_scores(runs),
+        scores=_rows([_scores(run) for run in runs]),
         curves=_curves(runs),
         disks=[_disk(run.searches) for run in runs],
         searches=_searches([run.searches for run in runs], queries),
@@ -98,8 +99,8 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
-        metrics, lines = [], folder / METRICS
-        for line in lines.read_text().splitlines() if lines.exists() else ():
+        metrics, file = [], folder / METRICS
+        for line in file.read_text().splitlines() if file.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may cut off the last line.
                 metrics.append(json.loads(line))
         return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
@@ -122,50 +123,38 @@ def _facts(run: ShownRun) -> dict[str, str]:
     return facts | {f"{name} images": part.describe() for name, part in parts.items() if part}
 
 
-def _scores(runs: Sequence[ShownRun]) -> list[Row]:
-    """Rows of scores, Recall@1 with its interval first."""
-    rows = []
-    intervals = [run.searches.interval for run in runs]
-    if any(intervals):
-        text = "{:.3f} ({:.3f} to {:.3f})"
-        cells = [text.format(*bounds) if bounds else "" for bounds in intervals]
-        rows.append(("head: recall@1 (95% interval)", cells))
-    columns = [
-        {
-            (state, part, metric): f"{value:.4f}"
-            for state in ("best", "final", "untrained")
-            for part, scores in run.results.get(state, {}).items()
-            for metric, value in scores.items()
-        }
-        for run in runs
-    ]
-    for (state, part, metric), cells in _rows(columns):
-        rows.append((f"{state}, {part}: {metric}", cells))
-    return rows
+def _scores(run: ShownRun) -> dict[str, str]:
+    """Formats a run's scores, Recall@1 with its interval first."""
+    scores = {}
+    if run.searches.interval:
+        recall_and_bounds = "{:.3f} ({:.3f} to {:.3f})".format(*run.searches.interval)
+        scores["head: recall@1 (95% interval)"] = recall_and_bounds
+    for state in ("best", "final", "untrained"):
+        for part, values in run.results.get(state, {}).items():
+            for metric, value in values.items():
+                scores[f"{state}, {part}: {metric}"] = f"{value:.4f}"
+    return scores
 
 
 def _curves(runs: Sequence[ShownRun]) -> str:
-    """A figure of logged numbers over the steps, but `_NO_CURVES`, as a data URL; '' if none."""
+    """A figure of all logged numbers but `_NO_CURVES` over the steps, as a data URL; '' if none."""
     logged = {name for run in runs for line in run.metrics for name in line}
     titles = sorted(logged - _NO_CURVES, key=lambda name: (name != "loss", name))
     if not titles:
         return ""
     columns = min(len(titles), 4)
-    rows = -(-len(titles) // columns)
+    rows = math.ceil(len(titles) / columns)
     figure = Figure(figsize=(3.6 * columns, 2.6 * rows + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, name in zip(panels, titles, strict=False):
-        is_share = "recall" in name  # The axis then ends at 1.
         for run, colour in zip(runs, itertools.cycle(disk.COLOURS), strict=False):
-            points = []
-            for row in run.metrics:
-                if name not in row:
-                    continue
-                value = row[name]
-                if isinstance(value, Mapping):  # Scores by part and metric: draw the head's first.
-                    is_share, value = True, next(iter(value["head"].values()))
-                points.append((row["step"], float(value)))
-            axes.plot(*np.reshape(points, (-1, 2)).T, ".-", color=colour, label=run.name)
+            lines = [line for line in run.metrics if name in line]
+            steps = [line["step"] for line in lines]
+            values = [line[name] for line in lines]
+            if name == "validation":  # Scores by part and metric.
+                values = [next(iter(scores["head"].values())) for scores in values]
+            axes.plot(steps, values, ".-", color=colour, label=run.name)
+        is_share = "recall" in name or name == "validation"
         axes.grid(color="0.9")
         axes.ticklabel_format(useOffset=False)
         axes.locator_params(nbins=5)
@@ -190,23 +179,26 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
 
     def hits_of(search: Search) -> list[dict[str, Any]]:
         hits = zip(search.hits, search.right, search.distances, strict=True)
-        return [_thumbnail(gallery, i, right=x, distance=f"{d:.3f}") for i, x, d in hits]
+        return [_thumbnail(gallery, i, right=right, distance=f"{d:.3f}") for i, right, d in hits]
 
     return [
-        (_thumbnail(splits.test, query), [hits_of(searches[query]) for searches in by_query])
+        (_thumbnail(splits.test, query), [hits_of(of_run[query]) for of_run in by_query])
         for query in _choose_queries(runs, queries)
     ]
 
 
 def _choose_queries(runs: Sequence[RunSearches], count: int) -> list[int]:
     """Chooses failures of each run in turn, then successes; half of each if there are enough."""
-    failures = [in_turn(x.searches[: x.failures], lambda y: frozenset(y.classes)) for x in runs]
-    wrong = _alternating(failures)
-    right = _alternating([run.searches[run.failures :] for run in runs])
-    failed = {*wrong}
-    right = [query for query in right if query not in failed]
-    wrong, right = half_wrong(wrong, right, count)
-    return wrong + right
+    failures_by_run = []
+    for run in runs:  # Pairs of confused classes take turns.
+        failures = run.searches[: run.failures]
+        failures_by_run.append(in_turn(failures, lambda search: frozenset(search.classes)))
+    failures = _alternating(failures_by_run)
+    failed = {*failures}
+    successes = _alternating([run.searches[run.failures :] for run in runs])
+    successes = [query for query in successes if query not in failed]
+    failures, successes = half_wrong(failures, successes, count)
+    return failures + successes
 
 
 def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
@@ -232,8 +224,8 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     """A run's disk, its rank correlations, relative δ, and the c that δ suggests."""
     run, images = searches.run, searches.run.splits.test
     title, chosen = disk.choose(f"{run.name}, test", len(images), _DISK_IMAGES, 0)
-    points_and_images = searches.points[chosen], images.take(chosen)
-    drawing = disk.drawing_of_images(run.config.data.name, {title: points_and_images})
+    points, images_by_title = searches.points[chosen], {title: images.take(chosen)}
+    drawing = disk.drawing_of_images(run.config.data.name, images_by_title, lambda _: points)
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")

@@ -58,44 +58,44 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     params = restore_trained(run)
     space = run.trained_objective(params).score_space
     test, gallery = run.splits.test, searched(run.splits)
-    one_table = run.splits.gallery is None
-    points = head_points(run, params, space, test)
-    gallery_points = points if one_table else head_points(run, params, space, gallery)
-    own_rows = run.splits.own_rows or [[i] if one_table else [] for i in range(len(test))]
-    most_own = max(map(len, own_rows))
+    points = gallery_points = head_points(run, params, space, test)
+    if run.splits.gallery is not None:
+        gallery_points = head_points(run, params, space, gallery)
+    own_rows = run.splits.own_rows or [[] if run.splits.gallery else [i] for i in range(len(test))]
+    most_own = max(map(len, own_rows))  # A query's own images are found, too, but are no hits.
     k = min(k, len(gallery) - most_own)
-    distances, hits = nearest_neighbors(points, gallery_points, k=k + most_own, space=space)
+    distances, found = nearest_neighbors(points, gallery_points, k=k + most_own, space=space)
     class_sizes = np.bincount(gallery.labels, minlength=int(test.labels.max()) + 1)
     searches = []
-    for i, own in enumerate(own_rows if test.num_classes > 1 else ()):
-        label, own = test.labels[i], [*own]
-        if class_sizes[label] == np.sum(gallery.labels[own] == label):
-            continue  # The gallery has no other image of the query's class.
-        columns = np.flatnonzero(~np.isin(hits[i], own))[:k]
-        nearest = hits[i, columns]
-        right = gallery.labels[nearest] == label
-        classes = test.class_name(i), gallery.class_name(nearest[0])
-        hit_distances = distances[i, columns].tolist()
-        searches.append(Search(i, nearest.tolist(), hit_distances, right.tolist(), classes))
-    first = np.array([search.right[0] for search in searches], np.float64)
-    interval = (float(first.mean()), *bootstrap_intervals([first])[0]) if len(first) else None
+    for query, own in enumerate(map(list, own_rows)):
+        label = test.labels[query]
+        if test.num_classes == 1 or class_sizes[label] == np.sum(gallery.labels[own] == label):
+            continue  # The query cannot fail, or has no other image of its class to find.
+        columns = np.flatnonzero(~np.isin(found[query], own))[:k]
+        hits = found[query, columns].tolist()
+        right = (gallery.labels[hits] == label).tolist()
+        classes = test.class_name(query), gallery.class_name(hits[0])
+        searches.append(Search(query, hits, distances[query, columns].tolist(), right, classes))
+    successes = np.array([search.right[0] for search in searches], np.float64)
+    failures, interval = int(np.sum(successes == 0)), None
+    if searches:
+        interval = (float(successes.mean()), *bootstrap_intervals([successes])[0])
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
-    failures = int(np.sum(first == 0))
     classes = _recall_by_class(searches)
     return RunSearches(run, points, space, searches, failures, interval, classes)
 
 
 def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:
-    first_hits = collections.defaultdict(list)  # Classes of nearest hits, by class of the query.
+    hit_classes_of = collections.defaultdict(list)  # Nearest hits' classes, by the query's class.
     for search in searches:
         query_class, hit_class = search.classes
-        first_hits[query_class].append(hit_class)
+        hit_classes_of[query_class].append(hit_class)
     recalls = []
-    for name, hit_classes in sorted(first_hits.items()):
+    for name, hit_classes in sorted(hit_classes_of.items()):
         wrong = collections.Counter(x for x in hit_classes if x != name)
         recall = 1 - wrong.total() / len(hit_classes)
-        (confused,) = wrong.most_common(1) or [("", 0)]
-        recalls.append(ClassRecall(name, len(hit_classes), recall, *confused))
+        [(confused, times)] = wrong.most_common(1) or [("", 0)]
+        recalls.append(ClassRecall(name, len(hit_classes), recall, confused, times))
     return recalls
 
 
@@ -108,23 +108,25 @@ def draw_hits(workdir: str, num_queries: int, k: int, seed: int, output: pathlib
     (run,) = open_runs([workdir])
     result = search_test_images(run, k)
     test, gallery = run.splits.test, searched(run.splits)
-    shuffled = np.random.default_rng(seed).permutation(len(result.searches)).tolist()
-    order = in_turn(shuffled, lambda i: (i < result.failures, result.searches[i].classes[0]))
-    wrong = [result.searches[i] for i in order if i < result.failures]
-    right = [result.searches[i] for i in order if i >= result.failures]
+    permutation = np.random.default_rng(seed).permutation(len(result.searches))
+    shuffled = [result.searches[i] for i in permutation]
+    by_class = in_turn(shuffled, lambda search: (search.right[0], search.classes[0]))
+    wrong = [search for search in by_class if not search.right[0]]
+    right = [search for search in by_class if search.right[0]]
     wrong, right = half_wrong(wrong, right, num_queries)
     rows = []
     for search in wrong + right:
-        columns = zip(search.hits, search.distances, search.right, strict=True)
-        hits = [
-            ((gallery, i), gallery.class_name(i), distance, "right" if is_right else "wrong")
-            for i, distance, is_right in columns
-        ]
+        hits = []
+        for i, distance, is_right in zip(search.hits, search.distances, search.right, strict=True):
+            mark = "right" if is_right else "wrong"
+            hits.append(((gallery, i), gallery.class_name(i), distance, mark))
         rows.append(hit_row((test, search.query), search.classes[0], hits))
     draw_rows(rows, output, lambda image: read_rgb(*image))
-    drawn = f"drawn: {len(wrong)} of these, then {len(right)} of the others"
-    count = f"{result.failures} of {len(result.searches)}"
-    return f"queries that find an image of another class first: {count}; {drawn}"
+    return (
+        "queries that find an image of another class first: "
+        f"{result.failures} of {len(result.searches)}; "
+        f"drawn: {len(wrong)} of these, then {len(right)} of the others"
+    )
 
 
 def half_wrong(wrong: list[Any], right: list[Any], count: int) -> tuple[list[Any], list[Any]]:

@@ -4,13 +4,13 @@ import itertools
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
-from hypjax.config import default_workdir, differences, identity, load_config, read_config
+from hypjax.config import default_workdir, differences, flatten, identity, load_config, read_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
 from hypjax.inference.run import Run
@@ -31,8 +31,8 @@ class Candidate(NamedTuple):
 
     file: str
     variant: str
-    overrides: tuple[str, ...]  # The same for all candidates.
-    settings: tuple[str, ...]  # Further overrides, such as 'objective.temperature=0.1'.
+    overrides: tuple[str, ...]  # Fields to set in all candidates.
+    settings: tuple[str, ...]  # Fields to set in this one, such as 'objective.temperature=0.1'.
 
     def __str__(self) -> str:
         """The settings, for tables."""
@@ -48,8 +48,8 @@ class Candidate(NamedTuple):
 
     def arguments(self, seed: str) -> str:
         """Arguments of `hypjax.main`, quoted for a shell."""
-        fields = (f"--config.{field}" for field in self._all_overrides(seed))
-        return shlex.join([f"--config={self.spec}", *fields])
+        flags = (f"--config.{override}" for override in self._all_overrides(seed))
+        return shlex.join([f"--config={self.spec}", *flags])
 
     def config(self, seed: str) -> ConfigDict:
         """The run's configuration."""
@@ -63,21 +63,17 @@ class Candidate(NamedTuple):
         """Opens the run's default folder; raises a `UserError` if it has another configuration."""
         return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
 
-    def num_changes(self) -> int:
-        """Number of fields in which the settings differ from the file."""
-        return len(differences(identity(read_config(self.spec)), identity(self.config("0"))))
-
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
     """All combinations of a variant's settings: 'hyp objective.temperature=0.1,0.2' has two."""
-    variant, *fields = text.split() or [""]
-    choices = []  # For each field, its overrides.
-    for field in fields:
-        name, _, values = field.partition("=")
-        if not name or "" in values.split(","):
-            raise UserError(f"--variant={text!r}: {field!r} is not FIELD=VALUE,VALUE,...")
-        choices.append([f"{name}={value}" for value in values.split(",")])
-    combinations = itertools.product(*choices)
+    variant, *grid_axes = text.split() or [""]
+    settings_by_field = []
+    for axis in grid_axes:
+        field, _, values = axis.partition("=")
+        if not field or "" in values.split(","):
+            raise UserError(f"--variant={text!r}: {axis!r} is not FIELD=VALUE,VALUE,...")
+        settings_by_field.append([f"{field}={value}" for value in values.split(",")])
+    combinations = itertools.product(*settings_by_field)
     return [Candidate(file, variant, tuple(overrides), settings) for settings in combinations]
 
 
@@ -86,42 +82,54 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
 
     If `choosing` among settings, the runs also need validation images.
     """
-    first, *others = [candidate.config(seed) for candidate in candidates]
+    first, *others = [flatten(candidate.config(seed)) for candidate in candidates]
     for field in ("eval.ks", *(f"data.{name}" for name in _IMAGES)):
-        group, name = field.split(".")
-        if any(config[group][name] != first[group][name] for config in others):
+        if any(fields[field] != first[field] for fields in others):
             raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
     # Prepared datasets, which may be too large to list here, have enough classes to hold out.
-    if choosing and (first.data.path or first.data.validation_classes < 1):
-        splits = Run(first).splits
+    if choosing and (first["data.path"] or first["data.validation_classes"] < 1):
+        splits = Run(candidates[0].config(seed)).splits
         splits.training_images()
         if splits.validation is None:
             why = f"{splits.no_validation}, or name one setting for each variant"
             raise UserError(f"settings are chosen on validation images, but {why}")
 
 
-def validation_score(results: Mapping[str, Any]) -> tuple[str, float]:
-    """Name and value of the metric on validation images by which settings are chosen."""
-    validation = results["validation"]
-    scores = validation.get("best", validation["final"])["head"]
-    name = selection_metric(scores)
-    return name, scores[name]
+def unfinished(candidates: Sequence[Candidate], seeds: Sequence[str]) -> list[str]:
+    """Arguments of `hypjax.main` for each run without results."""
+    runs = itertools.product(candidates, seeds)
+    return [row.arguments(seed) for row, seed in runs if row.run(seed).results is None]
+
+
+def validation_scores(candidates: Sequence[Candidate], seed: str) -> Scores:
+    """Scores of finished runs on the validation images, by which settings are chosen."""
+    scores = {}
+    for candidate in candidates:
+        validation = candidate.run(seed).results["validation"]
+        recalls = validation.get("best", validation["final"])["head"]
+        metric = selection_metric(recalls)
+        scores[candidate] = metric, recalls[metric]
+    return scores
 
 
 def tied(grid: Sequence[Candidate], scores: Scores) -> list[Candidate]:
     """The candidates with the highest score, first the candidate that changes the fewest fields."""
+
+    def num_changes(candidate: Candidate) -> int:
+        in_file, changed = read_config(candidate.spec), candidate.config("0")
+        return len(differences(identity(in_file), identity(changed)))
+
     highest = max(scores[candidate][1] for candidate in grid)
-    best = [candidate for candidate in grid if scores[candidate][1] == highest]
-    return sorted(best, key=Candidate.num_changes)
+    return sorted((x for x in grid if scores[x][1] == highest), key=num_changes)
 
 
 def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: str) -> None:
     """Prints scores on validation images; the first of each variant's `winners` is chosen."""
-    name, _ = next(iter(scores.values()))
-    print(f"{name} of the head on the validation images, in percent, seed {seed}:")
+    metric, _ = next(iter(scores.values()))
+    print(f"{metric} of the head on the validation images, in percent, seed {seed}:")
     remarks = dict.fromkeys(itertools.chain(*winners), "tied")
-    for chosen, *others in winners:
-        reason = ", changes the fewest fields of those tied" if others else ""
+    for chosen, *other_winners in winners:
+        reason = ", changes the fewest fields of those tied" if other_winners else ""
         remarks[chosen] = f"chosen{reason}"
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
@@ -132,16 +140,14 @@ def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: s
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test images, and their differences from the first, with intervals."""
-    scored = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
-    metrics = {selection_metric(runs[0][0]) for runs in scored}
-    labels = [runs[0][1] for runs in scored]
-    if len(metrics) > 1 or not all(np.array_equal(labels[0], other) for other in labels):
-        raise UserError("the variants differ in eval.ks or in their test images")
-    (metric,) = metrics
-    methods = []
-    for runs in scored:
-        scores_of_runs = np.stack([scores[metric] for scores, _ in runs])
-        methods.append(sums_by_class(scores_of_runs, labels[0]))
+    runs = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
+    first_scores, labels = runs[0][0]
+    metric, methods = selection_metric(first_scores), []
+    for seed_runs in runs:
+        scores, classes = seed_runs[0]
+        if selection_metric(scores) != metric or not np.array_equal(classes, labels):
+            raise UserError("the variants differ in eval.ks or in their test images")
+        methods.append(sums_by_class(np.stack([scores[metric] for scores, _ in seed_runs]), labels))
     means, differences_from_first = 100 * bootstrap(methods)
     of_seeds = "seed" if len(seeds) == 1 else "mean of seeds"
     print(
@@ -163,8 +169,8 @@ def sums_by_class(
 ) -> Sums:
     """Sums scores by label, without queries that have no match, whose scores are NaN."""
     valid = ~np.isnan(scores[0])
-    _, numbers, counts = np.unique(labels[valid], return_inverse=True, return_counts=True)
-    return np.stack([np.bincount(numbers, run[valid]) for run in scores]), counts
+    _, classes, counts = np.unique(labels[valid], return_inverse=True, return_counts=True)
+    return np.stack([np.bincount(classes, run[valid]) for run in scores]), counts
 
 
 def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
@@ -181,15 +187,15 @@ def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
     generator = np.random.default_rng(0)
     counts = methods[0][1]
 
-    def draw(count: int) -> Int[np.ndarray, "resamples count"]:
+    def draw_counts(count: int) -> Int[np.ndarray, "resamples count"]:
         return generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
 
-    classes = draw(len(counts))
-    rows = []  # The mean of each method, then its draws.
-    for totals, _ in methods:
-        run_means = classes @ totals.T / (classes @ counts)[:, None]
-        draws = np.mean(draw(len(totals)) * run_means, axis=1)
-        rows.append([totals.sum() / (len(totals) * counts.sum()), *draws])
+    class_draws = draw_counts(len(counts))
+    rows = []  # The mean of each method, then its resampled means.
+    for sums, _ in methods:
+        run_means = class_draws @ sums.T / (class_draws @ counts)[:, None]
+        resampled_means = np.mean(draw_counts(len(sums)) * run_means, axis=1)
+        rows.append([sums.sum() / (len(sums) * counts.sum()), *resampled_means])
     means = np.array([rows, np.array(rows) - rows[0]])
     bounds = np.percentile(means[..., 1:], [2.5, 97.5], axis=-1)
     return np.stack([means[..., 0], *bounds], axis=-1)
