@@ -25,7 +25,6 @@ from hypjax.system.files import write_json
 _ROWS = 8  # Proxies whose images are shown.
 _COLUMNS = 10  # Images of each.
 
-Affinity = Float[np.ndarray, "classes classes"]
 Rows = Sequence[Sequence[Picture]]
 
 
@@ -35,7 +34,7 @@ class Hierarchy(NamedTuple):
     scores: dict[str, Any]  # As in hierarchy.json, but NaN for undefined numbers.
     tree: Tree  # The tree of proxies if the run has proxies, else average linkage's.
     nodes: list[dict[str, Any]]  # Rows of tree.json.
-    affinity: Affinity  # Similarity of classes, from the mean distance of their images.
+    affinity: Float[np.ndarray, "classes classes"]  # Similarity, by their images' mean distance.
     positions: disk.Positions | None  # Of the tree's nodes; None without proxies or a ball.
     leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
@@ -53,15 +52,6 @@ def find_hierarchy(
     """Finds the trees of average linkage and of any proxies, and scores both."""
     distances = _distances(space, points, points)
     clusters, heights = trees.average_linkage(distances)
-    class_distances = _class_means(distances, images.groupings[CLASS].labels)
-    # Half the difference of heights, so that the path between two images is as long as the height
-    # at which they merge.
-    lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
-    cluster_heights = heights[clusters.leaves :].tolist()
-    inner = [
-        (f"cluster {i}", {"kind": "cluster", "height": height})
-        for i, height in enumerate(cluster_heights)
-    ]
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = nested_levels(images.groupings)
@@ -71,7 +61,14 @@ def find_hierarchy(
             "wrong_first_hits": wrong_first_hits(points, space, images.groupings),
             "rank_correlation": rank_correlations(distances, labels),
         }
+    # Half the difference of heights, so that the path between two images is as long as the height
+    # at which they merge.
+    lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
+    inner = []
+    for i, height in enumerate(heights[clusters.leaves :].tolist()):
+        inner.append((f"cluster {i}", {"kind": "cluster", "height": height}))
     nodes = _nodes(clusters, lengths, images, inner)
+    class_distances = _class_means(distances, images.groupings[CLASS].labels)
     affinity = np.asarray(space.similarity(class_distances))
     class_tree, _ = trees.average_linkage(class_distances)
     hierarchy = Hierarchy(scores, clusters, nodes, affinity, None, (), class_tree)
@@ -84,45 +81,53 @@ def _with_proxies(
     hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
     """Replaces the tree of average linkage by the proxies' tree; keeps the scores of both."""
-    n, all_points = len(points), np.concatenate([points, proxies])
-    with_origin = np.pad(proxies, ((0, 1), (0, 0)))
-    to_proxies_and_origin = _distances(space, all_points, with_origin)
-    distances, radii = to_proxies_and_origin[:, :-1], to_proxies_and_origin[:, -1]
-    parents = trees.ancestors(distances, radii, radii[n:])
+    n, all_points = len(points), np.concatenate([points, proxies])  # The first n are images.
+    proxies_and_origin = np.pad(proxies, ((0, 1), (0, 0)))
+    to_proxies_and_origin = _distances(space, all_points, proxies_and_origin)
+    to_proxies, radii = to_proxies_and_origin[:, :-1], to_proxies_and_origin[:, -1]
+    parents = trees.ancestors(to_proxies, radii, radii[n:])
     tree, used = trees.ancestor_tree(parents[:n], parents[n:])
-    in_tree = np.concatenate([np.arange(n), n + used])
-    lengths = np.where(parents >= 0, distances[np.arange(len(radii)), parents], radii)
+    in_tree = np.concatenate([np.arange(n), n + used])  # All nodes but the origin, the last.
+    lengths = np.where(parents >= 0, to_proxies[np.arange(len(radii)), parents], radii)
     inner = [(f"proxy {proxy}", {"kind": "proxy"}) for proxy in used]
     inner.append(("origin", {"kind": "origin"}))
     nodes = _nodes(tree, [*lengths[in_tree], 0.0], images, inner)
     for node, radius in zip(nodes, [*radii[in_tree].tolist(), 0.0], strict=True):
         node["radius"] = radius
-    positions, ball = None, space.ball()
-    if ball is not None and ball.c:
-        # Distances from the origin are true; angles follow the tree, with siblings in the order of
-        # their images' first principal component.
-        drawn = np.concatenate([all_points[in_tree], 0 * points[:1]]).astype(np.float64)
-        moduli = float(ball.c) ** 0.5 * np.linalg.norm(space.to_ball(drawn), axis=1)
-        _, components = np.linalg.eigh(np.cov(points, rowvar=False))
-        starts = tree.starts(points @ components[:, -1])
-        angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
-        positions = moduli * np.exp(1j * angles)
     scores = {
         **hierarchy.scores,
         "trees": [_scores("proxies", tree, images), *hierarchy.scores["trees"]],
-        "radii": _scores_of_radii(distances[:n], radii[:n], radii[n:], used, parents[:n]),
+        "radii": _scores_of_radii(to_proxies[:n], radii[:n], radii[n:], used, parents[:n]),
     }
-    leaf_images = _leaf_images(distances[:n], tree, used, images)
+    leaf_images = _leaf_images(to_proxies[:n], tree, used, images)
+    positions = None
+    if space.ball() is not None and space.ball().c:
+        origin = np.zeros_like(points[:1])
+        positions = _positions(tree, np.concatenate([all_points[in_tree], origin]), space)
     return hierarchy._replace(
         scores=scores, tree=tree, nodes=nodes, positions=positions, leaf_images=leaf_images
     )
 
 
+def _positions(tree: Tree, points: Points, space: Space) -> disk.Positions:
+    """Places a tree in the disk at its nodes' true distances from the origin.
+
+    Angles follow the tree, with siblings in the order of their images' first principal component.
+    """
+    in_ball = np.asarray(space.to_ball(points.astype(np.float64)))
+    moduli = float(space.ball().c) ** 0.5 * np.linalg.norm(in_ball, axis=1)
+    images = points[: tree.leaves]
+    _, components = np.linalg.eigh(np.cov(images, rowvar=False))
+    starts = tree.starts(images @ components[:, -1])
+    angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
+    return moduli * np.exp(1j * angles)
+
+
 def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
     """The classes, then ever coarser groupings whose groups are unions of the previous groups."""
     levels = {CLASS: groupings[CLASS]}
-    for name in sorted(groupings, key=lambda name: -len(groupings[name].names)):
-        fine, coarse = next(reversed(levels.values())), groupings[name]
+    for name, coarse in sorted(groupings.items(), key=lambda item: -len(item[1].names)):
+        fine = list(levels.values())[-1]
         pairs = np.unique(np.stack([fine.labels, coarse.labels]), axis=1)
         nested = pairs.shape[1] == len(fine.names)  # Each fine group is in one coarse group.
         if nested and 1 < len(coarse.names) < len(fine.names):
@@ -133,7 +138,7 @@ def nested_levels(groupings: Mapping[str, Grouping]) -> dict[str, Grouping]:
 def wrong_first_hits(
     points: Points, space: Space, groupings: Mapping[str, Grouping]
 ) -> dict[str, Any]:
-    """Counts wrong nearest images, and how many of them belong to the query's group.
+    """Counts nearest images of a wrong class, and those of them that are in the query's group.
 
     Queries are the images with another image of their class.
 
@@ -144,15 +149,14 @@ def wrong_first_hits(
     """
     classes = groupings[CLASS].labels
     hits = nearest_neighbors(points, points, k=1, space=space, exclude_self=True)[1][:, 0]
-    class_sizes = np.bincount(classes)[classes]
+    class_sizes = np.bincount(classes)[classes]  # Of each image's class.
     wrong = np.flatnonzero((class_sizes > 1) & (classes[hits] != classes))
     scores: dict[str, Any] = {"queries": int(np.sum(class_sizes > 1)), "wrong": len(wrong)}
-    for name, grouping in groupings.items():
+    for name, (groups, _) in groupings.items():
         if name == CLASS:
             continue
-        groups = grouping.labels
-        pairs = np.unique(classes * (groups.max() + 1) + groups, return_inverse=True)[1]
-        in_class_and_group = np.bincount(pairs)[pairs]
+        _, pairs = np.unique(np.stack([classes, groups]), axis=1, return_inverse=True)
+        in_class_and_group = np.bincount(pairs.ravel())[pairs.ravel()]
         others_in_group = np.bincount(groups)[groups] - in_class_and_group
         chance = others_in_group[wrong] / (len(points) - class_sizes[wrong])
         same_group = groups[hits[wrong]] == groups[wrong]
@@ -166,7 +170,7 @@ def wrong_first_hits(
 def rank_correlations(
     distances: trees.Distances, levels: Sequence[Int[np.ndarray, " images"]]
 ) -> dict[str, float]:
-    """Spearman's correlation of distances with the number of levels at which groups differ.
+    """Spearman's correlation of images' distances with the number of levels that separate them.
 
     Over all pairs, and over pairs of different classes; NaN if all distances are equal.
     """
@@ -175,9 +179,9 @@ def rank_correlations(
     pairs = np.tri(len(distances), k=-1, dtype=bool)  # Each pair once.
     num_levels = sum((level[:, None] != level).astype(np.int8) for level in levels)[pairs]
     correlations = {}
-    for name, chosen in (("all_pairs", slice(None)), ("different_classes", num_levels > 0)):
+    for name, chosen in (("all_pairs", num_levels >= 0), ("different_classes", num_levels > 0)):
         x, y = distances[pairs][chosen], num_levels[chosen]
-        constant = min(np.ptp(x), np.ptp(y)) == 0 if len(x) else True
+        constant = not len(x) or np.ptp(x) == 0 or np.ptp(y) == 0
         correlations[name] = np.nan if constant else float(spearmanr(x, y).statistic)
     return correlations
 
@@ -188,7 +192,7 @@ def _distances(space: Space, x: Points, y: Points) -> Float[np.ndarray, "n m"]:
         return np.maximum(spaces.distance_matrix(space, np.float64(x), np.float64(y)), 0)
 
 
-def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
+def _class_means(distances: np.ndarray, labels: np.ndarray) -> Float[np.ndarray, "classes classes"]:
     """Mean distance of two images, for each pair of classes; 0 for a class with a single image."""
     members = (labels == np.arange(labels.max() + 1)[:, None]).astype(np.float64)
     counts = members.sum(axis=1)
@@ -197,7 +201,8 @@ def _class_means(distances: np.ndarray, labels: np.ndarray) -> Affinity:
 
 
 def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
-    classes, purities, separations = images.groupings[CLASS].labels, {}, {}
+    classes = images.groupings[CLASS].labels
+    purities, separations = {}, {}
     for name, (labels, _) in images.groupings.items():
         chance = trees.chance_purity(tree, labels)
         purities[name] = {"purity": trees.purity(tree, labels), "chance": chance}
@@ -232,7 +237,10 @@ def _scores_of_radii(
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Nearest images of the largest childless proxies; frames mark images assigned to the proxy."""
+    """Nearest images of the proxies without child proxies; frames mark the proxy's own images.
+
+    Proxies with the most images come first.
+    """
     n, parents = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(parents, minlength=len(tree.parents))
     leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
@@ -251,16 +259,15 @@ def _nodes(
     tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
     """Rows of tree.json: the images, then the `inner` nodes, which have names and facts."""
-    named_facts = []
+    leaves = []
     for i, index in enumerate(images.indices.tolist()):
-        groups = {name: x.names[x.labels[i]] for name, x in images.groupings.items()}
-        named_facts.append((images.dataset.name(i), {"kind": "image", "index": index, **groups}))
-    named_facts.extend(inner)
-    rows = zip(tree.parents.tolist(), map(float, lengths), named_facts, strict=True)
-    return [
-        {"parent": parent if parent >= 0 else None, "name": name, "length": length, **facts}
-        for parent, length, (name, facts) in rows
-    ]
+        groups = {name: names[labels[i]] for name, (labels, names) in images.groupings.items()}
+        leaves.append((images.dataset.name(i), {"kind": "image", "index": index, **groups}))
+    nodes = []
+    for i, (name, facts) in enumerate([*leaves, *inner]):
+        parent = int(tree.parents[i]) if tree.parents[i] >= 0 else None
+        nodes.append({"parent": parent, "name": name, "length": float(lengths[i]), **facts})
+    return nodes
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -355,22 +362,22 @@ def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.P
     groups = {n: g.labels[first_of_class] for n, g in images.groupings.items() if n != CLASS}
     affinity = hierarchy.affinity
     linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
-    order = np.lexsort((linkage_order, *reversed(groups.values())))
+    order = np.lexsort((linkage_order, *reversed(groups.values())))  # The last key counts most.
     off_diagonal = affinity[~np.eye(len(affinity), dtype=bool)]
     limits = np.quantile(off_diagonal, (0.01, 0.995))
     panels = [("affinity", affinity, limits, {"extend": "both"})]
     if groups:
         title = "number of equal groups: " if len(groups) > 1 else "same "
         title += ", ".join(groups)
-        equal = sum(group[:, None] == group for group in groups.values())
-        panels.append((title, equal, (0, len(groups)), {"ticks": range(len(groups) + 1)}))
+        num_equal = sum(group[:, None] == group for group in groups.values())
+        panels.append((title, num_equal, (0, len(groups)), {"ticks": range(len(groups) + 1)}))
     figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, panel, (low, high), bar) in zip(row, panels, strict=True):
+    for axes, (title, matrix, (low, high), bar_style) in zip(row, panels, strict=True):
         style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
-        matrix = axes.imshow(panel[np.ix_(order, order)], **style)
+        image = axes.imshow(matrix[np.ix_(order, order)], **style)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
         axes.set_title(title, fontsize=11, parse_math=False)
-        if panel is affinity or len(groups) > 1:
-            figure.colorbar(matrix, ax=axes, shrink=0.85, **bar)
+        if matrix is affinity or len(groups) > 1:
+            figure.colorbar(image, ax=axes, shrink=0.85, **bar_style)
     save(figure, output)

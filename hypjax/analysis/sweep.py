@@ -23,7 +23,7 @@ from hypjax.runs.files import RESULTS, read_object
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
-_LINE = 30  # Characters of labels that fit below an axis.
+_LINE_LENGTH = 30  # Characters of labels that fit below an axis.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
 # Fields without effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
@@ -74,16 +74,14 @@ def require_finished(folders: Folders) -> None:
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
     """Reads the finished runs among the folders."""
-    results = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: of_run for name, of_run in results.items() if of_run}
-    validation = {
-        name: of_run["validation"] for name, of_run in results.items() if "validation" in of_run
-    }
-    validation, test = _common_scores(validation), _common_scores(results)
+    saved = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: of_run for name, of_run in saved.items() if of_run}
+    validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
+    validation = _common_scores(validated)
     runs = []
-    for name in results:
+    for name, test in _common_scores(results).items():
         config = saved_config(folders[name])
-        runs.append(FinishedRun(name, folders[name], config, validation.get(name), test[name]))
+        runs.append(FinishedRun(name, folders[name], config, validation.get(name), test))
     return runs
 
 
@@ -104,18 +102,21 @@ def _common_scores(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recall
 
 def print_tables(runs: Sequence[FinishedRun], field: str | None) -> None:
     """Prints scores on validation images, to choose by, and on test images; averages seeds."""
-    title, seeds = f"{field}, " if field else "", field == "seed"
+    title = f"{field}, " if field else ""
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
+    comparable = len(validation) == len(test) > 1 and not title.startswith("data.")
+    if field == "seed":  # No seed is chosen.
+        validation |= _mean_and_std(validation)
+        test |= _mean_and_std(test)
     if validation:
         print(f"{title}scores on the validation images:")
-        print(tables.format_results(validation | (_mean_and_std(validation) if seeds else {})))
-        same_classes = len(validation) == len(test) and not title.startswith("data.")
-        if len(validation) > 1 and same_classes and not seeds:
+        print(tables.format_results(validation))
+        if comparable and field != "seed":
             print(_verdict(validation))
-    report_only = " (to report, not to choose by)" if validation and not seeds else ""
+    report_only = " (to report, not to choose by)" if validation and field != "seed" else ""
     print(f"{title}scores on the test images{report_only}:")
-    print(tables.format_results(test | (_mean_and_std(test) if seeds else {})))
+    print(tables.format_results(test))
     if field:
         print("folders:")
         print(tables.aligned([[run.name, str(run.folder)] for run in runs]))
@@ -168,15 +169,14 @@ def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
         if field not in run_fields:
             did_you_mean = nearest(field, run_fields)
             raise UserError(f"{field} does not affect {run.name}'s scores{did_you_mean}")
-    names = dict.fromkeys(name for run_fields in fields for name in run_fields)
-    differing = []
-    for name in names:
-        values = {run_fields[name] for run_fields in fields if name in run_fields}
-        if len(values) > 1 and name not in (field, "seed"):
-            differing.append(name)
+    values_by_field: dict[str, set[Any]] = {}
+    for name, value in itertools.chain.from_iterable(run_fields.items() for run_fields in fields):
+        values_by_field.setdefault(name, set()).add(value)
+    differing = [name for name, values in values_by_field.items() if len(values) > 1]
+    differing = [name for name in differing if name not in (field, "seed")]
 
-    def order(pair: tuple[FinishedRun, Mapping[str, Any]]) -> list[Any]:
-        return [_sort_key(pair[1].get(name)) for name in (*differing, field)]
+    def order(run_and_fields: tuple[FinishedRun, Mapping[str, Any]]) -> list[Any]:
+        return [_sort_key(run_and_fields[1].get(name)) for name in (*differing, field)]
 
     lines: dict[str, Curve] = {}
     for run, run_fields in sorted(zip(runs, fields, strict=True), key=order):
@@ -195,27 +195,27 @@ def _text(value: Any) -> str:
 
 
 def _figure(lines: Mapping[str, Curve], values: Sequence[Any], field: str, metric: str) -> Figure:
-    panels = {"test images (to report)": "test"}
-    points = [runs for curve in lines.values() for runs in curve.values()]
-    if any(run.validation for run in itertools.chain(*points)):
+    panels = {"test images (to report)": "test"}  # Titles, and the splits of the scores.
+    all_runs = itertools.chain(*(runs for curve in lines.values() for runs in curve.values()))
+    if any(run.validation for run in all_runs):
         panels = {"validation images (to choose by)": "validation", **panels}
     height = 4 + 0.25 * math.ceil(len(lines) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
-    for axis, (title, part) in zip(axes, panels.items(), strict=True):
+    for axis, (title, split) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
         # Yellow is too light for lines. Six colours and seven markers tell 42 lines apart.
         styles = zip(itertools.cycle(COLOURS[:-1]), itertools.cycle(MARKERS), strict=False)
         for (label, curve), (colour, marker) in zip(lines.items(), styles, strict=False):
-            rows = []
+            points = []  # Position, mean score, and distances to the lowest and highest score.
             for value, runs in curve.items():
-                recalls = [getattr(run, part) for run in runs if getattr(run, part)]
-                if scores := [recall["head"][metric] for recall in recalls]:
+                recalls = filter(None, (getattr(run, split) for run in runs))
+                if scores := [of_run["head"][metric] for of_run in recalls]:
                     mean = statistics.mean(scores)
-                    rows.append((positions[value], mean, mean - min(scores), max(scores) - mean))
-            x, mean, *bars = np.array(rows).reshape(-1, 4).T
+                    points.append((positions[value], mean, mean - min(scores), max(scores) - mean))
+            x, means, *bars = np.array(points).reshape(-1, 4).T
             style = {"elinewidth": 1, "color": colour, "marker": marker, "label": label}
-            axis.errorbar(x, mean, yerr=bars, clip_on=False, **style)
+            axis.errorbar(x, means, yerr=bars, clip_on=False, **style)
         low, high = axis.get_ylim()
         axis.set(title=title, xlabel=field, ylim=(max(low, 0), min(high, 1)))
     axes[0].set_ylabel(f"{metric} of the head")
@@ -232,7 +232,7 @@ def _horizontal(axis: Axes, values: Sequence[Any]) -> dict[Any, float]:
     if all_numbers and values[0] > 0 and values[-1] > _LOG_SPAN * values[0]:
         axis.set_xscale("log")
     labels = [_text(value) for value in values]
-    rotation = 90 if len("".join(labels)) > _LINE else 0
+    rotation = 90 if len("".join(labels)) > _LINE_LENGTH else 0
     axis.set_xticks(list(positions.values()), labels, rotation=rotation)
     axis.set_xticks([], minor=True)
     axis.grid(color="0.9")
