@@ -46,7 +46,8 @@ def main(
     from hypjax.system import console
 
     if names:
-        folders, field = {name: pathlib.Path(name).expanduser() for name in names}, None
+        field = None
+        folders = {name: pathlib.Path(name).expanduser() for name in names}
         sweep.require_finished(folders)
     else:
         folders = sweep.default_folders(config, overrides, field, value)

@@ -43,8 +43,7 @@ def main(
         agreement = integrations.find("convert", "onnx")(load(workdir, embedding or "head"), path)
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
     else:
-        write = integrations.find("convert", format)
-        print(write(workdir, path))
+        print(integrations.find("convert", format)(workdir, path))
 
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
@@ -55,7 +54,8 @@ def _write_timm(workdir: str, output: pathlib.Path) -> None:
     from hypjax.runs.cloud_copy import reading
 
     with reading(workdir) as folder:
-        _, model, params, _ = Run.saved(folder).restore_best(folder)
+        trained = Run.saved(folder).restore_best(folder)
+    model, params = trained.model, trained.params
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")

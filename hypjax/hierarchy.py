@@ -29,7 +29,7 @@ def main(
     Example:
         python -m hypjax.hierarchy --workdir=runs/glyphs-hyp --output=hierarchy
     """
-    folder = output and pathlib.Path(output).expanduser()
+    folder = pathlib.Path(output).expanduser() if output else None
     if folder:
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -41,14 +41,15 @@ def main(
     runs = open_runs(workdir)
     chosen = ChosenImages.of(runs[0], images, seed)
     hierarchies = [hierarchy.hierarchy_of_run(run, chosen) for run in runs]
-    scores = [tree.scores for tree in hierarchies]
+    scores = [of_run.scores for of_run in hierarchies]
     print(f"trees of {chosen.summary}:\n{hierarchy.tables(scores)}")
     notes = noted(runs[0].splits.notes)
     print_notes(notes)
     if folder:
-        files = [file for tree in hierarchies for file in hierarchy.write(tree, chosen, folder)]
+        files = [path for of_run in hierarchies for path in hierarchy.write(of_run, chosen, folder)]
         numbers = {"images": chosen.indices.tolist(), "runs": scores, **notes}
-        numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # NaN is null.
+        # JSON has no NaN: write null.
+        numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)
         command.write_numbers(folder / "hierarchy.json", numbers, *files)
 
 

@@ -36,18 +36,18 @@ def main(
         softmax_temperature(run.config)
     splits = runs[0].splits
     choice = negatives.choose(splits, index or [], anchors, show, k)
-    weighed = [negatives.weigh_run(run, choice) for run in runs]
+    weights = [negatives.weigh_run(run, choice) for run in runs]
     print(f"weights of the negatives of {len(choice.anchors)} anchors:")
-    print(negatives.summary_table(weighed))
+    print(negatives.summary_table(weights))
     for anchor in range(choice.num_listed):
-        print(f"\n{negatives.anchor_table(weighed, anchor)}")
+        print(f"\n{negatives.anchor_table(weights, anchor)}")
     notes = noted(splits.notes)
     print_notes(notes)
     if output:
-        negatives.draw_curves(weighed, output)
+        negatives.draw_curves(weights, output)
         hardest = output.with_stem(f"{output.stem}-hardest")
-        figures = [output, *negatives.draw_hardest(weighed, splits, hardest)]
-        numbers = {"anchors": choice.anchors.tolist(), "runs": weighed, **notes}
+        figures = [output, *negatives.draw_hardest(weights, splits, hardest)]
+        numbers = {"anchors": choice.anchors.tolist(), "runs": weights, **notes}
         command.write_numbers(output.with_suffix(".json"), numbers, *figures)
 
 

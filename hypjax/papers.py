@@ -40,7 +40,7 @@ def main(
         for line in paper_tables.pending(rows, overrides):
             print(line)
         return
-    table = [*paper_tables.cells(rows, overrides)]
+    table = list(paper_tables.cells(rows, overrides))
     print(paper_tables.as_text(table))
     if output:
         with writing(output):

@@ -84,17 +84,24 @@ def main(
         command.require(dataset=source.dataset)
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
+    from hypjax.geometry import PoincareBall, Sphere
     from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
-    if not metrics:
-        metrics = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
-        if task.ground_truth is not None:
-            metrics = ["map"]
+    spaces = {
+        None: None,  # The embeddings' own space.
+        "sphere": Sphere(),
+        "ball": PoincareBall(c, clip_radius or None),
+        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
+    }
+    task = _task(source, external, batch_size, spaces[space], keep_self)
+    if task.ground_truth is not None:
+        metrics = metrics or ["map"]
+    else:
+        metrics = metrics or ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
     if ks:
         ks = scoring.findable(ks, task.num_items, "--ks")
     else:
@@ -119,10 +126,11 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     from hypjax.system import console
 
     tables = [task.queries] if task.gallery is None else [task.queries, task.gallery]
-    if missing := max(len(table.unreadable) for table in tables):
-        console.say(f"left out: {counted(missing, 'image')} that could not be read")
-    raw, clipped = [table.raw_features for table in tables], task.queries.space.clipped
-    if all(features is not None and by_blocks(clipped, features).all() for features in raw):
+    if num_unreadable := max(len(table.unreadable) for table in tables):
+        console.say(f"left out: {counted(num_unreadable, 'image')} that could not be read")
+    features = [table.raw_features for table in tables]
+    clipped = task.queries.space.clipped
+    if all(raw is not None and by_blocks(clipped, raw).all() for raw in features):
         console.say("all features are longer than the clip radius: they rank as on the sphere")
     classes = [set(table.labels.tolist()) for table in tables]
     if not task.ground_truth and len(set.union(*classes)) == 1:
@@ -131,23 +139,11 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     among = "among themselves" if task.gallery is None else f"among {len(task.gallery):,}"
     preposition = "on" if task.queries.space.normalized else "in"
     print(f"{len(task.queries):,} queries{of_classes} {among}, {preposition} {space}:")
-    rows = [
-        (name, "", f"{score['mean']:.4f}", "{:.4f} to {:.4f}".format(*score["interval"]))
-        for name, score in scores.items()
-    ]
-    print(aligned([("", "", "mean", "95% interval over queries"), *rows]))
-
-
-def _space(name: str | None, c: float, clip_radius: float) -> Any:
-    """Creates a space by its name; None, for the embeddings' own space, without a name."""
-    from hypjax.geometry import PoincareBall, Sphere
-
-    spaces = {
-        "sphere": Sphere(),
-        "ball": PoincareBall(c, clip_radius or None),
-        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
-    }
-    return spaces.get(name)
+    rows = [("", "", "mean", "95% interval over queries")]
+    for name, score in scores.items():
+        interval = "{:.4f} to {:.4f}".format(*score["interval"])
+        rows.append((name, "", f"{score['mean']:.4f}", interval))
+    print(aligned(rows))
 
 
 def _task(
@@ -163,11 +159,12 @@ def _task(
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    splits = queries = None
+    splits, queries, ground_truth = None, None, None
     if source.dataset:
         from hypjax.data.splits import open_prepared
 
         splits = open_prepared(source.dataset, source.data_dir)
+        ground_truth = splits.ground_truth
         for note in splits.notes:
             console.say(note)
     benchmark = source.ground_truth and read_ground_truth(source.ground_truth)
@@ -182,7 +179,6 @@ def _task(
     if source.queries:
         names = {"labels": source.query_labels, "coarse_labels": source.query_coarse_labels}
         queries = Embeddings.load(source.queries, space, **names)
-    ground_truth = splits.ground_truth if splits else None
     return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
 
 

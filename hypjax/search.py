@@ -70,11 +70,12 @@ def main(
         queries = embedder.embed_images(images, few=True)
     else:
         queries = _feature_queries(images, opened_gallery, names=(query, gallery))
-    if len(queries):  # Otherwise the search raises an error.
+    if len(queries):  # If no image can be read, `find_hits` raises an error that says why.
         for path, reason in queries.unreadable.items():
             console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
         readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-        queries, images = dataclasses.replace(queries, unreadable={}), images.take(readable)
+        images = images.take(readable)
+        queries = dataclasses.replace(queries, unreadable={})
     results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
     paths = [path for hits in results for path in hits.paths]
     if output and not any("://" in path or os.path.exists(path) for path in paths):

@@ -61,8 +61,8 @@ def train_and_evaluate(
         objective: An `Objective`, or a function as for `hypjax.register_objective`.
         profile: First and last step to trace.
         launched: Start of the times in times.json, in seconds as `time.monotonic`; by default now.
-        report: Function that writes a page about the finished run; returns whether it did. That of
-            the command is `hypjax.analysis.report.write_own_report`.
+        report: Function that writes a page about the finished run, and returns whether it did, such
+            as `hypjax.analysis.report.write_own_report`.
 
     Returns:
         The contents of results.json: {"untrained": {"head": {"recall@1": ...}, ...}, "final": ...}
@@ -77,7 +77,13 @@ def train_and_evaluate(
     keep_compiled_programs()
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
-    _set_custom_parts(config, dataset, encoder, objective)
+    if dataset is not None:
+        with config.ignore_type():
+            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
+    if objective is not None:
+        choose_custom_objective(config, objective)
+    if encoder is not None:
+        choose_encoder(config, encoder)
     validate(config)
     if config.train.total_steps == 0:
         refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
@@ -93,17 +99,6 @@ def train_and_evaluate(
     name = pathlib.Path(folder.location).name
     run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
     return _train(run, folder, profile, report, warnings, stopwatch)
-
-
-def _set_custom_parts(config: ConfigDict, dataset: Any, encoder: Any, objective: Any) -> None:
-    """Makes the configuration name the caller's dataset, encoder and objective, where passed."""
-    if dataset is not None:
-        with config.ignore_type():
-            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
 
 
 def _train(
@@ -124,8 +119,8 @@ def _train(
     total_steps = run.config.train.total_steps
     traced_steps = profile if processes.is_first() else None
     trace = Trace(folder.path / "profile", traced_steps, total_steps)
-    facts = shared_provenance(run)
-    with folder.locked(facts, run.config, run.objective.score_space) as checkpoints:
+    run_provenance = shared_provenance(run)
+    with folder.locked(run_provenance, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
         state, measured = restore_or_start(run, checkpoints, pretrained)
         del pretrained  # Frees the memory of the weights.

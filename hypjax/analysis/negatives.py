@@ -29,8 +29,7 @@ _CURVE_POINTS = 200  # Largest number of ranks of a curve in a file.
 _NAME_LENGTH = 24  # Characters of a class in a table.
 _MIN_WEIGHT = 1e-8  # Smallest weight that is drawn, so that the axis resolves larger weights.
 
-Weights = dict[str, Any]  # The weights of a run's negatives, see `weigh`.
-Runs = Sequence[Weights]
+Weights = dict[str, Any]  # The weights of a run's negatives, an item of "runs" in negatives.json.
 Mask = Bool[np.ndarray, "anchors items"]
 
 
@@ -93,13 +92,12 @@ def _evenly_spaced(count: int, limit: int) -> Int[np.ndarray, " chosen"]:
 
 def weigh_run(run: Run, choice: Choice) -> Weights:
     """Embeds images in the space of the loss, without `eval.pca`, and weighs negatives."""
-    params, splits = restore_trained(run), choice.splits
+    params = restore_trained(run)
     space = run.trained_objective(params).space
-    images = head_points(run, params, space, searched(splits))
-    if splits.gallery:
-        anchors = head_points(run, params, space, splits.test.take(choice.anchors))
-    else:
-        anchors = images[choice.anchors]
+    images = head_points(run, params, space, searched(choice.splits))
+    anchors = images[choice.anchors]
+    if choice.splits.gallery:
+        anchors = head_points(run, params, space, choice.splits.test.take(choice.anchors))
     temperature = softmax_temperature(run.config, learned_scalars(run.config.objective, params))
     return weigh(run.name, anchors, images, choice, space, temperature)
 
@@ -112,10 +110,10 @@ def weigh(
     Anchors and images are points of the loss's space; the loss divides distances by `temperature`.
 
     Returns:
-        A run of negatives.json. "weight" is the mean over anchors of the sum of an anchor's
-        weights. "carriers" counts the hardest negatives that carry 90% of the sum; "shares" are the
-        shares of the sum that the hardest 1, 10 and 100 carry. "curve" has mean weights at up to
-        200 ranks, and their cumulative share. "hardest" lists each listed anchor's negatives.
+        "weight" is the mean over anchors of the sum of an anchor's weights. "carriers" counts the
+        hardest negatives that carry 90% of the sum; "shares" are the shares of the sum that the
+        hardest 1, 10 and 100 carry. "curve" has mean weights at up to 200 ranks, and their
+        cumulative share. "hardest" lists each listed anchor's k hardest negatives.
     """
 
     @jax.jit
@@ -139,15 +137,15 @@ def weigh(
             carriers += (1 + np.argmax(sums >= _CARRIED_SHARE * sums[:, -1:], axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.num_listed][block].tolist()):
                 hardest.append(_hardest(choice, anchor, distances[row], weights[row]))
-    curve = curve[: max(choice.num_negatives())] / len(anchors)
-    weight, cumulative = curve.sum(), np.cumsum(curve) / curve.sum()
+    curve = curve[: max(choice.num_negatives())] / len(anchors)  # Mean weight by rank.
+    cumulative = np.cumsum(curve) / curve.sum()
     ranks = np.unique(np.geomspace(1, len(curve), _CURVE_POINTS).round().astype(int))
     points = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
     quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in (0.1, 0.5, 0.9)}
     return {
         "run": name,
         "temperature": temperature,
-        "weight": float(weight),
+        "weight": float(curve.sum()),
         "carriers": {"mean": float(np.mean(carriers)), **quantiles},
         "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST_COUNTS},
         "carriers_of_anchors": carriers,
@@ -171,14 +169,15 @@ def _hardest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.nda
     }
 
 
-def only_here(runs: Runs, run: int, anchor: int) -> list[bool]:
-    """Marks the hardest negatives of an anchor in one run that no other run lists."""
-    by_run = [weights["hardest"][anchor]["items"] for weights in runs]
-    others = {image for other in (*by_run[:run], *by_run[run + 1 :]) for image in other}
-    return [len(runs) > 1 and image not in others for image in by_run[run]]
+def only_here(runs: Sequence[Weights], run: int, anchor: int) -> list[bool]:
+    """Marks a listed anchor's hardest negatives in one run that no other run lists."""
+    images_by_run = [weights["hardest"][anchor]["items"] for weights in runs]
+    images = images_by_run.pop(run)
+    in_other_runs = set(itertools.chain(*images_by_run))
+    return [len(runs) > 1 and image not in in_other_runs for image in images]
 
 
-def summary_table(runs: Runs) -> str:
+def summary_table(runs: Sequence[Weights]) -> str:
     """Formats one line per run: weight, negatives that carry 90% of it, shares of the hardest."""
     heads = [f"carry 90%: {name}" for name in runs[0]["carriers"]]
     heads += [f"share of the hardest {n}" for n in runs[0]["shares"]]
@@ -190,12 +189,13 @@ def summary_table(runs: Runs) -> str:
     return aligned(rows)
 
 
-def anchor_table(runs: Runs, anchor: int) -> str:
+def anchor_table(runs: Sequence[Weights], anchor: int) -> str:
     """Formats a listed anchor's hardest negatives in each run; * marks negatives of one run."""
     first = runs[0]["hardest"][anchor]
     rows = [["run", "class", "rank", "image", "distance", "weight", " "]]
     for i, run in enumerate(runs):
-        columns = (run["hardest"][anchor][x] for x in ("classes", "items", "distances", "weights"))
+        hardest = run["hardest"][anchor]
+        columns = (hardest[name] for name in ("classes", "items", "distances", "weights"))
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
         for rank, (label, image, distance, weight, in_one_run) in enumerate(negatives, 1):
             name = shortened(on_one_line(label), _NAME_LENGTH)
@@ -205,14 +205,15 @@ def anchor_table(runs: Runs, anchor: int) -> str:
     return f"{title}\n{aligned(rows)}"
 
 
-def draw_curves(runs: Runs, output: pathlib.Path) -> None:
+def draw_curves(runs: Sequence[Weights], output: pathlib.Path) -> None:
     """Draws mean weight, and cumulative weight, against the rank of the negative (Figure 3)."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     weight, cumulative = figure.subplots(1, 2)
     for run in runs:
-        ranks, mean, share = run["curve"].values()
-        weight.plot(ranks, np.where(np.array(mean) >= _MIN_WEIGHT, mean, np.nan), label=run["run"])
-        cumulative.plot(ranks, share, label=run["run"])
+        ranks, means, shares = run["curve"].values()
+        drawn_means = np.where(np.array(means) >= _MIN_WEIGHT, means, np.nan)
+        weight.plot(ranks, drawn_means, label=run["run"])
+        cumulative.plot(ranks, shares, label=run["run"])
     cumulative.axhline(_CARRIED_SHARE, color="grey", linestyle="dashed", linewidth=1)
     weight.set(ylabel="mean weight p(x⁻)", yscale="log")
     ticks = [0, 0.25, 0.5, 0.75, _CARRIED_SHARE]
@@ -225,17 +226,16 @@ def draw_curves(runs: Runs, output: pathlib.Path) -> None:
     save(figure, output)
 
 
-def draw_hardest(runs: Runs, splits: Splits, output: pathlib.Path) -> list[pathlib.Path]:
-    """Draws each listed anchor's hardest negatives, one row per run (Figure 1).
-
-    Returns the files.
-    """
+def draw_hardest(
+    runs: Sequence[Weights], splits: Splits, output: pathlib.Path
+) -> list[pathlib.Path]:
+    """Draws each listed anchor's hardest negatives, one row per run (Figure 1); returns files."""
     rows, images = [], searched(splits)
     for anchor, i in itertools.product(range(len(runs[0]["hardest"])), range(len(runs))):
         name, hardest = runs[i]["run"], runs[i]["hardest"][anchor]
         title = name if i else f"{hardest['label']}\n{name}"
         row = [Picture((splits.test, hardest["index"]), title, "black")]
-        columns = (hardest[x] for x in ("items", "classes", "weights"))
+        columns = hardest["items"], hardest["classes"], hardest["weights"]
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
         for image, label, weight, in_one_run in negatives:
             colour = "tab:orange" if in_one_run else "none"

@@ -33,7 +33,7 @@ class Cell(NamedTuple):
     notes: tuple[str, ...]  # Why ours is another experiment, such as a partial copy of a dataset.
 
     def numbers(self) -> list[str]:
-        """The published value, ours, and the signed difference; '' if ours is None."""
+        """The published value, ours and the signed difference; without ours, these two are ''."""
         digits = 3 if self.metric == _DELTA else 1  # As in the papers.
         if self.ours is None:
             return [f"{self.published:.{digits}f}", "", ""]
@@ -61,19 +61,18 @@ def rows_of(table: str, names: Sequence[str]) -> Rows:
     rows = tables[table]
     if not names:
         return rows
+
+    def words(name: str) -> set[str]:
+        return {*name.lower().replace(",", " ").split()}
+
     chosen = set()
     for name in names:
-        name_words = _words(name)
-        matching = {row for row in rows if name_words <= _words(f"{row.name} {row.dataset}")}
+        matching = {row for row in rows if words(name) <= words(f"{row.name} {row.dataset}")}
         if not matching:
             methods = ", ".join(dict.fromkeys(row.method for row in rows))
             raise UserError(f"no row of {table} is {name!r}; its methods are {methods}")
         chosen |= matching
     return {row: scores for row, scores in rows.items() if row in chosen}
-
-
-def _words(name: str) -> set[str]:
-    return {*name.lower().replace(",", " ").split()}
 
 
 def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, pathlib.Path]:
@@ -88,35 +87,32 @@ def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, p
     def workdir(fields: Sequence[str]) -> str:
         return default_workdir(load_config(spec, [*fields, *overrides]), read_config(spec))
 
-    def line(module: str, fields: Sequence[str], *flags: str) -> str:
-        changes = (f"--config.{field}" for field in (*fields, *overrides))
-        command = ["python", "-m", f"hypjax.{module}", f"--config={spec}", *changes, *flags]
-        return shlex.join(command)
+    def command(module: str, fields: Sequence[str], *flags: str) -> str:
+        settings = (f"--config.{field}" for field in (*fields, *overrides))
+        words = ["python", "-m", f"hypjax.{module}", f"--config={spec}", *settings, *flags]
+        return shlex.join(words)
 
     kind = "delta" if _DELTA in metrics else row.state
     output = FOLDER / f"{pathlib.Path(workdir(fields)).name}-{kind}.json"
     if kind == "delta":
-        return {line("hyperbolicity", fields, f"--output={output}"): output}
+        return {command("hyperbolicity", fields, f"--output={output}"): output}
     evaluate_flags = f"--output={output}", "--mode=evaluate"
     if kind == "pretrained":
-        return {line("main", fields, *evaluate_flags): output}
+        return {command("main", fields, *evaluate_flags): output}
     folder = workdir(training_fields)
-    lines = {line("main", training_fields): pathlib.Path(folder) / RESULTS}
+    outputs = {command("main", training_fields): pathlib.Path(folder) / RESULTS}
     if training_fields != fields:
-        lines[line("main", fields, *evaluate_flags, f"--workdir={folder}")] = output
-    return lines
+        outputs[command("main", fields, *evaluate_flags, f"--workdir={folder}")] = output
+    return outputs
 
 
 def pending(rows: Rows, overrides: Sequence[str]) -> list[str]:
     """Shell lines, each once, that compute the missing scores of rows."""
-    lines = {}  # Its keys are an ordered set.
+    lines = []
     for row, metrics in rows.items():
-        missing = [
-            x for x, output in commands(row, metrics, overrides).items() if not output.exists()
-        ]
-        if missing:
-            lines[" && ".join(missing)] = None
-    return list(lines)
+        outputs = commands(row, metrics, overrides)
+        lines.append(" && ".join(x for x, output in outputs.items() if not output.exists()))
+    return [line for line in dict.fromkeys(lines) if line]
 
 
 def cells(rows: Rows, overrides: Sequence[str]) -> Iterator[Cell]:
@@ -140,7 +136,8 @@ def _by_dataset(table: Sequence[Cell]) -> dict[str, list[list[str]]]:
         by_dataset.setdefault(cell.row.dataset, {}).setdefault(cell.row, []).append(cell)
     tables = {}
     for dataset, rows in by_dataset.items():
-        header = ["", *(cell.metric.replace("recall", "R") for cell in next(iter(rows.values())))]
+        first_row = next(iter(rows.values()))
+        header = ["", *(cell.metric.replace("recall", "R") for cell in first_row)]
         tables[dataset] = [header, *([row.name, *map(str, cells)] for row, cells in rows.items())]
     return tables
 
@@ -164,7 +161,8 @@ def as_markdown(table: Sequence[Cell]) -> str:
 
 def as_csv(table: Sequence[Cell]) -> str:
     """Formats a table as CSV, one line per cell."""
-    text, columns = io.StringIO(), ("method", "part", "dim", "dataset")
+    columns = ("method", "part", "dim", "dataset")
+    text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, "metric", "published", "ours", "difference", "notes"])
     for cell in table:

@@ -44,18 +44,12 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
 
 
 def measure_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict[str, Any]:
-    """Measures principal components of the points' features, and similarities of all pairs.
+    """Measures principal components of the features of points, and similarities of all pairs.
 
     Similarity is 1 − distance / 2, the cosine on the sphere. Its histograms have equal intervals;
-    their overlap is the common area of same-class and different-class pairs.
-
-    Args:
-        points: Points [images, dim], float32.
-        labels: Classes [images]; two at least, one of them with two images.
-        space: The space of the points.
-
-    Raises:
-        UserError: All points are equal.
+    their overlap is the common area of same-class and different-class pairs. Points [images, dim]
+    need labels [images] of two classes, one of them with two images. Equal points raise a
+    `UserError`.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances
@@ -68,13 +62,14 @@ def measure_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict
     by_kind = [similarities[pairs & mask] for mask in (same_class, ~same_class)]
     counts = np.stack([np.histogram(values, edges)[0] for values in by_kind])
     shares = counts / counts.sum(axis=1, keepdims=True)
+    means = [float(values.mean()) for values in by_kind]
     return {
         "cumulative_energy": energy.tolist(),
         "components": {f"{share:.0%}": int(np.sum(energy < share)) + 1 for share in _SHARES},
         "similarity": {
             "edges": edges.tolist(),
             **{f"pairs_of_{kind}": n.tolist() for kind, n in zip(_PAIRS, counts, strict=True)},
-            **{f"mean_of_{kind}": float(x.mean()) for kind, x in zip(_PAIRS, by_kind, strict=True)},
+            **{f"mean_of_{kind}": mean for kind, mean in zip(_PAIRS, means, strict=True)},
             "overlap": float(np.minimum(*shares).sum()),
         },
     }
@@ -84,12 +79,12 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Formats a table with two lines per run, before and after training."""
     heads = ["run", "state", *(f"components for {share:.0%}" for share in _SHARES)]
     rows = [[*heads, "mean similarity: same class", "other classes", "overlap"]]
+    names = ("mean_of_one_class", "mean_of_different_classes", "overlap")
     for run in runs:
         for state in _STATES:
-            of_state = run[state]["similarity"]
-            names = ("mean_of_one_class", "mean_of_different_classes", "overlap")
-            numbers = map(str, run[state]["components"].values())
-            rows.append([run["run"], state, *numbers, *(f"{of_state[name]:.4f}" for name in names)])
+            components = [str(count) for count in run[state]["components"].values()]
+            similarities = [f"{run[state]['similarity'][name]:.4f}" for name in names]
+            rows.append([run["run"], state, *components, *similarities])
     return aligned(rows)
 
 
@@ -98,20 +93,20 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     columns = min(1 + len(runs), 3)
     rows = math.ceil((1 + len(runs)) / columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
-    energy, *others = figure.subplots(rows, columns, squeeze=False).ravel()
-    for i, (run, axes) in enumerate(zip(runs, others, strict=False)):
+    energy, *histograms = figure.subplots(rows, columns, squeeze=False).ravel()
+    for i, (run, axes) in enumerate(zip(runs, histograms, strict=False)):
         for state in _STATES:
-            trained, shares = state == "trained", run[state]["cumulative_energy"]
-            style = {"linestyle": "solid" if trained else "dashed", "color": f"C{i}"}
-            style["label"] = run["run"] if trained else None
+            is_trained = state == "trained"
+            shares, similarities = run[state]["cumulative_energy"], run[state]["similarity"]
+            style = {"linestyle": "solid" if is_trained else "dashed", "color": f"C{i}"}
+            style["label"] = run["run"] if is_trained else None
             energy.plot(np.arange(1, len(shares) + 1), shares, **style)
-            of_state = run[state]["similarity"]
             for kind, (name, colour) in _PAIRS.items():
-                counts = np.array(of_state[f"pairs_of_{kind}"])
-                style = {"color": colour, "fill": trained, "alpha": 0.5 if trained else 1.0}
-                style["label"] = name if trained else f"{name}, untrained"
-                style["linestyle"] = "solid" if trained else ":"
-                axes.stairs(counts / counts.sum(), of_state["edges"], **style)
+                counts = np.array(similarities[f"pairs_of_{kind}"])
+                style = {"color": colour, "fill": is_trained, "alpha": 0.5 if is_trained else 1.0}
+                style["label"] = name if is_trained else f"{name}, untrained"
+                style["linestyle"] = "solid" if is_trained else ":"
+                axes.stairs(counts / counts.sum(), similarities["edges"], **style)
         axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
         axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
@@ -120,8 +115,8 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     energy.grid(alpha=0.3)
     for name in energy.legend(fontsize=8).get_texts():
         name.set_parse_math(False)  # Names of folders may hold dollar signs.
-    for axes in others[len(runs) :]:
+    for axes in histograms[len(runs) :]:
         axes.set_axis_off()
     style = {"loc": "outside lower center", "ncols": 4, "frameon": False}
-    figure.legend(*others[0].get_legend_handles_labels(), **style)
+    figure.legend(*histograms[0].get_legend_handles_labels(), **style)
     save(figure, output)
