@@ -237,10 +237,7 @@ def _scores_of_radii(
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Nearest images of the proxies without child proxies; frames mark the proxy's own images.
-
-    Proxies with the most images come first.
-    """
+    """Images nearest to each childless proxy, most images first; frames mark the proxy's own."""
     n, parents = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(parents, minlength=len(tree.parents))
     leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
