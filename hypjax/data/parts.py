@@ -12,6 +12,7 @@ from hypjax.retrieval.own_images import OwnRows
 from hypjax.system import console
 from hypjax.types import GroundTruth
 
+_MIN_CLASSES_TO_HOLD_OUT = 4  # Two to hold out, and two to train on.
 _MIN_CLASSES_TO_VALIDATE = 8  # With fewer, a share for validation holds out none.
 _MIN_CLASSES_TO_TRAIN = 5  # With fewer, what the head learns rarely transfers to new classes.
 _MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
@@ -42,7 +43,7 @@ class Task(NamedTuple, Generic[Images]):
 
     @property
     def num_items(self) -> int:
-        """Number of images that a query can find."""
+        """Number of images that every query can find."""
         if self.gallery is None:
             return len(self.queries) - max(map(len, self.own_rows), default=1)
         return len(self.gallery) - max(map(len, self.own_rows), default=0)
@@ -72,24 +73,23 @@ class Splits(NamedTuple):
         return self.train
 
     def images(self, *, scored: bool = False) -> Dataset:
-        """Returns all images, or only those that are scored, in a table with their splits.
-
-        The single class of a dataset with ground truth is left out.
-        """
+        """Returns all images, or only those that are scored, in a table with their splits."""
         parts = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
         if not scored:
             parts = {"train": self.train, "validation": self.validation, **parts}
         tables = []
-        for split, part in parts.items():
-            if part is None:
+        for split, images in parts.items():
+            if images is None:
                 continue
-            if self.ground_truth is not None and part.num_classes == 1:
-                part = dataclasses.replace(part, class_names=np.full(len(part), "", object))
-            versions = [f"{self.fingerprint} {split} {i}" for i in part.positions]
-            splits, versions = np.full(len(part), split, object), np.array(versions, object)
-            tables.append(dataclasses.replace(part, file_versions=versions, splits=splits))
+            # The single class of a dataset with ground truth says nothing.
+            if self.ground_truth is not None and images.num_classes == 1:
+                images = dataclasses.replace(images, class_names=np.full(len(images), "", object))
+            splits = np.full(len(images), split, object)
+            versions = [f"{self.fingerprint} {split} {i}" for i in images.positions]
+            versions = np.array(versions, object)
+            tables.append(dataclasses.replace(images, splits=splits, file_versions=versions))
         return stacked(tables)
 
     @property
@@ -112,46 +112,43 @@ class Splits(NamedTuple):
 def divide(
     where: str, parts: Mapping[str, Dataset], held_out: HeldOutClasses, **fields: Any
 ) -> Splits:
-    """Assigns the parts of a dataset to `Splits`, and holds out test and validation images.
+    """Assigns tables, given by split, to `Splits`; holds missing parts out of the training images.
 
-    Args:
-        where: The dataset's name or location, for messages.
-        parts: Tables by split. Missing test or validation images are held out of `train`.
-        held_out: How many classes to hold out.
-        **fields: Other fields of the `Splits`.
+    `where` is the dataset's name or location, for messages; `fields` are other fields of `Splits`.
     """
-    train, validation = parts.get("train"), parts.get("validation")
-    test, gallery, reason = parts.get("test"), None, ""
+    train, validation, test = (parts.get(split) for split in ("train", "validation", "test"))
+    gallery = None
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
-    advice = "add classes"
+    no_validation, advice = "", "add classes"
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
-        train, validation, test, reason = _split_images(where, train, held_out)
+        train, validation, test, no_validation = _split_images(where, train, held_out)
     elif test is None:
         train, test = _hold_out_test(where, train, held_out)
-        advice += ", or set --config.data.split=images"
+        advice = "add classes, or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
         if validation is None and not held_out.by_image:
-            train, validation, reason = _hold_out_validation(train, held_out)
+            train, validation, no_validation = _hold_out_validation(train, held_out)
         unseen = {*test.class_names} - {*train.class_names}
         too_few = unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN
-        if reason and held_out.validation and not too_few:
-            console.say(reason)
+        if no_validation and held_out.validation and not too_few:
+            console.say(no_validation)
         if too_few:
             problem = f"{train.num_classes} classes are too few to learn what tells others apart"
             console.warn(f"{problem}; {advice}")
-    return Splits(train, validation, test, gallery, no_validation=reason, **fields)
+    return Splits(train, validation, test, gallery, no_validation=no_validation, **fields)
 
 
 def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
-    if images.num_classes >= 4 and held_out.test:
-        return _hold_out(images, held_out.test, held_out.seed, "test")
+    """Returns training and test images of different classes."""
+    can_test = images.num_classes >= _MIN_CLASSES_TO_HOLD_OUT
+    if can_test and held_out.test:
+        return _hold_out_classes(images, held_out.test, held_out.seed, "test_classes")
     classes = f"{where} has {counted(images.num_classes, 'class')}"
-    enough = images.num_classes >= 4
-    advice = "set --config.data.test_classes=0.25" if enough else "add classes (four are needed)"
+    advice = "set --config.data.test_classes=0.25" if can_test else "add classes (four are needed)"
     raise UserError(f"{classes} and no test images; {advice}, or set --config.data.split=images")
 
 
@@ -160,22 +157,24 @@ def _hold_out_validation(
 ) -> tuple[Dataset, Dataset | None, str]:
     """Returns training images, and validation images or else why there are none."""
     amount, count = held_out.validation, train.num_classes
-    if amount >= 1 or (amount and count >= _MIN_CLASSES_TO_VALIDATE):
-        return *_hold_out(train, amount, held_out.seed, "validation"), ""
+    if amount >= 1 or (amount > 0 and count >= _MIN_CLASSES_TO_VALIDATE):
+        train, validation = _hold_out_classes(train, amount, held_out.seed, "validation_classes")
+        return train, validation, ""
     cause = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
-    remedy = "set --config.data.validation_classes=2" if count >= 4 else "add classes"
+    can_validate = count >= _MIN_CLASSES_TO_HOLD_OUT
+    remedy = "set --config.data.validation_classes=2" if can_validate else "add classes"
     return train, None, f"no class is held out for validation: {cause}; {remedy}"
 
 
-def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
+def _hold_out_classes(images: Dataset, amount: float, seed: int, field: str) -> _Halves:
     """Holds out random classes: a number or, below 1, a share of them, but at least two."""
     # The seed is not the run's: runs with different seeds are compared on the same classes.
     classes = np.unique(images.labels)
     count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
-    most = len(classes) - 2
-    if not 2 <= count <= most:
-        setting = f"config.data.{part}_classes is {amount:g}, {count} of {len(classes)} classes"
-        valid = "0" if most < 2 else "2" if most == 2 else f"2 to {most}"
+    max_count = len(classes) - 2
+    if not 2 <= count <= max_count:
+        setting = f"config.data.{field} is {amount:g}, {count} of {len(classes)} classes"
+        valid = "0" if max_count < 2 else "2" if max_count == 2 else f"2 to {max_count}"
         raise UserError(f"{setting}, but both parts need two; set it to {valid}")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
@@ -184,8 +183,8 @@ def _hold_out(images: Dataset, amount: float, seed: int, part: str) -> _Halves:
 def _split_images(
     where: str, images: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, str]:
-    """Splits the images of each class; returns three parts, and why there is no validation."""
-    rng, share = np.random.default_rng(held_out.seed), held_out.validation
+    """Splits each class's images for training, validation and test; says why none validate."""
+    rng = np.random.default_rng(held_out.seed)
     train, test = _hold_out_images(images, _TEST_SHARE, _MIN_IMAGES_TO_TEST, rng)
     if test.num_classes < 2:
         classes = f"{counted(test.num_classes, 'class')} with {_MIN_IMAGES_TO_TEST} or more images"
@@ -193,32 +192,33 @@ def _split_images(
     if small := images.num_classes - test.num_classes:
         kind = f"classes with fewer than {_MIN_IMAGES_TO_TEST} images"
         console.say(f"{kind}: {small}, only trained on")
-    rest, validation = _hold_out_images(train, share or 0.1, _MIN_IMAGES_TO_VALIDATE, rng)
-    can_validate = validation.num_classes >= 2
-    if share and can_validate:
+    share = held_out.validation or 0.1  # Without a share, the message says whether 0.1 would do.
+    rest, validation = _hold_out_images(train, share, _MIN_IMAGES_TO_VALIDATE, rng)
+    if validation.num_classes < 2:
+        cause = f"fewer than two classes have {_MIN_IMAGES_TO_VALIDATE} to train on; add images"
+    elif held_out.validation:
         return rest, validation, test, ""
-    cause = f"fewer than two classes have {_MIN_IMAGES_TO_VALIDATE} to train on; add images"
-    if can_validate:
+    else:
         cause = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
     return train, None, test, f"no image is held out for validation: {cause}"
 
 
 def _hold_out_images(
-    images: Dataset, share: float, least: int, rng: np.random.Generator
+    images: Dataset, share: float, min_images: int, rng: np.random.Generator
 ) -> _Halves:
-    """Holds out a share, but at least two, of the images of each class with `least` or more."""
+    """Holds out a share, but at least two, of the images of each class with `min_images`."""
     chosen = []
     for label in np.unique(images.labels):
-        members = rng.permutation(np.flatnonzero(images.labels == label))
-        count = max(2, round(share * len(members))) if len(members) >= least else 0
-        chosen.append(members[:count])
+        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        count = max(2, round(share * len(rows))) if len(rows) >= min_images else 0
+        chosen.append(rows[:count])
     held_out = np.sort(np.concatenate(chosen))
-    rest = np.setdiff1d(np.arange(len(images)), held_out)
-    return images.take(rest), images.take(held_out)
+    remaining = np.setdiff1d(np.arange(len(images)), held_out)
+    return images.take(remaining), images.take(held_out)
 
 
 def check_classes(name: str, splits: Splits) -> None:
-    """Rejects parts that cannot be trained on or searched."""
+    """Rejects training images of one class, and validation and test images that find nothing."""
     parts = {"train": splits.train, "validation": splits.validation}
     if splits.ground_truth is None:
         parts["test"] = splits.test

@@ -22,6 +22,8 @@ from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
 from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
 from hypjax.errors import UserError, counted, explained, require_utf8
+from hypjax.retrieval.embeddings import read_features
+from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
@@ -51,36 +53,38 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     """
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
-    if getattr(images, "ndim", 3) < 3 and images.dtype.kind == "f":
-        from hypjax.retrieval.feature_files import feature_table
-
+    dtype_kind = getattr(getattr(images, "dtype", None), "kind", None)
+    if dtype_kind == "f" and images.ndim < 3:
         arrays = {"features": np.atleast_2d(np.asarray(images))}
         return _table_of_features(feature_table(arrays, "the array"))
-    if getattr(getattr(images, "dtype", None), "kind", "") in ("O", "U"):
+    if dtype_kind in ("O", "U"):  # An array of paths or other Python objects.
         images = np.ravel(np.asarray(images)).tolist()
     if isinstance(images, Set | Mapping):
         raise UserError(f"{type(images).__name__} has no order of rows; give a list of images")
-    single = isinstance(images, str | os.PathLike | bytes | Image.Image | io.IOBase)
-    if single or getattr(images, "ndim", 4) < 4 or not isinstance(images, Iterable):
+    is_file = isinstance(images, str | os.PathLike | bytes | io.IOBase)  # Iterable, but one image.
+    is_image_array = getattr(images, "ndim", 4) < 4
+    if is_file or is_image_array or not isinstance(images, Iterable):
         images = [images]
-    tables = []
-    for i, image in enumerate(images):
-        if isinstance(image, str | os.PathLike):
-            tables.append(find_images(os.fspath(image)))
-            continue
-        if hasattr(image, "__array__") and not isinstance(image, Image.Image):
-            image = pixels.from_pixels(np.asarray(image), f"image {i}")
-        elif not isinstance(image, bytes | Image.Image):
-            kind = type(image).__name__
-            raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
-        tables.append(table_of_names([image], [f"image {i}"], [""]))
+    tables = [_table_of_image(image, f"image {i}") for i, image in enumerate(images)]
     if not tables:
         raise UserError("there are no images; give paths, Pillow images, or arrays of pixels")
     return stacked(tables)
 
 
+def _table_of_image(image: ImageLike, name: str) -> Dataset:
+    """Makes a table of an image in memory, which gets the name, or of the images at a path."""
+    if isinstance(image, str | os.PathLike):
+        return find_images(os.fspath(image))
+    if not isinstance(image, bytes | Image.Image):
+        if not hasattr(image, "__array__"):
+            kind = type(image).__name__
+            raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
+        image = pixels.from_pixels(np.asarray(image), name)
+    return table_of_names([image], [name], [""])
+
+
 def find_images(where: str) -> Dataset:
-    """Lists images to embed, see `list_images`, and checks their columns and file names."""
+    """Lists images to embed, see `list_images`, and checks columns and names of image files."""
     images = list_images(where)
     if images.vectors is None and isinstance(images.records[0], str):  # The images are files.
         check_columns(where, images)
@@ -96,8 +100,6 @@ def list_images(where: str) -> Dataset:
     image, an archive, a dataset (see `find_dataset`), or a file of features (see
     `hypjax.retrieval.feature_files`). Raises a UserError if there are no images.
     """
-    from hypjax.retrieval.feature_files import has_features
-
     if where.startswith(("http://", "https://")):
         return image_at(where)
     path = local_path(where)
@@ -113,26 +115,28 @@ def list_images(where: str) -> Dataset:
     elif path.suffix.lower() == ".txt":
         with explained(f"cannot read {path}"):
             lines = map(str.strip, path.read_text("utf-8-sig").split("\n"))
-        images = _files([path.parent / line for line in lines if line])
+        images = _table_of_files([path.parent / line for line in lines if line])
     else:
         names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
-        images = _files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
+        images = _table_of_files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
-        missing = not os.path.lexists(path) and not glob.has_magic(where)
-        raise UserError(f"{where} does not exist" if missing else f"no images at {where}")
+        is_missing = not os.path.lexists(path) and not glob.has_magic(where)
+        raise UserError(f"{where} does not exist" if is_missing else f"no images at {where}")
     return images
 
 
 def _matching(pattern: str) -> set[str]:
     """Finds the files that match a pattern, in which ** stands for folders at any depth."""
     # `glob` itself would follow a link to a folder that contains the link 40 times.
-    start, *rest = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
-    if not rest:
-        return {*glob.glob(pattern)}
+    folder_pattern = re.search(r"(^|(?<=/))\*\*(/|$)", pattern)  # The first ** between slashes.
+    if folder_pattern is None:
+        return set(glob.glob(pattern))
+    roots = pattern[: folder_pattern.start()]
+    file_pattern = pattern[folder_pattern.end() :] or "*"
     names = set()
-    for root in glob.glob(start) if start else ["."]:
+    for root in glob.glob(roots) if roots else ["."]:
         for folder, _ in folders_below(pathlib.Path(root)):
-            names |= _matching(f"{glob.escape(str(folder))}/{rest[0] or '*'}")
+            names |= _matching(f"{glob.escape(str(folder))}/{file_pattern}")
     return names
 
 
@@ -144,12 +148,13 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, name in suffixes if name in formats)
 
 
-def _files(
+def _table_of_files(
     paths: Sequence[pathlib.Path],
     classes: Sequence[str] = (),
-    splits: Sequence[str | None] = (),
-    coarse_labels: Sequence[str | None] = (),
+    splits: Sequence[str] = (),
+    coarse_labels: Sequence[str] = (),
 ) -> Dataset:
+    """Makes a table of image files, whose records are their paths."""
     names = [str(absolute(path)) for path in paths]
     return table_of_names(
         names,
@@ -162,9 +167,11 @@ def _files(
 
 
 def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
-    """Returns a file's path, size and time of change, without reading the file."""
-    stat = path.stat() if os.path.exists(path) else None
-    return str(absolute(path)), stat and (stat.st_size, stat.st_mtime_ns)
+    """Returns a file's absolute path, and its size and time of change; None if it is missing."""
+    if not os.path.exists(path):
+        return str(absolute(path)), None
+    stat = path.stat()
+    return str(absolute(path)), (stat.st_size, stat.st_mtime_ns)
 
 
 def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
@@ -174,39 +181,40 @@ def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dat
 
 
 @functools.lru_cache(maxsize=1)  # A run reads the features' dimension before the features.
-def _read_vectors(*files: tuple[str, Any]) -> Dataset:
-    from hypjax.retrieval.embeddings import read_features
-
-    return _table_of_features(read_features(*(name for name, _ in files)))
+def _read_vectors(*file_versions: tuple[str, tuple[int, int] | None]) -> Dataset:
+    return _table_of_features(read_features(*(path for path, _ in file_versions)))
 
 
-def _table_of_features(table: Any) -> Dataset:
+def _table_of_features(features: FeatureTable) -> Dataset:
+    """Makes a table of images of which only features are known."""
     return table_of_names(
-        table.ids,
-        table.ids,
-        table.labels.tolist(),
-        splits=() if table.splits is None else table.splits.tolist(),
-        coarse_labels=() if table.coarse_labels is None else table.coarse_labels.tolist(),
-        file_versions=[checksum(np.ascontiguousarray(row)) for row in table.features],
-        vectors=np.asarray(table.features, np.float32),
+        features.ids,
+        features.ids,
+        features.labels.tolist(),
+        splits=() if features.splits is None else features.splits.tolist(),
+        coarse_labels=() if features.coarse_labels is None else features.coarse_labels.tolist(),
+        file_versions=[checksum(np.ascontiguousarray(row)) for row in features.features],
+        vectors=np.asarray(features.features, np.float32),
     )
 
 
 def check_columns(where: object, images: Dataset) -> None:
     """Rejects unknown or missing splits and coarse labels, and classes with two coarse labels."""
-    for row, split in enumerate(() if images.splits is None else images.splits, 1):
+    splits = () if images.splits is None else images.splits
+    for row, split in enumerate(splits, 1):
         if split not in SPLITS:
             problem = f"{where}, row {row} ({images.name(row - 1)}) has the split '{split}'"
             raise UserError(f"{problem}; give all rows one of {', '.join(SPLITS)}, or none")
     if images.coarse_labels is None:
         return
-    coarse_of: dict[str, str] = {}
-    pairs = zip(images.class_names, images.coarse_labels, strict=True)
-    for row, (label, coarse) in enumerate(pairs, 1):
+    coarse_label_of: dict[str, str] = {}  # By class.
+    labels = zip(images.class_names, images.coarse_labels, strict=True)
+    for row, (name, coarse) in enumerate(labels, 1):
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
-        if (first := coarse_of.setdefault(label, coarse)) != coarse:
-            raise UserError(f"{where}, row {row}: {label} has coarse labels {first} and {coarse}")
+        first = coarse_label_of.setdefault(name, coarse)
+        if coarse != first:
+            raise UserError(f"{where}, row {row}: {name} has coarse labels {first} and {coarse}")
 
 
 def list_folder(root: pathlib.Path) -> Dataset:
@@ -219,21 +227,25 @@ def list_folder(root: pathlib.Path) -> Dataset:
     files = sorted(map(pathlib.PurePath, files_below(root)))
     images = [file for file in files if file.suffix.lower() in image_suffixes()]
     _warn_of_unlisted(root, files)
-    folders = {split_name(image.parts[0]) for image in images if len(image.parts) > 1}
-    nested = {split_name(image.parts[0]) for image in images if len(image.parts) > 2}
-    has_splits = folders <= SPLITS.keys() or not nested.isdisjoint(SPLITS)
-    classes = [next(iter(image.parts[has_splits:-1]), "") for image in images]
-    splits = [image.parts[0] if has_splits and len(image.parts) > 1 else "" for image in images]
-    unknown = {*map(split_name, splits)} - SPLITS.keys()
-    if has_splits and folders and unknown:
-        other = min(unknown) or "images"
+    paths = [root / image for image in images]
+    folders = [image.parts[:-1] for image in images]
+    top_folders = ["".join(parts[:1]) for parts in folders]  # '' for images outside folders.
+    no_splits = {*map(split_name, top_folders)} - SPLITS.keys()
+    nested = {split_name(parts[0]) for parts in folders if len(parts) > 1}
+    has_splits = no_splits <= {""} or not nested.isdisjoint(SPLITS)
+    if not any(folders) or not has_splits:
+        return _table_of_files(paths, classes=top_folders)
+    if no_splits:
+        other = min(no_splits) or "images"
         raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
-    return _files([root / image for image in images], classes, splits)
+    classes = ["".join(parts[1:2]) for parts in folders]
+    return _table_of_files(paths, classes, splits=top_folders)
 
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Warns of images that Pillow cannot read, and of files of unknown kinds."""
-    known, counts = image_suffixes() | {*SHARDS, ".npz", ".npy"}, collections.Counter()
+    known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
+    counts = collections.Counter()
     for file in files:
         kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
         if suffix not in known and (kind is None or kind.startswith("image/")):
@@ -252,7 +264,9 @@ def read_table(table: pathlib.Path) -> Dataset:
     optionally `coarse_label` and `split`. Like open-metric-learning, it may have `is_query` and
     `is_gallery` instead of `split`.
     """
-    first_row, images, rows = {}, [], _read_rows(table)
+    rows = _read_rows(table)
+    row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
+    coarse_labels, labels_of = [], collections.defaultdict(set)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
         label = class_name(row.get("label"), where)
@@ -261,29 +275,29 @@ def read_table(table: pathlib.Path) -> Dataset:
             raise UserError(f"{where} needs a path without null bytes, and a label")
         if "\n" in path + label:
             raise UserError(f"{where} has a line break in its path or label; mend its quotes")
+        file = absolute(table.parent / path)
+        labels_of[file].add(label)
         for split in splits:
-            image = absolute(table.parent / path), label, split
-            if first_row.setdefault(image, number) != number:
-                raise UserError(f"{where}: {path} is already in row {first_row[image]}")
-            images.append((*image, coarse_label))
-    if not images:
+            if (file, label, split) in row_of:
+                raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
+            row_of[file, label, split] = number
+            coarse_labels.append(coarse_label)
+    if not rows:
         raise UserError(f"{table} has no rows")
-    distinct = {(path, label) for path, label, _ in first_row}
-    label_counts = collections.Counter(path for path, _ in distinct)
-    several = sorted(path for path, count in label_counts.items() if count > 1)
+    several = [file for file, labels in labels_of.items() if len(labels) > 1]
     if several:
-        number = counted(len(several), "image")
-        console.warn(f"{table} has {number} with several labels, such as {several[0]}")
+        images = counted(len(several), "image")
+        console.warn(f"{table} has {images} with several labels, such as {min(several)}")
     if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
-    return _files(*zip(*images, strict=True))
+    return _table_of_files(*zip(*row_of, strict=True), coarse_labels)
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
     """Returns the splits of each row: from the column `split`, or from is_query and is_gallery.
 
-    If all queries are in the gallery and all gallery images are queries, they are one split, test.
-    Without a column `split`, rows that are neither are training images.
+    If the queries are the same images as the gallery, both are one split, test. Without a column
+    `split`, rows that are neither queries nor in the gallery are training images.
     """
 
     def flags(column: str) -> list[bool]:
@@ -293,17 +307,17 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
         is_query, is_gallery = flags("is_query"), flags("is_gallery")
     except KeyError as error:
         raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
-    has_flags, are_equal = any(is_query + is_gallery), is_query == is_gallery
-    named_splits, splits = split_names(row.get("split") for row in rows), []
+    named_splits = split_names(row.get("split") for row in rows)
+    if not any(is_query + is_gallery):
+        return [[split] for split in named_splits]
+    both = ["test"] if is_query == is_gallery else ["query", "gallery"]
+    splits_of = {(True, True): both, (True, False): ["query"], (False, True): ["gallery"]}
+    splits = []
     for i, split in enumerate(named_splits):
-        if (is_query[i] or is_gallery[i]) and split == "train":
+        roles = is_query[i], is_gallery[i]
+        if any(roles) and split == "train":
             raise UserError(f"{table}, row {i + 1} is a query or in the gallery, and in train")
-        if are_equal:
-            roles = ["test"] * is_query[i]
-        else:
-            roles = ["query"] * is_query[i] + ["gallery"] * is_gallery[i]
-        default = "train" if has_flags and "split" not in rows[0] else split
-        splits.append(roles or [default])
+        splits.append(splits_of.get(roles, [split if "split" in rows[i] else "train"]))
     return splits
 
 
@@ -331,38 +345,44 @@ def labelled_images(dataset: Any) -> Dataset:
             {split: any of these}.
     """
     if isinstance(dataset, Mapping) and dataset:
-        parts = zip(split_names(dataset), map(_labelled, dataset.values()), strict=True)
-        images = stacked([replace(part, splits=np.full(len(part), name)) for name, part in parts])
+        tables = []
+        for split, images in zip(split_names(dataset), dataset.values(), strict=True):
+            table = _labelled(images)
+            tables.append(replace(table, splits=np.full(len(table), split)))
+        images = stacked(tables)
     else:
         images = _labelled(dataset)
     if not len(images):
         raise UserError("the dataset has no images")
-    if images.path(0):
+    if images.path(0):  # The images are files.
         return images
     return replace(images, names=np.array([f"image {i}" for i in range(len(images))], object))
 
 
 def _labelled(dataset: Any) -> Dataset:
-    """Lists the images of a dataset without splits by name, see `labelled_images`."""
+    """Lists the images of a dataset as in `labelled_images`, except for {split: dataset}."""
     if hasattr(dataset, "column_names"):
         return table_of(dataset, "the dataset")
-    is_pair = isinstance(dataset, tuple) and len(dataset) == 2
-    if is_pair and hasattr(dataset[0], "__array__"):
-        dataset = np.asarray(dataset[0]), dataset[1]
-    if is_pair and len(dataset[0]) != len(dataset[1]):
-        raise UserError(f"the dataset has {len(dataset[0])} images, but {len(dataset[1])} labels")
+    pairs = dataset
+    if isinstance(dataset, tuple) and len(dataset) == 2:
+        images, labels = dataset
+        if hasattr(images, "__array__"):
+            images = np.asarray(images)
+        if len(images) != len(labels):
+            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
+        pairs = zip(images, labels, strict=True)
     try:
-        pairs = [*zip(*dataset, strict=True)] if is_pair else [(x, label) for x, label in dataset]
+        pairs = [(image, label) for image, label in pairs]
     except (TypeError, ValueError) as error:
         remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
         raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
-    images, labels = [image for image, _ in pairs], [label for _, label in pairs]
-    classes = [class_name(label, f"label of image {i}") for i, label in enumerate(labels)]
+    images = [image for image, _ in pairs]
+    classes = [class_name(label, f"label of image {i}") for i, (_, label) in enumerate(pairs)]
     if "" in classes:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"
         raise UserError(f"{missing}, such as image {classes.index('')}; give one, or leave it out")
-    if len(images) and isinstance(images[0], str | os.PathLike):
-        return _files([pathlib.Path(x).expanduser() for x in images], classes)
+    if images and isinstance(images[0], str | os.PathLike):
+        return _table_of_files([pathlib.Path(image).expanduser() for image in images], classes)
     return table_of_names(images, [""] * len(images), classes)
 
 

@@ -2,8 +2,8 @@
 
 `index-SPLIT.parquet` holds the facts of every record that plans and scores need, so that opening a
 dataset reads no records. `pairs.parquet` lists pairs of training images that show the same object,
-and `judgements.parquet` each query's box and ground truth. Readers skip images that a partial copy
-lacks.
+and `judgements.parquet` each query's box and ground truth; a partial copy may lack some of their
+images.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from hypjax.types import GroundTruth
 
 VERSION = "2.1.0"  # Version of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
-_INDEX = {  # Columns of the index, by type.
+_INDEX_COLUMNS = {  # By type.
     "int32": ("label", "height", "width"),
     "string": ("name", "class_name", "coarse_label"),  # '' without coarse classes.
     "int64": ("checksum", "offset", "length"),  # Where the image's bytes lie in its record.
 }
-_SCHEMA = pyarrow.schema([(name, kind) for kind, names in _INDEX.items() for name in names])
+_INDEX_SCHEMA = pyarrow.schema([(x, kind) for kind, names in _INDEX_COLUMNS.items() for x in names])
 
 PAIRS = "pairs"
 PAIRS_SCHEMA = pyarrow.schema([("anchor", pyarrow.string()), ("positive", pyarrow.string())])
@@ -97,30 +97,30 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     features = {"image": tfds.features.Image(), "height": np.int32, "width": np.int32}
     features |= {"label": np.int64, "name": text, "class_name": text, "coarse_label": text}
     serialize = tfds.features.FeaturesDict(features).serialize_example
-    splits, infos, labels = {}, [], {}
+    labels: dict[str, int] = {}  # Numbers of the classes, to which each split adds.
+    counts, split_infos = {}, []
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
     with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
-            path = _records_of(folder, name, split)
+            path = _records_path(folder, name, split)
             count = _write_split(path, split, examples, labels, serialize, progress)
             if count.images:
-                splits[split] = count
+                counts[split] = count
                 sizes = {"shard_lengths": [count.images], "num_bytes": path.stat().st_size}
-                infos.append(tfds.core.SplitInfo(name=split, **sizes))
+                split_infos.append(tfds.core.SplitInfo(name=split, **sizes))
     for table_name, table in contents.tables.items():
         _write_table(folder / f"{table_name}.parquet", table)
     features["label"] = tfds.features.ClassLabel(names=list(labels))
-    if infos:  # TFDS cannot describe a dataset without images, which callers reject.
-        tfds.folder_dataset.write_metadata(
-            **{"data_dir": folder, "features": features, "split_infos": infos, "version": VERSION},
-            check_data=False,  # The check needs TensorFlow.
-        )
-    facts = {"splits": splits, "tables": [*contents.tables], "part": part}
-    write_json(folder / MANIFEST, {**facts, "note": contents.note})
+    if split_infos:  # TFDS cannot describe a dataset without images, which callers reject.
+        facts = {"features": features, "split_infos": split_infos, "version": VERSION}
+        # TFDS's check of the data needs TensorFlow.
+        tfds.folder_dataset.write_metadata(data_dir=folder, **facts, check_data=False)
+    facts = {"splits": counts, "tables": [*contents.tables], "part": part, "note": contents.note}
+    write_json(folder / MANIFEST, facts)
 
 
-def _records_of(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
-    """Returns the path of a split's records, which TFDS prescribes."""
+def _records_path(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
+    """Returns the path that TFDS prescribes for a split's records."""
     return folder / f"{name}-{split}.array_record-00000-of-00001"
 
 
@@ -132,10 +132,11 @@ def _write_split(
     serialize: Callable[[Mapping[str, Any]], bytes],
     progress: tqdm.tqdm,
 ) -> Count:
-    """Writes the records of a split and its index, unless it has no images."""
+    """Writes the records of a split and its index, unless it has no images; adds new labels."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    rows, options = [], "group_size:1,uncompressed"  # Images are compressed already.
+    rows = []  # With the columns of the index.
+    options = "group_size:1,uncompressed"  # Images are compressed already.
     try:
         with contextlib.closing(ArrayRecordWriter(str(path), options)) as writer:
             for example in examples:
@@ -150,9 +151,9 @@ def _write_split(
     if not rows:
         path.unlink()
         return Count(0, 0)
-    columns = dict(zip(_SCHEMA.names, zip(*rows, strict=True), strict=True))
-    _write_table(path.with_name(f"index-{split}.parquet"), pyarrow.table(columns, _SCHEMA))
-    return Count(len(rows), len({*columns["label"]}))
+    columns = dict(zip(_INDEX_SCHEMA.names, zip(*rows, strict=True), strict=True))
+    _write_table(path.with_name(f"index-{split}.parquet"), pyarrow.table(columns, _INDEX_SCHEMA))
+    return Count(images=len(rows), classes=len({*columns["label"]}))
 
 
 class _Images(Sequence):
@@ -161,7 +162,8 @@ class _Images(Sequence):
     # Parsing records with TFDS would block other threads: input by threads was a tenth slower.
 
     def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:
-        self._records, self._offsets, self._lengths = records, offsets, lengths
+        self._records = records
+        self._offsets, self._lengths = offsets, lengths
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -184,9 +186,9 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     with reading(folder.name, folder.path):
-        records = ArrayRecordDataSource(str(_records_of(folder.path, folder.name, split)))
+        records = ArrayRecordDataSource(str(_records_path(folder.path, folder.name, split)))
     table = _read_table(folder, f"index-{split}")
-    index = {name: table[name].to_numpy() for name in _SCHEMA.names}
+    index = {name: table[name].to_numpy() for name in _INDEX_SCHEMA.names}
     sizes = np.stack([index["height"], index["width"]], axis=1)
     coarse_labels = index["coarse_label"]
     return Dataset(
@@ -223,11 +225,11 @@ def reading(name: str, path: pathlib.Path) -> Iterator[None]:
 
 
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:
-    """Reads a dataset's pairs as indices into the names of its training images."""
+    """Reads a dataset's pairs of images, as indices into the names of its training images."""
     table = _read_table(folder, PAIRS)
-    columns = [_positions(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
+    columns = [_indices(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
     pairs = np.stack(columns, axis=1)
-    return pairs[(pairs >= 0).all(axis=1)]
+    return pairs[(pairs >= 0).all(axis=1)]  # Without pairs of which an image is missing.
 
 
 def read_judgements(
@@ -235,9 +237,10 @@ def read_judgements(
 ) -> tuple[Int[np.ndarray, "queries 4"], GroundTruth]:
     """Reads the queries' boxes, in pixels, and their ground truth, as indices into the gallery."""
     table = _read_table(folder, JUDGEMENTS)
-    table = table.take(_positions(queries, table["query"].to_numpy()))
+    table = table.take(_indices(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
-    index_of, levels = {name: i for i, name in enumerate(gallery)}, {}
+    index_of = {name: i for i, name in enumerate(gallery)}
+    levels = {}
     for level in GroundTruth._fields:
         levels[level] = [
             np.array([index_of[name] for name in names if name in index_of], np.int64)
@@ -246,7 +249,7 @@ def read_judgements(
     return boxes, GroundTruth(**levels)
 
 
-def _positions(wanted: Names, names: Names) -> Int[np.ndarray, " wanted"]:
-    """Returns the indices of wanted names; -1 for missing names."""
-    index_of = {name: i for i, name in enumerate(names)}
-    return np.array([index_of.get(name, -1) for name in wanted], np.int64)
+def _indices(names: Names, all_names: Names) -> Int[np.ndarray, " images"]:
+    """Returns each name's index among all names; -1 if it is missing."""
+    index_of = {name: i for i, name in enumerate(all_names)}
+    return np.array([index_of.get(name, -1) for name in names], np.int64)

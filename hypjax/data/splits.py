@@ -38,19 +38,19 @@ def open_prepared(
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
 ) -> Splits:
     """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary."""
-    parts, fields = _open(name, data_dir, decoding)
-    if "train" not in parts and fields["ground_truth"] is None:
+    tables, fields = _open_tables(name, data_dir, decoding)
+    if "train" not in tables and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has neither training images nor ground truth")
-    splits = divide(f"this copy of {name}", parts, held_out, **fields)
-    if "test" not in parts and splits.gallery is None:  # The copy is partial.
+    splits = divide(f"this copy of {name}", tables, held_out, **fields)
+    if "test" not in tables and splits.gallery is None:  # The copy is partial.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
         note = SAME_CLASSES if held_out.by_image else note
         splits = splits._replace(notes=(*splits.notes, note))
     elif held_out.test:
         raise UserError(f"config.data.test_classes must be 0: {name} has its own test classes")
     check_classes(name, splits)
-    for part in parts.values():
-        fill_cache(part, decoding.channels)
+    for images in tables.values():
+        fill_cache(images, decoding.channels)
     return with_repeats(splits)
 
 
@@ -68,23 +68,19 @@ def with_benchmarks(
             raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
         # Stacked galleries cannot be read from the host cache, so they are not decoded into it.
         decoding = dataclasses.replace(decoding, cache_dir=None)
-    benchmarks = [open_prepared(name, data_dir, decoding) for name in names]
-    notes = [note for dataset in (splits, *benchmarks) for note in dataset.notes]
+    datasets = [splits, *(open_prepared(name, data_dir, decoding) for name in names)]
+    notes = [note for dataset in datasets for note in dataset.notes]
     if distractors:
-        parts, fields = _open(DISTRACTORS, data_dir, decoding)
+        tables, fields = _open_tables(DISTRACTORS, data_dir, decoding)
         notes += fields["notes"]
-
-        def with_distractors(dataset: Splits) -> Splits:
-            if dataset.ground_truth is None:
-                return dataset
-            gallery = stacked([dataset.gallery, parts["gallery"]])
-            return dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
-
-        splits, *benchmarks = map(with_distractors, (splits, *benchmarks))
-    return splits._replace(benchmarks=benchmarks, notes=tuple(notes))
+        for i, dataset in enumerate(datasets):
+            if dataset.ground_truth is not None:
+                gallery = stacked([dataset.gallery, tables["gallery"]])
+                datasets[i] = dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
+    return datasets[0]._replace(benchmarks=datasets[1:], notes=tuple(notes))
 
 
-def _open(
+def _open_tables(
     name: str, data_dir: str | None, decoding: Decoding
 ) -> tuple[dict[str, Dataset], dict[str, Any]]:
     """Opens a prepared dataset: its tables by split, and further fields of its `Splits`."""
@@ -92,42 +88,44 @@ def _open(
     from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
 
     folder = prepare.prepared_folder(name, data_dir)
-    parts = {split: open_records(folder, split) for split in folder.splits}
-    facts, ground_truth = [name], None
-    if PAIRS in folder.tables and "train" in parts:
-        pairs = read_pairs(folder, parts["train"].names)
-        parts["train"] = dataclasses.replace(parts["train"], pairs=pairs)
-        facts.append(pairs.tobytes())
-    if JUDGEMENTS in folder.tables and {"query", "gallery"} <= parts.keys():
-        query = parts["query"]
-        boxes, ground_truth = read_judgements(folder, query.names, parts["gallery"].names)
-        source = hash_facts([query.source, boxes.tobytes()])
-        parts["query"] = dataclasses.replace(query, boxes=boxes, source=source)
-        facts += [items.tolist() for items in itertools.chain(*ground_truth)]
-    for split, part in parts.items():
-        facts += [part.labels.tobytes(), part.source]
-        parts[split] = decoded_as(part, decoding)
+    tables = {split: open_records(folder, split) for split in folder.splits}
+    hashed, ground_truth = [name], None
+    if PAIRS in folder.tables and "train" in tables:
+        pairs = read_pairs(folder, tables["train"].names)
+        tables["train"] = dataclasses.replace(tables["train"], pairs=pairs)
+        hashed.append(pairs.tobytes())
+    if JUDGEMENTS in folder.tables and {"query", "gallery"} <= tables.keys():
+        queries = tables["query"]
+        boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
+        source = hash_facts([queries.source, boxes.tobytes()])
+        tables["query"] = dataclasses.replace(queries, boxes=boxes, source=source)
+        hashed += [items.tolist() for items in itertools.chain(*ground_truth)]
+    for split, images in tables.items():
+        hashed += [images.labels.tobytes(), images.source]
+        tables[split] = decoded_as(images, decoding)
     fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
-    return parts, {"fingerprint": hash_facts(facts), **fields}
+    return tables, {"fingerprint": hash_facts(hashed), **fields}
 
 
 def open_photos(
     where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
 ) -> Splits:
     """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
-    path, images = local_path(where), photos.list_images(where)
+    images = photos.list_images(where)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
         advice = "put each class into a sub-folder, or list images in a table with path and label"
         raise UserError(f"no image of {where} has a class; {advice}")
-    if path.is_dir() and len(labelled) < len(images):
+    root = local_path(where)
+    if not root.is_dir():
+        root = root.parent
+    elif len(labelled) < len(images):
         unlabelled = images.names[images.class_names == ""]
         first = f"the first is {unlabelled[0]}"
         console.say(f"images without a class are left out: {len(unlabelled)} ({first})")
         images = images.take(labelled)
-    root = path if path.is_dir() else path.parent
     images = measured(images, root, skip_corrupt=skip_corrupt)
     return open_images(where, images, decoding, held_out)
 
@@ -143,8 +141,8 @@ def measured(
 ) -> Dataset:
     """Fills in sizes, checksums and `source`, for which all images are decoded once.
 
-    Images that cannot be read raise a UserError, or are left out if `skip_corrupt`. Their names
-    enter the hash relative to `root`.
+    Images that cannot be read raise a UserError, or are left out if `skip_corrupt`. The hash
+    `source` contains the images' names relative to `root`.
     """
     measurements, reasons = _measure(images)
     if reasons:
@@ -158,9 +156,9 @@ def measured(
         images, measurements = images.take(readable), measurements[readable]
     names = [os.path.relpath(name, root) for name in images.names]
     columns = (images.class_names, images.splits, images.coarse_labels, measurements)
-    facts = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
+    rows = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes, checksums = measurements[:, :2].astype(np.int32), measurements[:, 2]
-    return dataclasses.replace(images, sizes=sizes, checksums=checksums, source=hash_facts(facts))
+    return dataclasses.replace(images, sizes=sizes, checksums=checksums, source=hash_facts(rows))
 
 
 def open_images(
@@ -183,37 +181,40 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "out, or name the classes: ?label=COLUMN, or for features --config.data.labels"
         )
     photos.check_columns(where, images)
-    parts = {"train": images}
+    tables = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
         if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
             needed = "train, and either test or both query and gallery"
             number = counted(len(present), "split")
             raise UserError(f"{where} has {number} ({', '.join(present)}); it needs {needed}")
-        parts = {name: images.take(np.flatnonzero(images.splits == name)) for name in present}
-        _warn_of_overlap(where, parts)
+        tables = {split: images.take(np.flatnonzero(images.splits == split)) for split in present}
+        _warn_of_overlap(where, tables)
     notes = (SAME_CLASSES,) if held_out.by_image else ()
-    splits = divide(where, parts, held_out, fingerprint=fingerprint, notes=notes)
+    splits = divide(where, tables, held_out, fingerprint=fingerprint, notes=notes)
     check_classes(where, splits)
     return with_repeats(splits)
 
 
-def _warn_of_overlap(where: str, parts: dict[str, Dataset]) -> None:
-    """Warns of classes in several splits, except those that queries share with their gallery."""
-    splits_of = collections.defaultdict(list)
-    for name in filter(parts.get, ("train", "validation", "test", "query", "gallery")):
-        split = "test" if name in ("query", "gallery") else name
-        for label in {*parts[name].class_names}:
-            if split not in splits_of[label]:
-                splits_of[label].append(split)
-    shared = {label: ", ".join(names) for label, names in splits_of.items() if len(names) > 1}
+def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
+    """Warns of classes in more than one of training, validation and test images."""
+    splits_of = collections.defaultdict(dict)  # By class; a dict keeps the order of splits.
+    for split in ("train", "validation", "test", "query", "gallery"):
+        if split in tables:
+            name = "test" if split in ("query", "gallery") else split
+            for label in tables[split].class_names:
+                splits_of[label][name] = True
+    shared = {label: ", ".join(splits) for label, splits in splits_of.items() if len(splits) > 1}
     if shared:
         classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
         console.warn(f"{where} has {classes} in more than one split, such as {example}")
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Measures height, width and checksum of images, with a cache; says why some are unreadable."""
+    """Returns the images' heights, widths and checksums, and why rows of images are unreadable.
+
+    The measurements of files are cached; they are 0 for unreadable images.
+    """
     cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
     measurements, reasons = np.zeros((len(images), 3), np.int64), {}
@@ -222,16 +223,16 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
     rows = np.flatnonzero(measurements[:, 0] == 0).tolist()  # New and formerly unreadable images.
     if not rows:
         return measurements, reasons
-    again = " that could not be read before" * (len(rows) < len(images))
+    again = " that could not be read before" if len(rows) < len(images) else ""
     console.say(f"checking {counted(len(rows), 'image')}{again}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(lambda i: _measure_file(images, i), rows)
-        bar = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
-        for i, outcome in zip(rows, bar, strict=True):
+        outcomes = pool.map(lambda row: _measure_file(images, row), rows)
+        outcomes = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
+        for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, str):
-                reasons[i] = outcome
+                reasons[row] = outcome
             else:
-                measurements[i] = outcome
+                measurements[row] = outcome
     if not in_memory:
         with console.tolerating(f"the sizes of the images ({cache})"):
             cache.parent.mkdir(parents=True, exist_ok=True)

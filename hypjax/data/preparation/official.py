@@ -32,7 +32,6 @@ from hypjax.errors import UserError, explained, reason
 from hypjax.system import console
 from hypjax.system.machine import usable_cores
 
-SKIPPED = "skipped.tsv"
 _CROP_QUALITY = 95  # JPEG quality of images that are cropped to their boxes.
 _THREADS = min(usable_cores(), 16)  # The single writing thread keeps up with no more.
 _CHUNK = 16 * _THREADS  # Images that are read into memory together, then written.
@@ -67,14 +66,14 @@ class FileTree(NamedTuple):
         """Matches a list's lines after the first `skip`; raises a UserError for damaged lines."""
         # Some copies have Windows' line ends and a byte order mark. Other bytes match no pattern.
         lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
-        for n, line in enumerate(map(str.strip, lines[skip:]), skip + 1):
+        for number, line in enumerate(map(str.strip, lines[skip:]), skip + 1):
             if match := re.fullmatch(pattern, line):
                 yield match
             elif line:
-                raise self.damaged(f"{file}, line {n}", f"{line[:100]!r} is unexpected")
+                raise self.damaged(f"{file}, line {number}", f"{line[:100]!r} is unexpected")
 
     def damaged(self, place: str, problem: object) -> UserError:
-        """Returns the error for a damaged list; `place` is its file, and the line if known."""
+        """Returns the error for a damaged list; `place` is its file, perhaps with the line."""
         return UserError(f"{self.root / place}: {problem}; the list is damaged, fetch it again")
 
 
@@ -126,11 +125,11 @@ Listing = dict[str, list[Entry]]  # Images by split.
 
 
 class Files(NamedTuple):
-    """A dataset's files while they are open, and what they list."""
+    """A dataset's files while they are open, with the images and tables that they list."""
 
     tree: FileTree
     images: Listing  # Images that have a file.
-    tables: Mapping[str, pyarrow.Table]
+    tables: Mapping[str, pyarrow.Table]  # See `Contents`.
     note: str
 
 
@@ -157,7 +156,7 @@ class OfficialDataset(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Advice to users without the files."""
+        """What users without the files should do, for messages."""
         return f"get {self.source}; pass the folder that holds it with --manual_dir=FOLDER"
 
     @contextlib.contextmanager
@@ -166,7 +165,7 @@ class OfficialDataset(NamedTuple):
 
         `manual_dir` is the dataset's folder, or a folder that contains the dataset's folder or
         archives. If None, `downloads` is searched, and missing archives are downloaded if they have
-        a URL. Listed images without a file are left out.
+        a URL.
         """
         base = (manual_dir or downloads).absolute()
         if manual_dir and not base.is_dir():
@@ -187,7 +186,7 @@ class OfficialDataset(NamedTuple):
             for archive in needed:
                 archive.unpack(root, unpacked)
             tree = FileTree(root, self._files_in(self._find_root(unpacked)) | self._files_in(root))
-            listing = self._existing(tree)
+            listing = self._list_existing(tree)
             if not any(listing.values()):
                 raise UserError(f"{root} has no images of {self.name}; {self.advice}")
             tables = {name: read(tree) for name, read in self.tables.items()}
@@ -196,7 +195,7 @@ class OfficialDataset(NamedTuple):
             shutil.rmtree(unpacked, ignore_errors=True)
 
     def _find_root(self, base: pathlib.Path) -> pathlib.Path:
-        """Returns the first folder that has any of the dataset's files or archives, or `base`."""
+        """Returns the first of `folders` in `base` with a file or needed archive, or `base`."""
         for root in (base / name for name in self.folders):
             has_files = any(any(glob.iglob(entry, root_dir=root)) for entry in self.entries)
             if has_files or any(archive.is_needed(root) for archive in self.archives):
@@ -213,9 +212,9 @@ class OfficialDataset(NamedTuple):
                         files[name] = root / name
         return files
 
-    def _existing(self, tree: FileTree) -> Listing:
-        """Lists the images that have a file, and warns of the others."""
-        splits: Listing = {split: [] for split in self.counts}
+    def _list_existing(self, tree: FileTree) -> Listing:
+        """Lists the images that have a file, and warns if files are missing."""
+        listing: Listing = {split: [] for split in self.counts}
         names, missing = set(), []
         for entry in self.list_images(tree):
             if entry.name in names:
@@ -223,16 +222,16 @@ class OfficialDataset(NamedTuple):
             names.add(entry.name)
             file = entry.file or entry.name
             if file in tree.files:
-                splits[entry.split].append(entry._replace(file=file))
+                listing[entry.split].append(entry._replace(file=file))
             else:
                 missing.append(file)
         if missing:
             console.warn(f"images listed but missing: {len(missing)}, such as {missing[0]}")
-        return splits
+        return listing
 
 
 def _read_example(tree: FileTree, image: Entry) -> Example | str:
-    """Reads an image and crops it to its box, if any; returns why it cannot be read instead."""
+    """Reads an image, cropped to its box if it has one; returns a reason if it cannot be read."""
     try:
         content = pixels.read_bytes(tree.files[image.file])
         decoded = pixels.decode(content, channels=3)
@@ -254,8 +253,9 @@ def write_files(
     """Writes the listed images, which threads decode once, into a new folder."""
     broken: dict[str, str] = {}  # Why images cannot be read, by name.
     total = sum(map(len, files.images.values()))
+    pool = concurrent.futures.ThreadPoolExecutor(_THREADS)
 
-    def readable(images: Sequence[Entry]) -> Iterator[Example]:
+    def read(images: Sequence[Entry]) -> Iterator[Example]:
         for first in range(0, len(images), _CHUNK):
             chunk = images[first : first + _CHUNK]
             outcomes = pool.map(functools.partial(_read_example, files.tree), chunk)
@@ -266,8 +266,8 @@ def write_files(
                 elif skip_corrupt or not broken:  # Otherwise the folder will be removed.
                     yield outcome
 
-    splits = {split: readable(images) for split, images in files.images.items()}
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
+    splits = {split: read(images) for split, images in files.images.items()}
+    with pool, warnings.catch_warnings():
         # Large images are fine. Pillow still rejects huge ones.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         write_records(folder, name, Contents(splits, total, files.tables, files.note), part)
@@ -276,6 +276,6 @@ def write_files(
     summary = f"{len(broken)} of {total} images cannot be read (listed above)"
     if not skip_corrupt or len(broken) == total:
         raise UserError(f"{summary}; fetch them again, or leave them out with --skip_corrupt")
-    console.warn(f"{summary} and were left out; {SKIPPED} next to the records lists them")
+    console.warn(f"{summary} and were left out; skipped.tsv next to the records lists them")
     lines = ["name\treason", *(f"{name}\t{why}" for name, why in broken.items()), ""]
-    (folder / SKIPPED).write_text("\n".join(lines), encoding="utf-8")
+    (folder / "skipped.tsv").write_text("\n".join(lines), encoding="utf-8")

@@ -35,30 +35,30 @@ def prepare(
     skip_corrupt: bool = False,
 ) -> RecordFolder:
     """Prepares a dataset unless it is prepared; arguments are flags of `hypjax.prepare`."""
-    root, parts = _root(data_dir), getattr(declared(name), "parts", {})
+    root = _root(data_dir)
     if is_url(root):
         raise UserError(f"{root} is not a local folder; prepare {name} in one, and copy it there")
+    parts = getattr(declared(name), "parts", {})
     if part is not None and part not in parts:
-        known = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
-        raise UserError(f"{name} has no part {part!r}; {known}")
-    folder, official = pathlib.Path(root, name, VERSION), _official(name, part)
-    with contextlib.ExitStack() as stack:
-        with writing(folder):
-            is_absent = stack.enter_context(_locked(folder, f"preparing {name}"))
-        if is_absent:
-            console.say(f"preparing {name} in {folder} (once)")
-            if official:
-                manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-                downloads = pathlib.Path(root, "downloads", official.downloads or name)
-                files = stack.enter_context(official.open(manual, downloads))
-                _check_listing(official, files.images, allow_partial)
-            with writing(folder), replacing(folder) as unfinished:
-                if official:
-                    write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
-                else:
-                    records.write_records(unfinished, name, declared(name)(), None)
-        else:
+        advice = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
+        raise UserError(f"{name} has no part {part!r}; {advice}")
+    official = _official(name, part)
+    folder = pathlib.Path(root, name, VERSION)
+    with _locked(folder, f"preparing {name}") as is_absent:
+        if not is_absent:
             console.say(f"{name} is already prepared; to prepare it again, remove {folder}")
+        elif official is None:
+            console.say(f"preparing {name} in {folder} (once)")
+            with writing(folder), replacing(folder) as unfinished:
+                records.write_records(unfinished, name, declared(name)(), None)
+        else:
+            console.say(f"preparing {name} in {folder} (once)")
+            manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
+            downloads = pathlib.Path(root, "downloads", official.downloads or name)
+            with official.open(manual, downloads) as files:
+                _check_listing(official, files.images, allow_partial)
+                with writing(folder), replacing(folder) as unfinished:
+                    write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
     prepared = records.open_folder(name, folder)
     if prepared.part != part:
         problem = f"{folder} holds the part {prepared.part}, not {part} (None is the full dataset)"
@@ -68,11 +68,13 @@ def prepare(
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
-    """Locks a dataset's folder unless it exists; yields whether the body must write it."""
+    """Locks a dataset's folder unless it exists; yields whether it is absent."""
     if folder.exists():
         yield False
         return
-    with locked(folder.parent, purpose):
+    with contextlib.ExitStack() as stack:
+        with writing(folder):  # Not around the body, whose errors have other causes.
+            stack.enter_context(locked(folder.parent, purpose))
         for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
             remove(unfinished)  # A killed process left it.
         yield not folder.exists()  # Another process may have written it meanwhile.
@@ -80,17 +82,18 @@ def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
 
 def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
     """Opens a prepared dataset's folder, at a path or URL; prepares built-in ones if necessary."""
-    declaration, root = declared(name), _root(data_dir)
+    is_official = isinstance(declared(name), OfficialDataset)
+    root = _root(data_dir)
     if is_url(root):
         root = str(_local_copy(root, name))
     folder = pathlib.Path(root, name, VERSION)
     if folder.exists():
         return records.open_folder(name, folder)
-    if isinstance(declaration, OfficialDataset):
-        command = f"python -m hypjax.prepare --dataset={name}"
-        command += f" --data_dir={root}" if data_dir else ""
-        raise UserError(f"{name} is not prepared in {root}; run {command} [--manual_dir=FOLDER]")
-    return prepare(name, data_dir=root)
+    if not is_official:
+        return prepare(name, data_dir=root)
+    command = f"python -m hypjax.prepare --dataset={name}"
+    command += f" --data_dir={root}" if data_dir else ""
+    raise UserError(f"{name} is not prepared in {root}; run {command} [--manual_dir=FOLDER]")
 
 
 def _local_copy(url: str, name: str) -> pathlib.Path:
@@ -125,11 +128,12 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    return tuple(filter(None, (official.note, folder.note, _partial(official, folder.splits))))
+    remarks = official.note, folder.note, _partial_copy(official, folder.splits)
+    return tuple(remark for remark in remarks if remark)
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
-    """Returns an official dataset or its part; None for a built-in dataset."""
+    """Returns an official dataset, or a part of it if named; None for a built-in dataset."""
     official = declared(name)
     if not isinstance(official, OfficialDataset):
         return None
@@ -149,18 +153,20 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
     if shared := labels.get("train", set()) & tested:
         raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
     counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
-    if (note := _partial(official, counts)) and not allow_partial:
+    note = _partial_copy(official, counts)
+    if note and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 
 
-def _partial(official: OfficialDataset, counts: Mapping[str, records.Count]) -> str:
+def _partial_copy(official: OfficialDataset, counts: Mapping[str, records.Count]) -> str:
     """Describes splits that differ from the published counts; '' if none does."""
-    parts = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
+    differences = []  # Such as 'train 238 of 5864 images in 4 of 100 classes'.
     for split, expected in official.counts.items():
         images, classes = counts.get(split, records.Count(0, 0))
         classes_differ = expected.classes not in (None, classes)
         if images != expected.images or classes_differ:
-            parts.append(f"{split} {images} of {expected.images} images")
+            difference = f"{split} {images} of {expected.images} images"
             if images and classes_differ:
-                parts[-1] += f" in {classes} of {expected.classes} classes"
-    return f"a partial copy of {official.name}: {', '.join(parts)}" if parts else ""
+                difference += f" in {classes} of {expected.classes} classes"
+            differences.append(difference)
+    return f"a partial copy of {official.name}: {', '.join(differences)}" if differences else ""
