@@ -42,8 +42,8 @@ def local_path(where: str) -> pathlib.Path:
     if path.suffix.lower() == ".tar" and not _holds_folders(path):
         return path
     stat = path.stat()
-    facts = str(path.absolute()), stat.st_size, stat.st_mtime_ns
-    folder = cache_folder() / "archives" / hash_facts(facts)
+    version = str(path.absolute()), stat.st_size, stat.st_mtime_ns
+    folder = cache_folder() / "archives" / hash_facts(version)
     if not folder.exists():
         console.say(f"unpacking {path} to {folder} (once)")
         advice = "; unpack it yourself, and name its folder"
@@ -51,9 +51,9 @@ def local_path(where: str) -> pathlib.Path:
             unfinished.mkdir(parents=True)
             unpack(path, unfinished)
     # Many archives hold a single folder, which holds the folders of the classes.
-    top = [path for path in folder.iterdir() if path.name[0] != "." and path.name != "__MACOSX"]
-    folders = [path for path in top if path.is_dir()]
-    if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, top)):
+    paths = [path for path in folder.glob("[!.]*") if path.name != "__MACOSX"]
+    folders = [path for path in paths if path.is_dir()]
+    if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, paths)):
         return folder
     return folders[0] if any(path.is_dir() for path in folders[0].glob("[!.]*")) else folder
 
@@ -72,8 +72,8 @@ def _holds_folders(path: pathlib.Path) -> bool:
         if file.name[0] != ".":
             stems = image_stems if _is_image(file) else other_stems
             stems.add(file.parent / file.name.partition(".")[0])
-    in_folders = all(len(stem.parts) > 1 for stem in image_stems)
-    return bool(image_stems) and image_stems.isdisjoint(other_stems) and in_folders
+    are_in_folders = bool(image_stems) and all(len(stem.parts) > 1 for stem in image_stems)
+    return are_in_folders and image_stems.isdisjoint(other_stems)
 
 
 def _is_image(path: pathlib.PurePath) -> bool:

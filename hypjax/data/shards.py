@@ -42,18 +42,18 @@ def find_dataset(where: str) -> Dataset | None:
         if options:
             raise UserError(f"{location} is no dataset of Parquet, Arrow or tar files; leave out ?")
         return None
-    parts = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
+    datasets = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
-        wanted = options["split"].replace(" ", "+").split("+")
-        if unknown := sorted(set(wanted) - set(parts)):
-            raise UserError(f"{where}: no split is {unknown[0]}; they are {', '.join(parts)}")
-        parts = {split: parts[split] for split in wanted}
-    keeps_splits = len(parts) > 1 and "split" not in options
-    names = split_names(parts) if keeps_splits else [""] * len(parts)
+        chosen = options["split"].replace(" ", "+").split("+")
+        if unknown := sorted(set(chosen) - set(datasets)):
+            raise UserError(f"{where}: no split is {unknown[0]}; they are {', '.join(datasets)}")
+        datasets = {split: datasets[split] for split in chosen}
+    keeps_splits = len(datasets) > 1 and "split" not in options
+    names = split_names(datasets) if keeps_splits else [""] * len(datasets)
     tables = []
-    for name, (split, part) in zip(names, parts.items(), strict=True):
-        if len(part):
-            table = table_of(part, where, options, f"{location}/{split}".rstrip("/"))
+    for name, (split, dataset) in zip(names, datasets.items(), strict=True):
+        if len(dataset):
+            table = table_of(dataset, where, options, f"{location}/{split}".rstrip("/"))
             splits = np.full(len(table), name) if name else table.splits
             tables.append(dataclasses.replace(table, splits=splits))
     if not tables:
@@ -62,7 +62,7 @@ def find_dataset(where: str) -> Dataset | None:
 
 
 def _options(where: str) -> tuple[str, dict[str, str]]:
-    """Splits off the options after '?', unless a file has this name."""
+    """Splits the options after '?' from a location, unless a file has the whole as its name."""
     location, _, text = where.rpartition("?")
     options = dict(re.findall(r"([a-z_]+)=([^&]*)", text))
     if not location or not options or os.path.exists(os.path.expanduser(where)):
@@ -82,7 +82,8 @@ def _load(location: str, subset: str | None) -> Any:
         if path.is_dir():
             if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
                 return _library().load_from_disk(str(path))
-            if all(pathlib.PurePath(x).suffix.lower() not in SHARDS for x in files_below(path)):
+            suffixes = {pathlib.PurePath(file).suffix.lower() for file in files_below(path)}
+            if suffixes.isdisjoint(SHARDS):
                 return None
             return _library().load_dataset(str(path.absolute()), subset)
         if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
@@ -106,7 +107,7 @@ def files_below(root: pathlib.Path) -> Iterator[str]:
 
 
 def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """Yields a folder and its visible folders at any depth, with the names of visible files.
+    """Yields a folder and the visible folders below it, each with the names of its visible files.
 
     Links are followed, except links to a folder that contains them, which would never end.
     """
@@ -148,60 +149,60 @@ def table_of(
     """Makes a table of the images of a `datasets.Dataset`.
 
     Without options, the column of images is the one of type `Image`, or else of bytes, and the
-    column of labels is the first with a usual name, or else of type `ClassLabel`.
-
-    Args:
-        dataset: A `datasets.Dataset`.
-        where: Its location, for messages.
-        options: Names of the columns `image`, `label` and `coarse_label`.
-        prefix: Beginning of the images' names; None for images in memory.
+    column of labels is the first with a usual name, or else of type `ClassLabel`. `where` is for
+    messages. The names of the images begin with `prefix`, unless they are in memory.
     """
-    library, features, options = _library(), dataset.features, options or {}
-    images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
-    images = images or [name for name, kind in features.items() if _holds_bytes(kind)]
+    library, column_types, options = _library(), dataset.features, options or {}
+    images = [name for name, kind in column_types.items() if isinstance(kind, library.Image)]
+    images = images or [name for name, kind in column_types.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
-        raise UserError(f"{where}: name the column of images by ?image= ({', '.join(features)})")
-    image = _column(features, "image", images, options, where)
+        names = ", ".join(column_types)
+        raise UserError(f"{where}: name the column of images by ?image= ({names})")
+    image = _column(column_types, options.get("image"), images, where)
     encoded = dataset.cast_column(image, library.Image(decode=False))
-    facts = dataset.remove_columns([image]).flatten()
-    kinds = facts.features
-    classes = [name for name, kind in kinds.items() if isinstance(kind, library.ClassLabel)]
-    label = _column(kinds, "label", [*_LABELS, *classes], options, where)
-    coarse_label = _column(kinds, "coarse_label", ("coarse_label",), options, where)
     records = encoded.select_columns([image])[image]  # Images are read when they are accessed.
-    stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    fingerprint = zlib.crc32(repr(files).encode())
-    names = [f"{prefix}/{i}" if prefix else f"image {i}" for i in range(len(records))]
+    facts = dataset.remove_columns([image]).flatten()
+    column_types = facts.features
+    classes = [name for name, kind in column_types.items() if isinstance(kind, library.ClassLabel)]
+    label = _column(column_types, options.get("label"), [*_LABELS, *classes], where)
+    coarse_label = _column(column_types, options.get("coarse_label"), ["coarse_label"], where)
+    names, versions = [f"image {i}" for i in range(len(records))], None
+    if prefix:
+        names = [f"{prefix}/{i}" for i in range(len(records))]
+        stats = [(file["filename"], os.stat(file["filename"])) for file in encoded.cache_files]
+        files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        version = zlib.crc32(repr(files).encode())
+        versions = [(name, version) for name in names]
     return table_of_names(
         records,
         names,
         _values(facts, label, where) if label else [""] * len(dataset),
-        splits=_values(facts, "split", where) if "split" in kinds else (),
+        splits=_values(facts, "split", where) if "split" in column_types else (),
         coarse_labels=_values(facts, coarse_label, where) if coarse_label else (),
-        file_versions=[(name, fingerprint) for name in names] if prefix else None,
+        file_versions=versions,
     )
 
 
 def _holds_bytes(kind: Any) -> bool:
+    """Whether a column's type is bytes, or the dict of bytes and path of an undecoded image."""
     kind = kind.get("bytes") if isinstance(kind, dict) else kind
     return getattr(kind, "dtype", None) in ("binary", "large_binary")
 
 
 def _column(
-    names: Sequence[str], option: str, usual: Sequence[str], options: Mapping[str, str], where: str
+    columns: Sequence[str], chosen: str | None, usual_names: Sequence[str], where: str
 ) -> str | None:
-    """Returns the column that an option names, or else the first with a usual name; also nested."""
-    wanted = [options[option]] if option in options else usual
-    columns = [name for end in wanted for name in names if f".{name}".endswith(f".{end}")]
-    if option in options and not columns:
-        raise UserError(f"{where} has no column {wanted[0]}; its columns are {', '.join(names)}")
-    return columns[0] if columns else None
+    """Returns the chosen column or else the first with a usual name; `label` finds `json.label`."""
+    names = usual_names if chosen is None else [chosen]
+    matches = [x for name in names for x in columns if f".{x}".endswith(f".{name}")]
+    if chosen is not None and not matches:
+        raise UserError(f"{where} has no column {chosen}; its columns are {', '.join(columns)}")
+    return matches[0] if matches else None
 
 
 def _values(dataset: Any, column: str, where: str) -> list[str]:
     """Returns a column's values as class names."""
-    kind, values = dataset.features[column], dataset[column][:]
-    if names := getattr(kind, "names", None):
+    values = dataset[column][:]
+    if names := getattr(dataset.features[column], "names", None):
         return class_names(values, names)
     return [class_name(x, f"{where}, {column} of row {i}") for i, x in enumerate(values)]

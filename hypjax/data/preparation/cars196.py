@@ -27,7 +27,7 @@ _BODY_TYPES = re.compile(r"(?:Cab|Convertible|Coupe|Hatchback|Minivan|Sedan|SUV|
 
 
 def _list_all(tree: FileTree) -> Iterator[Entry]:
-    """Lists all photos, of one folder or of the two halves."""
+    """Lists the photos of the one folder that holds them all, or of the two halves."""
     if any(name.startswith("car_ims/") for name in tree.files):
         return _list_images(tree, {_ALL: ""}, _ALL)
     if _find(tree, _TEST) not in tree.files:
@@ -41,7 +41,7 @@ def _list_all(tree: FileTree) -> Iterator[Entry]:
 def _list_images(
     tree: FileTree, folders: Mapping[str, str], names: str = "cars_meta.mat", boxes: bool = False
 ) -> Iterator[Entry]:
-    """Lists the photos in the order of classes; `folders` are given by annotations' file."""
+    """Lists photos by class; `folders` are the folders of photos, by file of annotations."""
     class_names = _read(tree, names, "class_names")
     rows = []
     for file, folder in folders.items():
@@ -51,11 +51,12 @@ def _list_images(
     files = {"/".join(file.split("/")[-2:]): file for file in tree.files}
     try:
         for folder, row in sorted(rows, key=lambda pair: int(pair[1]["class"])):
-            number, name = int(row["class"]), row["fname" if folder else "relative_im_path"]
+            number = int(row["class"])
             split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
-            box, name = _box(row) if boxes else None, f"{folder}{name}"
+            name = f"{folder}{row['fname']}" if folder else str(row["relative_im_path"])
             label = str(class_names[number - 1])
             body_type = body_types.get(label) or "".join(_BODY_TYPES.findall(label)[-1:])
+            box = _box(row) if boxes else None
             yield Entry(split, name, label, body_type, files.get(name, name), box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
@@ -73,7 +74,8 @@ def _find(tree: FileTree, name: str) -> str:
     return min(filter(pattern.fullmatch, tree.files), key=len, default=name)
 
 
-def _read(tree: FileTree, name: str, variable: str) -> Any:
+def _read(tree: FileTree, name: str, variable: str) -> np.ndarray:
+    """Reads an array from a MATLAB file."""
     import scipy.io
 
     file = _find(tree, name)

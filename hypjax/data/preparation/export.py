@@ -23,34 +23,32 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
     folder = prepared_folder(dataset, data_dir)
     for note in notes(folder):
         console.warn(f"this is {note}; results of the exported images will not say so")
-    count = 0
+    tables = {split: open_records(folder, split) for split in folder.splits}
+    classes = sorted({name for images in tables.values() for name in images.class_names})
+    class_folders = _distinct([*map(_valid, classes)], [""] * len(classes))
+    folder_of = dict(zip(classes, class_folders, strict=True))
     with writing(output), tempfile.TemporaryDirectory(dir=output.absolute().parent) as parent:
         unfinished = pathlib.Path(parent, output.name)
-        parts = {split: open_records(folder, split) for split in folder.splits}
-        classes = sorted({name for records in parts.values() for name in records.class_names})
-        class_folders = _distinct([*map(_valid, classes)], [""] * len(classes))
-        folder_of = dict(zip(classes, class_folders, strict=True))
-        for split, records in parts.items():
-            folders = [folder_of[name] for name in records.class_names]
-            names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in records.names]
+        for split, images in tables.items():
+            folders = [folder_of[name] for name in images.class_names]
+            names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in images.names]
             names = _distinct(names, folders)
-            bar = {"desc": split, "unit": "image", "disable": None, "leave": False}
-            for i, name in enumerate(tqdm.tqdm(names, **bar)):
+            bar = tqdm.tqdm(names, desc=split, unit="image", disable=None, leave=False)
+            for i, name in enumerate(bar):
                 with reading(dataset, folder.path):
-                    image = records.content(i)
+                    content = images.content(i)
                 if name == _stem(name):
-                    name += f".{Image.open(io.BytesIO(image)).format.lower()}"
+                    name += f".{Image.open(io.BytesIO(content)).format.lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as file:
-                    file.write(image)
-            count += len(names)
+                    file.write(content)
         unfinished.rename(output)
-    return count
+    return sum(map(len, tables.values()))
 
 
 def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
-    """Numbers the names in folders with empty names, or names equal up to case and suffix."""
+    """Numbers all names in a folder if one is empty, or two are equal up to case and suffix."""
     stems = ((folder, _stem(name).lower()) for folder, name in zip(folders, names, strict=True))
     counts = collections.Counter(stems)
     numbered = {folder for (folder, stem), count in counts.items() if count > 1 or not stem}
@@ -64,6 +62,6 @@ def _valid(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Removes the suffix of an image format from a name."""
+    """Removes the suffix of an image format from a file's name."""
     path = pathlib.PurePath(name)
     return path.stem if path.suffix.lower() in Image.registered_extensions() else name

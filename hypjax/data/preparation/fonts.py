@@ -109,13 +109,13 @@ def draw(glyph: Glyph) -> Image.Image:
     """Draws a glyph on the baseline, centred, light on dark, with a side of SIZE * SUPERSAMPLE."""
     font, character = _load_font(glyph.face), chr(glyph.codepoint)
     left, top, right, bottom = font.getbbox(character, anchor="ls")
-    # Available and required pixels: across, above the baseline and below.
+    # Pixels across, above the baseline and below it: available in the image, and required.
     available = SIZE - 2 * MARGIN, BASELINE - MARGIN, SIZE - BASELINE - MARGIN
     required = right - left, -top, bottom
-    ratios = zip(available, required, strict=True)
-    shrink = min([1.0] + [SUPERSAMPLE * room / need for room, need in ratios if need > 0])
-    if shrink < 1:
-        font = font.font_variant(size=font.size * shrink)
+    rooms = zip(available, required, strict=True)
+    scale = min([1.0] + [SUPERSAMPLE * room / need for room, need in rooms if need > 0])
+    if scale < 1:
+        font = font.font_variant(size=font.size * scale)
         left, top, right, bottom = font.getbbox(character, anchor="ls")
     side = SIZE * SUPERSAMPLE
     canvas = Image.new("L", (side, side), 0)
@@ -137,17 +137,17 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     letters = {face: letters_of(face) for face in sorted(installed - MISMAPPED_FACES)}
     face_counts = collections.Counter(c for mapped in letters.values() for c in mapped)
     candidates = np.array(sorted(c for c, count in face_counts.items() if count >= MIN_FACES))
-    drawn_by, are_alike = _compare_candidates(candidates, letters)
-    _, component = scipy.sparse.csgraph.connected_components(are_alike, directed=False)
+    drawn_by_face, are_alike = _compare_candidates(candidates, letters)
+    _, class_of = scipy.sparse.csgraph.connected_components(are_alike, directed=False)
     classes = []
-    for label in dict.fromkeys(component):
-        members = candidates[component == label].tolist()
+    for number in dict.fromkeys(class_of):
+        codepoints = candidates[class_of == number].tolist()
         glyphs = []
-        for face, drawn in sorted(drawn_by.items()):
-            if present := drawn.intersection(members):
+        for face, drawn in sorted(drawn_by_face.items()):
+            if present := drawn.intersection(codepoints):
                 glyphs.append(Glyph(face, min(present)))
         if len(glyphs) >= MIN_FACES:
-            classes.append(GlyphClass(tuple(members), tuple(glyphs)))
+            classes.append(GlyphClass(tuple(codepoints), tuple(glyphs)))
     return tuple(classes)
 
 
@@ -156,9 +156,9 @@ def _compare_candidates(
 ) -> tuple[dict[str, set[int]], np.ndarray]:
     """Returns the candidates that each face draws, and which pairs, bool [N, N], are one letter."""
     n = len(candidates)
-    # Numbers of faces that draw both candidates of a pair, and that draw both alike.
-    shared, same = np.zeros((n, n), np.int32), np.zeros((n, n), np.int32)
-    drawn_by = {}
+    drawn_by_face = {}
+    both_drawn = np.zeros((n, n), np.int32)  # Numbers of faces that draw both candidates.
+    alike = np.zeros((n, n), np.int32)  # Numbers of faces that draw both alike.
     for face, mapped in letters.items():
         rows = np.flatnonzero(np.isin(candidates, mapped))
         if not len(rows):
@@ -167,17 +167,17 @@ def _compare_candidates(
         notdef = draw_small(Glyph(face, 0xFFFF))  # The face's glyph for missing characters.
         drawn = images.any(axis=(1, 2)) & (images != notdef).any(axis=(1, 2))
         rows, images = rows[drawn], images[drawn]
-        drawn_by[face] = set(candidates[rows].tolist())
-        shared[np.ix_(rows, rows)] += 1
-        difference, larger = squared_differences(images)
-        same[np.ix_(rows, rows)] += difference <= SAME_TOLERANCE * larger
+        drawn_by_face[face] = set(candidates[rows].tolist())
+        both_drawn[np.ix_(rows, rows)] += 1
+        difference, larger_ink = squared_differences(images)
+        alike[np.ix_(rows, rows)] += difference <= SAME_TOLERANCE * larger_ink
     normal = np.array([unicodedata.normalize("NFC", chr(c)) for c in candidates])
     equivalent = normal[:, None] == normal  # Such as the angstrom sign and Å.
-    return drawn_by, (same > SAME_SHARE * shared) | equivalent
+    return drawn_by_face, (alike > SAME_SHARE * both_drawn) | equivalent
 
 
 def squared_differences(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns squared differences [N, N] of drawings [N, side, side], and the larger one's ink²."""
+    """Squared differences [N, N] of drawings [N, side, side], and the larger squared ink [N, N]."""
     # With six bits of ink, all sums of products are below 2**24, up to which float32 is exact. So
     # the classes do not depend on the order of summation.
     ink = (images.reshape(len(images), -1) >> 2).astype(np.float32)

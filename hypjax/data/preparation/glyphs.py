@@ -39,7 +39,7 @@ def render(glyph: fonts.Glyph) -> np.ndarray:
 
 
 def _random_affine(rng: np.random.Generator) -> tuple[float, ...]:
-    """Draws an affine map about the centre of the supersampled canvas, as Pillow's six numbers."""
+    """Draws a random affine map about the canvas's centre, as the six numbers that Pillow takes."""
     angle, zoom, shear = rng.uniform(-1, 1, 3) * (ROTATION, SCALE, SHEAR)
     cos, sin = math.cos(angle), math.sin(angle)
     linear = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) / (1 + zoom)
@@ -59,8 +59,8 @@ def example(pixels: np.ndarray, name: str, class_name: str, coarse_label: str) -
 def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:
     """Splits classes at random, with a fixed seed, into training and test classes, in order."""
     order = np.random.default_rng(SEED).permutation(len(classes))
-    train, test = np.split(order, [round(TEST_SHARE * len(classes))])[::-1]
-    return tuple([classes[i] for i in np.sort(part)] for part in (train, test))
+    test, train = np.split(order, [round(TEST_SHARE * len(classes))])
+    return [classes[i] for i in np.sort(train)], [classes[i] for i in np.sort(test)]
 
 
 def examples(classes: Iterable[fonts.GlyphClass]) -> Iterator[Example]:

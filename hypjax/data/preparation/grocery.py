@@ -6,7 +6,8 @@ reports this split.
 """
 
 import csv
-import pathlib
+import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,44 +30,46 @@ class _Product(NamedTuple):
 
 def _list_photos(tree: FileTree, test_split: str) -> Iterator[Entry]:
     """Lists photos by product, then in published order; `test_split` is 'test' or 'query'."""
-    products = _products(tree)
-    trained, numbered_entries = _trained(products), []
+    products = _read_products(tree)
+    training_coarse_classes = _training_coarse_classes(products)
+    entries: list[list[Entry]] = [[] for _ in products]
     for part in _PARTS:
         for match in tree.rows(f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
-            number = int(match[2])
+            name, number = match[1], int(match[2])
             if number >= len(products):
                 raise tree.damaged(f"{part}.txt", f"there is no product {number}")
-            split = "train" if products[number].coarse in trained else test_split
-            numbered_entries.append((number, products[number].entry(split, match[1])))
-    numbered_entries.sort(key=lambda pair: pair[0])  # Keeps the published order within a product.
-    return (entry for _, entry in numbered_entries)
+            product = products[number]
+            split = "train" if product.coarse in training_coarse_classes else test_split
+            entries[number].append(product.entry(split, name))
+    return itertools.chain.from_iterable(entries)
 
 
 def _list_icons(tree: FileTree) -> Iterator[Entry]:
-    """Lists the same photos as queries, and as gallery the iconic picture of each product."""
+    """Lists photos for training and as queries, and each product's icon as gallery."""
     yield from _list_photos(tree, test_split="query")
-    yield from (product.entry("gallery", product.icon) for product in _products(tree))
+    yield from (product.entry("gallery", product.icon) for product in _read_products(tree))
 
 
-def _trained(products: list[_Product]) -> set[str]:
-    """Coarse classes for training: 10 of 19 of fruit, 5 of 9 of packages, 8 of 15 of vegetables."""
+def _training_coarse_classes(products: list[_Product]) -> set[str]:
+    """Returns 10 of 19 coarse classes of fruit, 5 of 9 of packages and 8 of 15 of vegetables."""
     departments: dict[str, list[str]] = {}
     for product in products:
         coarse_classes = departments.setdefault(product.department, [])
         if product.coarse not in coarse_classes:
             coarse_classes.append(product.coarse)
-    return {name for names in departments.values() for name in names[: (len(names) + 1) // 2]}
+    return {name for names in departments.values() for name in names[: math.ceil(len(names) / 2)]}
 
 
-def _products(tree: FileTree) -> list[_Product]:
+def _read_products(tree: FileTree) -> list[_Product]:
     """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
     products = []
     for match in tree.rows("classes.csv", ".+", skip=1):
         fields = next(csv.reader([match[0]]))
-        icon = pathlib.PurePosixPath(*fields[4:5]).parts[1:]  # It begins with a slash.
-        if len(fields) != 6 or fields[1] != str(len(products)) or len(icon) < 2:
+        if len(fields) != 6 or fields[1] != str(len(products)) or fields[4].count("/") < 2:
             raise tree.damaged("classes.csv", f"{match[0][:100]!r} is unexpected")
-        products.append(_Product(fields[0], fields[2], icon[1], "/".join(icon)))
+        icon = fields[4].removeprefix("/")
+        _, department, *_ = icon.split("/")
+        products.append(_Product(fields[0], fields[2], department, icon))
     return products
 
 

@@ -7,17 +7,16 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images in the published order; the coarse class is the category in the path."""
-    folder = _photos(tree)
+    folder = _photo_folder(tree)
     pattern = r"img(?:_highres)?/((\S+)/[^/\s]+/[^/\s]+)\s+(\S+)\s+(train|query|gallery)"
     file = "list_eval_partition.txt"
     file = file if file in tree.files else f"Eval/{file}"
     for match in tree.rows(file, pattern, skip=2):  # Skips the count, and the columns' names.
-        name, group, item, status = match.groups()
-        yield Entry(status, f"img/{name}", item, group, f"{folder}{name}")
+        name, category, item, split = match.groups()
+        yield Entry(split, f"img/{name}", item, category, f"{folder}{name}")
 
 
-def _photos(tree: FileTree) -> str:
-    """Returns the folder of the photos."""
+def _photo_folder(tree: FileTree) -> str:
     for folder in ("Img/img/", "img/", "Img/img_highres/", "img_highres/"):
         if any(name.startswith(folder) for name in tree.files):
             return folder
@@ -26,7 +25,7 @@ def _photos(tree: FileTree) -> str:
 
 def _note(tree: FileTree) -> str:
     note = "In-Shop with the larger photos of img_highres: not comparable with published Recall@K"
-    return note if "highres" in _photos(tree) else ""
+    return note if "highres" in _photo_folder(tree) else ""
 
 
 DATASET = OfficialDataset(

@@ -12,13 +12,16 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     is_small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     if is_small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    trained = set()  # The second small set repeats alphabets of the first, which are left out.
+    training_alphabets = set()
     for split, folder in folders.items():
-        pattern = re.compile(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png")
-        paths = filter(None, map(pattern.fullmatch, sorted(tree.files)))
-        entries = [Entry(split, path[0], path[1], path[2]) for path in paths]
-        yield from (entry for entry in entries if entry.coarse_label not in trained)
-        trained = {entry.coarse_label for entry in entries} if is_small else set()
+        for name in sorted(tree.files):
+            if match := re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", name):
+                character, alphabet = match.groups()
+                if split == "train":
+                    training_alphabets.add(alphabet)
+                elif is_small and alphabet in training_alphabets:
+                    continue  # The second small set repeats alphabets of the first.
+                yield Entry(split, name, character, alphabet)
 
 
 # Addresses and checksums as in tensorflow_datasets.

@@ -15,16 +15,16 @@ from hypjax.data.records import JUDGEMENTS, JUDGEMENTS_SCHEMA
 
 
 def _list_images(name: str, tree: FileTree) -> Iterator[Entry]:
-    """Lists queries and gallery in the order of the ground truth, where names have no suffixes."""
+    """Lists queries and gallery in the order of the ground truth, whose names have no suffixes."""
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     files = {file.rpartition("/")[2].removesuffix(".jpg"): file for file in sorted(tree.files)}
-    for split, listed in (("query", truth.queries), ("gallery", truth.gallery)):
-        for image in listed:
+    for split, images in (("query", truth.queries), ("gallery", truth.gallery)):
+        for image in images:
             yield Entry(split, image, name, file=files.get(image, ""))
 
 
 def _judgements(name: str, tree: FileTree) -> pyarrow.Table:
-    """Returns the ground truth by name, with boxes rounded to pixels like in Pillow's crop."""
+    """Returns the ground truth by names, with boxes rounded to pixels like in Pillow's crop."""
     truth = read_ground_truth(tree.root / f"gnd_{name}.pkl")
     columns = {"query": truth.queries, "box": np.rint(truth.boxes).astype(int).tolist()}
     for level, rows in truth.ground_truth._asdict().items():

@@ -77,6 +77,7 @@ def _round(pixels: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "heig
 
 
 def _smooth(rng: np.random.Generator, grey: float, amplitude: float) -> Grey:
+    """Draws smooth noise about a mean grey."""
     coarse = Image.fromarray(_round(grey + rng.uniform(-amplitude, amplitude, (5, 5))))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float32)
 
@@ -85,8 +86,8 @@ def _background(rng: np.random.Generator, ground: float, limits: Limits) -> Grey
     """Draws smooth noise with lines, rectangles, ellipses and fragments of letters."""
     canvas = Image.fromarray(_round(_smooth(rng, ground, limits.clutter / 2))).resize(_CANVAS)
     draw = ImageDraw.Draw(canvas)
-    number = int(rng.integers(*limits.shapes, endpoint=True))
-    shades = np.rint(ground + rng.uniform(-1, 1, number) * limits.clutter).astype(int).tolist()
+    num_shapes = int(rng.integers(*limits.shapes, endpoint=True))
+    shades = np.rint(ground + rng.uniform(-1, 1, num_shapes) * limits.clutter).astype(int).tolist()
     for shade in shades:
         x, y = rng.uniform(-0.1, 1, 2) * _CANVAS
         width, height = rng.uniform(0.1, 0.5, 2) * _CANVAS
@@ -98,7 +99,7 @@ def _background(rng: np.random.Generator, ground: float, limits: Limits) -> Grey
             case _:
                 ends = (x, y, x + rng.choice((-2, 2)) * width, y + 2 * height)
                 draw.line(ends, shade, width=int(rng.integers(2, 7)))
-    for shade in shades[: number // 2]:
+    for shade in shades[: num_shapes // 2]:
         fragment = _fragment(rng)
         corner = tuple(rng.integers(-8, _CANVAS[0] - 8, 2).tolist())
         # The opposite shade, since a shape may already be there in this one.
@@ -107,6 +108,7 @@ def _background(rng: np.random.Generator, ground: float, limits: Limits) -> Grey
 
 
 def _fragment(rng: np.random.Generator) -> Image.Image:
+    """Draws a quarter of a random letter from a to z, resized at random."""
     face = _FRAGMENT_FACES[rng.integers(len(_FRAGMENT_FACES))]
     drawn = fonts.draw(fonts.Glyph(face, int(rng.integers(ord("a"), ord("z"), endpoint=True))))
     drawn = drawn.crop(drawn.getbbox())
@@ -117,7 +119,10 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter into the picture, rotated and in perspective; returns ink and canvas box."""
+    """Puts a letter into the picture, rotated and in perspective.
+
+    Returns the picture's ink, from 0 to 1, and the box of the letter's canvas in it.
+    """
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
@@ -131,22 +136,21 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
     u_equations = np.column_stack([x, y, ones, zeros, -u * x, -u * y])
     v_equations = np.column_stack([zeros, x, y, ones, -v * x, -v * y])
     equations = np.concatenate([u_equations, v_equations])
-    coefficients = np.linalg.solve(equations, np.concatenate([u, v]))
-    result = drawn.transform(
-        _CANVAS, Image.Transform.PERSPECTIVE, coefficients.tolist(), Image.Resampling.BILINEAR
-    )
+    coefficients = np.linalg.solve(equations, np.concatenate([u, v])).tolist()
+    perspective = Image.Transform.PERSPECTIVE
+    result = drawn.transform(_CANVAS, perspective, coefficients, Image.Resampling.BILINEAR)
     ends = np.clip(np.rint([placed.min(axis=0), placed.max(axis=0)]) / _SUPERSAMPLE, 0, SIDE)
     box = tuple(np.rint(ends).astype(int).ravel().tolist())
     return np.asarray(result.reduce(_SUPERSAMPLE), np.float32) / 255, box
 
 
-def _extent(ink: Grey) -> Box:
+def _ink_box(ink: Grey) -> Box:
     return Image.fromarray(ink > EDGE).getbbox()
 
 
 def _bar(rng: np.random.Generator, box: Box) -> Mask:
-    """Marks a bar across the picture that covers a part of the box."""
-    axis = rng.integers(2)
+    """Marks a vertical or horizontal bar across the picture that covers a part of the box."""
+    axis = rng.integers(2)  # 0: the bar is vertical, and covers columns.
     low, high = box[axis], box[axis + 2]
     width = rng.uniform(*COVERED) * (high - low)
     start = rng.uniform(low, high - width)
@@ -156,17 +160,17 @@ def _bar(rng: np.random.Generator, box: Box) -> Mask:
 
 
 def _hide(rng: np.random.Generator, ink: Grey) -> tuple[Grey, Mask]:
-    """Hides most of the ink beyond a random border of the picture, or under a cover."""
+    """Moves most of the ink beyond a random border, or covers it; returns ink and cover."""
     turns = int(rng.integers(4))
     ink = np.rot90(ink, turns)
     shares = np.cumsum(ink.sum(axis=0)) / ink.sum()
-    shown = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
+    shown_columns = int(np.searchsorted(shares, rng.uniform(*JUNK_SHOWN)))
     cover = np.zeros(ink.shape, bool)
     if rng.random() < 0.5:
-        ink = np.pad(ink[:, :shown], ((0, 0), (SIDE - shown, 0)))
+        ink = np.pad(ink[:, :shown_columns], ((0, 0), (SIDE - shown_columns, 0)))
     else:
-        _, top, right, bottom = _extent(ink)
-        cover[max(top - 3, 0) : bottom + 3, shown : right + 3] = True
+        _, top, right, bottom = _ink_box(ink)
+        cover[max(top - 3, 0) : bottom + 3, shown_columns : right + 3] = True
     return np.rot90(ink, -turns), np.rot90(cover, -turns)
 
 
@@ -182,7 +186,7 @@ class SceneObject(NamedTuple):
         return f"{self.letter.name} in {self.glyph.face}"
 
     def views(self, **counts: int) -> "list[View]":
-        """Returns as many views as given, by difficulty."""
+        """Returns the given number of views of each difficulty."""
         return [View(self, level, i) for level, count in counts.items() for i in range(count)]
 
 
@@ -200,17 +204,15 @@ class View(NamedTuple):
         return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
 
     def render(self) -> tuple[UInt8[np.ndarray, "side side"], Box]:
-        """Renders the picture, which depends on the view's name only.
-
-        Returns its pixels, and the box of the letter's canvas within the picture.
-        """
+        """Renders the picture; returns its pixels, and the box of the letter's canvas in it."""
         glyph, limits = self.shown.glyph, DIFFICULTIES[self.difficulty]
+        # The picture depends only on the parts of the view's name.
         names = glyph.face, f"{self.difficulty}{self.number}"
         hashes = (zlib.crc32(name.encode()) for name in names)
         rng = np.random.default_rng([SEED, glyph.codepoint, *hashes])
-        first_effect = rng.choice(HARD_EFFECTS)
-        effects = {e for e in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or e == first_effect}
-        effects = {"hard": effects, "junk": {"hide"}}.get(self.difficulty, set())
+        first = rng.choice(HARD_EFFECTS)
+        hard_effects = {x for x in HARD_EFFECTS if rng.random() < FURTHER_EFFECT or x == first}
+        effects = {"hard": hard_effects, "junk": {"hide"}}.get(self.difficulty, set())
 
         ground = rng.uniform(*GROUND)
         background = _background(rng, ground, limits)
@@ -219,7 +221,7 @@ class View(NamedTuple):
         if "hide" in effects:
             ink, cover = _hide(rng, ink)
         if "cover" in effects:
-            cover = _bar(rng, _extent(ink))
+            cover = _bar(rng, _ink_box(ink))
         contrast = rng.uniform(*(FADED if "fade" in effects else CONTRAST))
         pixels = background + ink * (ground + contrast - background)
         pixels = np.where(cover, _smooth(rng, rng.uniform(30, 225), 20), pixels)
@@ -230,7 +232,7 @@ class View(NamedTuple):
         return pixels, box
 
     def example(self) -> Example:
-        """Renders the picture of a record."""
+        """Renders the picture as an example to be written."""
         pixels, _ = self.render()
         return example(pixels, self.name, self.shown.name, self.shown.letter.script)
 
@@ -238,12 +240,14 @@ class View(NamedTuple):
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
     """Chooses random letters for each role, in two faces, without letters that look alike."""
     rng = np.random.default_rng(SEED)
-    letters = [c for c in classes if c.base == chr(c.codepoints[0])]
+    letters = [letter for letter in classes if letter.base == chr(letter.codepoints[0])]
     letters = [letters[i] for i in rng.permutation(len(letters))]
-    objects = [SceneObject(c, g) for c in letters for g in _two_faces(rng, c)]
+    objects = [
+        SceneObject(letter, glyph) for letter in letters for glyph in _two_faces(rng, letter)
+    ]
     differences = _differences([scene_object.glyph for scene_object in objects])
     chosen: list[int] = []
-    for i in range(0, len(objects), 2):
+    for i in range(0, len(objects), 2):  # Of each letter's two objects, the index of the first.
         nearest = differences[i : i + 2, chosen].min(initial=1)
         if min(differences[i, i + 1], nearest) > ALIKE:
             chosen += [i, i + 1]
@@ -292,7 +296,7 @@ def contents() -> Contents:
 
 
 def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table]:
-    """Lists pairs, which are an easy view and any other view of an object, and ground truth."""
+    """Lists ground truth, and pairs of an easy view and any other view of a training object."""
     pairs, judgements = [], []
     for shown in objects["train"]:
         for anchor, positive in itertools.permutations(shown.views(**TRAIN_VIEWS), 2):

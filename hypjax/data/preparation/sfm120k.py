@@ -30,8 +30,9 @@ def _read(tree: FileTree) -> dict[str, _Part]:
 
 def _part(split: str, loaded: dict[str, Any]) -> _Part:
     """Lists the images and the pairs of one part of the list."""
-    names, entries, keys = list(loaded["cids"]), [], ("cluster", "qidxs", "pidxs")
-    clusters, anchors, positives = (as_indices(loaded[x]).tolist() for x in keys)
+    names, keys = list(loaded["cids"]), ("cluster", "qidxs", "pidxs")
+    clusters, anchors, positives = (as_indices(loaded[key]).tolist() for key in keys)
+    entries = []
     for name, cluster in zip(names, clusters, strict=True):
         # Folders are named by the last characters of their files' names.
         file = f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
@@ -44,8 +45,9 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 
 def _pairs(tree: FileTree) -> pyarrow.Table:
-    columns = zip(*_read(tree)["train"][1], strict=True)
-    return pyarrow.table([list(column) for column in columns], schema=PAIRS_SCHEMA)
+    _, pairs = _read(tree)["train"]
+    columns = [list(column) for column in zip(*pairs, strict=True)]
+    return pyarrow.table(columns, schema=PAIRS_SCHEMA)
 
 
 DATASET = OfficialDataset(

@@ -10,8 +10,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     pattern = r"\d+\s+(\d+)\s+\d+\s+(([^/\s]+)_final/[^/]+)"
     for split in DATASET.counts:
         for match in tree.rows(f"Ebay_{split}.txt", pattern, skip=1):
-            number, name, group = match.groups()
-            yield Entry(split, name, f"{group}/{number}", group)
+            class_number, name, super_class = match.groups()
+            yield Entry(split, name, f"{super_class}/{class_number}", super_class)
 
 
 DATASET = OfficialDataset(
