@@ -206,7 +206,7 @@ def _split_images(
 def _hold_out_images(
     images: Dataset, share: float, min_images: int, rng: np.random.Generator
 ) -> _Halves:
-    """Holds out a share, but at least two, of the images of each class with `min_images`."""
+    """Holds out a share, but at least two, of the images of classes with `min_images` or more."""
     chosen = []
     for label in np.unique(images.labels):
         rows = rng.permutation(np.flatnonzero(images.labels == label))

@@ -156,13 +156,10 @@ def _table_of_files(
 ) -> Dataset:
     """Makes a table of image files, whose records are their paths."""
     names = [str(absolute(path)) for path in paths]
+    classes = classes or [""] * len(paths)
+    versions = map(_file_version, paths)
     return table_of_names(
-        names,
-        names,
-        classes or [""] * len(paths),
-        splits=splits,
-        coarse_labels=coarse_labels,
-        file_versions=map(_file_version, paths),
+        names, names, classes, splits=splits, coarse_labels=coarse_labels, file_versions=versions
     )
 
 
@@ -338,17 +335,16 @@ def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
 def labelled_images(dataset: Any) -> Dataset:
     """Lists the images of a dataset that is passed from Python, without reading them.
 
-    Args:
-        dataset: A pair (images, labels) of two sequences: arrays or Pillow images, and numbers or
-            names; or pairs (image, label) or (path, label); or a `datasets.Dataset` with a column
-            of images, a column of labels, and optionally of splits and coarse classes; or
-            {split: any of these}.
+    A dataset is a pair (images, labels) of two sequences: arrays or Pillow images, and numbers or
+    names; or pairs (image, label) or (path, label); or a `datasets.Dataset` with a column of
+    images, a column of labels, and optionally of splits and coarse classes; or {split: dataset}.
     """
     if isinstance(dataset, Mapping) and dataset:
         tables = []
-        for split, images in zip(split_names(dataset), dataset.values(), strict=True):
-            table = _labelled(images)
-            tables.append(replace(table, splits=np.full(len(table), split)))
+        for split, images in zip(
+            split_names(dataset), map(_labelled, dataset.values()), strict=True
+        ):
+            tables.append(replace(images, splits=np.full(len(images), split)))
         images = stacked(tables)
     else:
         images = _labelled(dataset)

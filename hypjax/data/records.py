@@ -135,8 +135,7 @@ def _write_split(
     """Writes the records of a split and its index, unless it has no images; adds new labels."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    rows = []  # With the columns of the index.
-    options = "group_size:1,uncompressed"  # Images are compressed already.
+    rows, options = [], "group_size:1,uncompressed"  # Images are compressed already.
     try:
         with contextlib.closing(ArrayRecordWriter(str(path), options)) as writer:
             for example in examples:
@@ -162,8 +161,7 @@ class _Images(Sequence):
     # Parsing records with TFDS would block other threads: input by threads was a tenth slower.
 
     def __init__(self, records: Sequence[bytes], offsets: np.ndarray, lengths: np.ndarray) -> None:
-        self._records = records
-        self._offsets, self._lengths = offsets, lengths
+        self._records, self._offsets, self._lengths = records, offsets, lengths
 
     def __len__(self) -> int:
         return len(self._offsets)

@@ -58,9 +58,8 @@ def with_benchmarks(
     splits: Splits,
     names: Sequence[str],
     decoding: Decoding,
-    *,
-    distractors: bool = False,
-    data_dir: str | None = None,
+    data_dir: str | None,
+    distractors: bool,
 ) -> Splits:
     """Adds further datasets with ground truth, and distractors to all galleries that have one."""
     if distractors:
@@ -211,10 +210,7 @@ def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
 
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Returns the images' heights, widths and checksums, and why rows of images are unreadable.
-
-    The measurements of files are cached; they are 0 for unreadable images.
-    """
+    """Returns heights, widths and checksums, 0 for unreadable images, and the reasons by row."""
     cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
     in_memory = not images.file_versions[0]
     measurements, reasons = np.zeros((len(images), 3), np.int64), {}

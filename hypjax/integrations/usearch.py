@@ -81,7 +81,9 @@ class GraphGallery(ArrayGallery):
         """
         points, space = embeddings.vectors, embeddings.space
         euclidean.curvature(space)  # Checks the space.
-        sample_rows, other_rows = euclidean.sample_queries(len(points), len(points), _SAMPLED_QUERIES)
+        sample_rows, other_rows = euclidean.sample_queries(
+            len(points), len(points), _SAMPLED_QUERIES
+        )
         sample = points[sample_rows]
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)

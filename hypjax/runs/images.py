@@ -60,8 +60,8 @@ def open_splits(config: ConfigDict) -> Splits:
         opened = splits.open_features(data.path, data.labels, held_out)
     else:
         opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
-    options = {"distractors": config.eval.distractors, "data_dir": run.data_dir}
-    opened = splits.with_benchmarks(opened, config.eval.benchmarks, decoding, **options)
+    benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
+    opened = splits.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
     notes = list(opened.notes)
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")

@@ -74,6 +74,7 @@ def _read_products(tree: FileTree) -> list[_Product]:
 
 
 _HOME = "https://github.com/marcusklasson/GroceryStoreDataset"
+_ARCHIVE = "GroceryStoreDataset-master.zip"
 PHOTOS = OfficialDataset(
     name="grocery",
     counts={"train": Count(3098, 45), "test": Count(2323, 36)},
@@ -82,12 +83,8 @@ PHOTOS = OfficialDataset(
         *("classes.csv", "train.txt", "val.txt", "test.txt", "train", "val", "test"),
         "iconic-images-and-descriptions",
     ),
-    archives=(
-        Archive(
-            "GroceryStoreDataset-master.zip", "train/*", f"{_HOME}/archive/refs/heads/master.zip"
-        ),
-    ),
-    source=f"GroceryStoreDataset-master.zip from {_HOME}",
+    archives=(Archive(_ARCHIVE, "train/*", url=f"{_HOME}/archive/refs/heads/master.zip"),),
+    source=f"{_ARCHIVE} from {_HOME}",
     list_images=lambda tree: _list_photos(tree, test_split="test"),
     downloads="grocery",
 )

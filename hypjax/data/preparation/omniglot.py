@@ -10,18 +10,15 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
     is_small = not any(name.split("/")[0] in folders.values() for name in tree.files)
+    repeated = set()  # Alphabets of the first small set that the second one repeats.
     if is_small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-    training_alphabets = set()
+        repeated = {name.split("/")[1] for name in tree.files if name.startswith(folders["train"])}
     for split, folder in folders.items():
         for name in sorted(tree.files):
-            if match := re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", name):
-                character, alphabet = match.groups()
-                if split == "train":
-                    training_alphabets.add(alphabet)
-                elif is_small and alphabet in training_alphabets:
-                    continue  # The second small set repeats alphabets of the first.
-                yield Entry(split, name, character, alphabet)
+            match = re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", name)
+            if match and not (split == "test" and match[2] in repeated):
+                yield Entry(split, name, label=match[1], coarse_label=match[2])
 
 
 # Addresses and checksums as in tensorflow_datasets.

@@ -119,10 +119,7 @@ def _fragment(rng: np.random.Generator) -> Image.Image:
 
 
 def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tuple[Grey, Box]:
-    """Puts a letter into the picture, rotated and in perspective.
-
-    Returns the picture's ink, from 0 to 1, and the box of the letter's canvas in it.
-    """
+    """Puts a letter into a picture, rotated and in perspective; returns ink and canvas box."""
     side = drawn.width
     corners = np.array([(0, 0), (side, 0), (side, side), (0, side)], float)
     placed = corners + rng.uniform(-1, 1, (4, 2)) * limits.perspective * side
