@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 class FileTree(NamedTuple):
     """A dataset's files by their paths below its folder, with '/'."""
 
-    root: pathlib.Path  # For messages.
+    root: pathlib.Path  # The dataset's folder.
     files: Mapping[str, pathlib.Path]
 
     def read_list(self, name: str) -> bytes:
@@ -110,7 +110,8 @@ class Archive(NamedTuple):
             offline = "without a network, use --manual_dir=FOLDER, or train on --dataset=glyphs"
             console.say(f"downloading {self.url} to {root} ({offline})")
         pooch.get_logger().setLevel(logging.WARNING)
-        known_hash, bar = self.sha256 and f"sha256:{self.sha256}", sys.stderr.isatty()
+        known_hash = f"sha256:{self.sha256}" if self.sha256 else None
+        bar = sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
             pooch.retrieve(self.url, known_hash, self.file, root, progressbar=bar)
 
@@ -164,8 +165,7 @@ class OfficialDataset(NamedTuple):
         """Finds or downloads the files, and unpacks archives for the duration of the body.
 
         `manual_dir` is the dataset's folder, or a folder that contains the dataset's folder or
-        archives. If None, `downloads` is searched, and missing archives are downloaded if they have
-        a URL.
+        archives. If None, `downloads` is searched, and missing archives with a URL are downloaded.
         """
         base = (manual_dir or downloads).absolute()
         if manual_dir and not base.is_dir():

@@ -147,7 +147,7 @@ def _root(data_dir: str | None) -> str:
 
 
 def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:
-    """Rejects a listing that is not complete, unless partial copies are allowed."""
+    """Rejects classes in both train and test and, unless `allow_partial`, incomplete listings."""
     labels = {split: {image.label for image in images} for split, images in listing.items()}
     tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have any class.
     if shared := labels.get("train", set()) & tested:

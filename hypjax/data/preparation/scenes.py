@@ -235,7 +235,7 @@ class View(NamedTuple):
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
-    """Chooses random letters for each role, in two faces, without letters that look alike."""
+    """Chooses random letters without accents for each role, in two faces, no two alike."""
     rng = np.random.default_rng(SEED)
     letters = [letter for letter in classes if letter.base == chr(letter.codepoints[0])]
     letters = [letters[i] for i in rng.permutation(len(letters))]
@@ -245,7 +245,7 @@ def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneO
     differences = _differences([scene_object.glyph for scene_object in objects])
     chosen: list[int] = []
     for i in range(0, len(objects), 2):  # Of each letter's two objects, the index of the first.
-        nearest = differences[i : i + 2, chosen].min(initial=1)
+        nearest = differences[i : i + 2, chosen].min(initial=1)  # 1 if none is chosen yet.
         if min(differences[i, i + 1], nearest) > ALIKE:
             chosen += [i, i + 1]
     remaining = iter(objects[i] for i in chosen)

@@ -4,7 +4,6 @@ A class is a cluster: the photos of one reconstruction. Two photos of a cluster 
 sides of a building; the dataset lists pairs that show the same side.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow
@@ -40,10 +39,6 @@ def _part(split: str, loaded: dict[str, Any]) -> _Part:
     return entries, [(names[i], names[j]) for i, j in zip(anchors, positives, strict=True)]
 
 
-def _list_images(tree: FileTree) -> Iterator[Entry]:
-    return (entry for entries, _ in _read(tree).values() for entry in entries)
-
-
 def _pairs(tree: FileTree) -> pyarrow.Table:
     _, pairs = _read(tree)["train"]
     columns = [list(column) for column in zip(*pairs, strict=True)]
@@ -58,6 +53,6 @@ DATASET = OfficialDataset(
     entries=("ims", _LIST),
     archives=(Archive("ims/ims.tar.gz", unpacked="ims/[0-9a-f]*"),),
     source=f"ims/ims.tar.gz and {_LIST} from http://cmp.felk.cvut.cz/cnnimageretrieval",
-    list_images=_list_images,
+    list_images=lambda tree: (entry for entries, _ in _read(tree).values() for entry in entries),
     tables={PAIRS: _pairs},
 )
