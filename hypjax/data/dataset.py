@@ -40,7 +40,7 @@ class Dataset:
 
     # Image files as bytes or paths, or as dicts of "bytes" and "path"; or images in memory.
     records: Sequence[Any]
-    positions: Int[np.ndarray, " images"]  # Index of each image's record; some may be unused.
+    positions: Int[np.ndarray, " images"]  # Index of each image's record; records may be unused.
     labels: Int[np.ndarray, " images"]
     sizes: Int[np.ndarray, "images 2"]  # Heights and widths, in pixels; 0 if unknown.
     names: Shaped[np.ndarray, " images"]  # Strings: paths, or names for messages.
@@ -130,7 +130,7 @@ class Dataset:
     def crop(
         self, i: int, frame: Frame, side: int, channels: int
     ) -> UInt8[np.ndarray, "side side channels"]:
-        """Shows a frame of the i-th image as a square, exactly as Pillow does, unless `fast`."""
+        """Crops the i-th image to a frame and resizes it to a square, exactly unless `fast`."""
         return self._view(i, lambda height, width: frame, side, channels)
 
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
@@ -149,7 +149,7 @@ class Dataset:
                 left, top, right, bottom = self._box(i, *array.shape[:2])
                 array = array[top:bottom, left:right]
                 frame = frame_of(*array.shape[:2])
-                if frame.size == array.shape[:2]:
+                if frame.size == array.shape[:2]:  # The image is cropped without resizing it.
                     top, left, height, width = frame.box
                     region = array[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
@@ -249,7 +249,7 @@ def table_of_names(
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets that share their records: each record once, in order, without labels."""
-    columns = dict.fromkeys(_COLUMNS)
+    columns = dict.fromkeys(_COLUMNS)  # None, except for the columns below.
     for name in ("positions", "sizes", "names", "class_names"):
         columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
     _, first_rows = np.unique(columns["positions"], return_index=True)
@@ -266,10 +266,10 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
     names = ("sizes", "boxes", "vectors", *_STRINGS)
     columns = {name: _stacked_column(name, tables) for name in names}
     first_records = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
-    shifts = zip(first_records, tables, strict=True)
+    firsts_and_tables = zip(first_records, tables, strict=True)
     return Dataset(
         records=Chained(table.records for table in tables),
-        positions=np.concatenate([first + table.positions for first, table in shifts]),
+        positions=np.concatenate([first + table.positions for first, table in firsts_and_tables]),
         labels=np.unique(columns["class_names"], return_inverse=True)[1],
         upright=tables[0].upright,
         fast=tables[0].fast,
@@ -314,11 +314,11 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     advice = "; choose another --config.run.cache_dir, or set --config.run.cache=none"
     with (
         explained("cannot keep decoded images", advice),
-        cache.filling(locked(cache.folder, "decoding images")) as done,
-        tqdm.tqdm(total=len(dataset), initial=done, **options) as bar,
+        cache.filling(locked(cache.folder, "decoding images")) as num_cached,
+        tqdm.tqdm(total=len(dataset), initial=num_cached, **options) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
-        for first in range(done, len(dataset), _CHUNK):
+        for first in range(num_cached, len(dataset), _CHUNK):
             rows = range(first, min(first + _CHUNK, len(dataset)))
             images = [*pool.map(lambda i: pixels.array(uncached.image(i, channels)), rows)]
             cache.append(images)

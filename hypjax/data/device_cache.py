@@ -40,7 +40,7 @@ class CacheLayout:
     max_rows: int  # Rows of the tallest stored image.
     slab_rows: int  # Rows that are copied to the devices at once.
     channels: int  # 1 or 3.
-    shape: tuple[int, int]  # Shape of the stored pixels, which are bytes.
+    shape: tuple[int, int]  # Rows, and bytes of a row, which holds its channels one by one.
 
     def slabs(self) -> Iterator[tuple[int, range]]:
         """Yields each slab's first row in the cache, and its range of images."""
@@ -64,7 +64,7 @@ class CacheLayout:
         target[:, :, :columns] = values.swapaxes(1, 2)
 
     def crops(self, plan: Batch, rows: range) -> Crops:
-        """Returns the crops of a batch in the given rows, padded beyond the batch's end."""
+        """Returns the crops of the given rows of a batch, padded beyond the batch's end."""
         first_rows = self.end_rows[plan.ids] - self.stored_sizes[plan.ids, 0]
         return Crops(
             row=padded_rows(first_rows.astype(np.int32), rows, 0),
@@ -79,8 +79,8 @@ def _lay_out(
     stored_sizes = np.where(transposed[:, None], sizes[:, ::-1], sizes).astype(np.int64)
     end_rows = np.cumsum(stored_sizes[:, 0])
     max_rows, max_columns = stored_sizes.max(axis=0).tolist()
-    # One compiled program writes all slabs, so all have the same size. The cache ends with as many
-    # free rows, because the last slab extends beyond the last image.
+    # One compiled program writes all slabs, so all have `slab_rows` rows. The last slab may
+    # extend beyond the last image, so the cache ends with `slab_rows` free rows.
     fitting_rows = _SLAB_BYTES // (channels * max_columns)
     slab_rows = max(max_rows, min(fitting_rows, int(end_rows[-1]) // _MIN_SLABS))
     shape = int(end_rows[-1]) + slab_rows, channels * max_columns

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int, Shaped, UInt8
 
 from hypjax.types import Crops
 
-_MAX_IMAGES = 32  # Images resized at the same time,
-_MAX_BYTES = 2**27  # and the memory of their pixels as float32.
+_MAX_IMAGES = 32  # Images resized at the same time.
+_MAX_BYTES = 2**27  # Limits the memory of these images' pixels as float32.
 # Whether Pillow chooses which axis to resize first; before, it was always the horizontal one.
 _PILLOW_CHOOSES_AXIS = int(PIL.__version__.split(".")[0]) >= 13
 
@@ -67,8 +67,8 @@ def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side chann
 
 def _planes(store: Store, row: Int[Array, ""]) -> UInt8[Array, "extent channels extent"]:
     """Reads the image that begins at a row, padded to a square that fits every image."""
-    width = store.pixels.shape[1]
-    rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), (store.length, width))
+    size = store.length, store.pixels.shape[1]
+    rows = jax.lax.dynamic_slice(store.pixels, (row, jnp.zeros_like(row)), size)
     planes = rows.reshape(store.length, store.channels, -1)
     height, _, width = planes.shape
     extent = max(height, width)

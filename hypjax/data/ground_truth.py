@@ -53,7 +53,7 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core", "numpy._core")
+        module = module.replace("numpy.core", "numpy._core")  # NumPy 2 renamed it.
         if name not in _ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} in it could run code")
         return super().find_class(module, name)

@@ -29,6 +29,7 @@ def groupings(dataset_name: str, images: Dataset) -> dict[str, Grouping]:
     if images.coarse_labels is not None:
         level_names = PREPARED.get(dataset_name, Prepared("")).levels
         depths = range(len(level_names), 0, -1)
+        # Users' datasets have one named level: their finest groups are named by whole paths.
         for depth, paths in zip(depths, coarse_levels(images.coarse_labels), strict=False):
             group_paths, groups = np.unique(paths, return_inverse=True)
             group_names = [path.split("/", depth - 1)[-1] for path in group_paths]

@@ -120,7 +120,8 @@ def divide(
     gallery = None
     if {"query", "gallery"} <= parts.keys():
         test, gallery = parts["query"], parts["gallery"]
-    no_validation, advice = "", "add classes"
+    no_validation = ""
+    advice = "add classes"
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
@@ -183,7 +184,7 @@ def _hold_out_classes(images: Dataset, amount: float, seed: int, field: str) -> 
 def _split_images(
     where: str, images: Dataset, held_out: HeldOutClasses
 ) -> tuple[Dataset, Dataset | None, Dataset, str]:
-    """Splits each class's images for training, validation and test; says why none validate."""
+    """Splits each class's images into train, validation and test; says why validation is None."""
     rng = np.random.default_rng(held_out.seed)
     train, test = _hold_out_images(images, _TEST_SHARE, _MIN_IMAGES_TO_TEST, rng)
     if test.num_classes < 2:

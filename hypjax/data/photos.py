@@ -62,7 +62,7 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
     if isinstance(images, Set | Mapping):
         raise UserError(f"{type(images).__name__} has no order of rows; give a list of images")
     is_file = isinstance(images, str | os.PathLike | bytes | io.IOBase)  # Iterable, but one image.
-    is_image_array = getattr(images, "ndim", 4) < 4
+    is_image_array = hasattr(images, "ndim") and images.ndim < 4
     if is_file or is_image_array or not isinstance(images, Iterable):
         images = [images]
     tables = [_table_of_image(image, f"image {i}") for i, image in enumerate(images)]
@@ -227,13 +227,13 @@ def list_folder(root: pathlib.Path) -> Dataset:
     paths = [root / image for image in images]
     folders = [image.parts[:-1] for image in images]
     top_folders = ["".join(parts[:1]) for parts in folders]  # '' for images outside folders.
-    no_splits = {*map(split_name, top_folders)} - SPLITS.keys()
+    other_folders = {*map(split_name, top_folders)} - SPLITS.keys()
     nested = {split_name(parts[0]) for parts in folders if len(parts) > 1}
-    has_splits = no_splits <= {""} or not nested.isdisjoint(SPLITS)
+    has_splits = other_folders <= {""} or not nested.isdisjoint(SPLITS)
     if not any(folders) or not has_splits:
         return _table_of_files(paths, classes=top_folders)
-    if no_splits:
-        other = min(no_splits) or "images"
+    if other_folders:
+        other = min(other_folders) or "images"
         raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
     classes = ["".join(parts[1:2]) for parts in folders]
     return _table_of_files(paths, classes, splits=top_folders)
@@ -244,8 +244,8 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
     known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
     counts = collections.Counter()
     for file in files:
-        kind, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
-        if suffix not in known and (kind is None or kind.startswith("image/")):
+        mime_type, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
+        if suffix not in known and (mime_type is None or mime_type.startswith("image/")):
             counts[suffix or "without a suffix"] += 1
     if counts:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(20))
@@ -287,7 +287,8 @@ def read_table(table: pathlib.Path) -> Dataset:
         console.warn(f"{table} has {images} with several labels, such as {min(several)}")
     if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
-    return _table_of_files(*zip(*row_of, strict=True), coarse_labels)
+    files, labels, splits = zip(*row_of, strict=True)
+    return _table_of_files(files, labels, splits, coarse_labels)
 
 
 def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
@@ -341,10 +342,9 @@ def labelled_images(dataset: Any) -> Dataset:
     """
     if isinstance(dataset, Mapping) and dataset:
         tables = []
-        for split, images in zip(
-            split_names(dataset), map(_labelled, dataset.values()), strict=True
-        ):
-            tables.append(replace(images, splits=np.full(len(images), split)))
+        for split, split_dataset in zip(split_names(dataset), dataset.values(), strict=True):
+            table = _labelled(split_dataset)
+            tables.append(replace(table, splits=np.full(len(table), split)))
         images = stacked(tables)
     else:
         images = _labelled(dataset)

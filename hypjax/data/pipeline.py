@@ -81,7 +81,7 @@ class _Pieces:
                         views[row] = image
                 yield views, broken
         except RuntimeError as error:
-            if "exit code" not in str(error):
+            if "exit code" not in str(error):  # Grain reports the exit code of a dead worker.
                 raise
             cause = str(error).partition(". ")[0]
             remedy = "if memory ran out, lower --config.run.workers"
@@ -118,7 +118,7 @@ def _start_worker(index: int, count: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _planned(plans: Callable[[int], Batch], step: int) -> Batch:  # For all pieces of a batch.
+def _planned(plans: Callable[[int], Batch], step: int) -> Batch:  # All pieces of a batch share it.
     return plans(step)
 
 

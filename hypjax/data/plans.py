@@ -135,8 +135,8 @@ class DrawnClassPlans(ClassPlans):
 
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Draws distinct classes uniformly at random."""
-        rng, num_classes = self.rng(_CLASSES, step), len(self.images_of_class)
-        return rng.choice(num_classes, self.classes_per_batch, replace=False)
+        rng = self.rng(_CLASSES, step)
+        return rng.choice(len(self.images_of_class), self.classes_per_batch, replace=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -202,5 +202,5 @@ class TuplePlans(Plans):
     def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of the step's images, tuple by tuple."""
         tuples_per_batch = self.batch_size // self.tuple_size
-        first = step % self.batches_per_epoch * tuples_per_batch
+        first = (step % self.batches_per_epoch) * tuples_per_batch
         return self.table[first : first + tuples_per_batch].reshape(-1)

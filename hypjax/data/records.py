@@ -135,7 +135,8 @@ def _write_split(
     """Writes the records of a split and its index, unless it has no images; adds new labels."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    rows, options = [], "group_size:1,uncompressed"  # Images are compressed already.
+    options = "group_size:1,uncompressed"  # Images are compressed already.
+    rows = []
     try:
         with contextlib.closing(ArrayRecordWriter(str(path), options)) as writer:
             for example in examples:

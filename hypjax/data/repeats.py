@@ -41,7 +41,7 @@ def with_repeats(splits: Splits) -> Splits:
     else:
         evaluated = {"query": splits.test, "gallery": splits.gallery}
         notes = [queries_in_gallery(query_rows)]
-        within_test = "query", "gallery", query_rows
+        within_test = "query", "gallery", query_rows  # Part, other part and own rows.
     if splits.validation is not None:
         evaluated["validation"] = splits.validation
     parts = evaluated if splits.train is None else {"training": splits.train, **evaluated}

@@ -61,7 +61,7 @@ def with_benchmarks(
     data_dir: str | None,
     distractors: bool,
 ) -> Splits:
-    """Adds further datasets with ground truth, and distractors to all galleries that have one."""
+    """Adds further datasets with ground truth, and distractors to galleries with ground truth."""
     if distractors:
         if not names and splits.ground_truth is None:
             raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
@@ -88,7 +88,8 @@ def _open_tables(
 
     folder = prepare.prepared_folder(name, data_dir)
     tables = {split: open_records(folder, split) for split in folder.splits}
-    hashed, ground_truth = [name], None
+    hashed = [name]
+    ground_truth = None
     if PAIRS in folder.tables and "train" in tables:
         pairs = read_pairs(folder, tables["train"].names)
         tables["train"] = dataclasses.replace(tables["train"], pairs=pairs)
@@ -146,7 +147,8 @@ def measured(
     measurements, reasons = _measure(images)
     if reasons:
         named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
-        named[_MAX_NAMED:] = ["..."] if len(named) > _MAX_NAMED else []
+        if len(named) > _MAX_NAMED:
+            named = [*named[:_MAX_NAMED], "..."]
         problem = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
             raise UserError(f"{problem}; fix them, or set --config.data.skip_corrupt=True")
