@@ -307,9 +307,9 @@ def _check_effect(
         return
     relation, other_flag, prefix, choices = condition.groups()
     if relation:
-        holds = bool(values[other_flag]) and str(values[other_flag]).startswith(prefix or "")
-        if holds != (relation == "With"):
-            opposite = "with" if holds else "without"
+        is_set = bool(values[other_flag]) and str(values[other_flag]).startswith(prefix or "")
+        if is_set != (relation == "With"):
+            opposite = "with" if is_set else "without"
             other = f"--{other_flag}={prefix}" if prefix else f"--{other_flag}"
             raise errors.UserError(f"--{flag} has no effect {opposite} {other}; leave it out")
     elif first_word and first_word != "all" and first_word not in choices.split(", "):
@@ -354,9 +354,9 @@ def _check_words(signature: inspect.Signature, positional: Any, words: Sequence[
         raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
 
 
-def _end(resumes: bool, signum: int, frame: object) -> None:
+def _end(resumes: bool, signum: int, _frame: object) -> None:
     """Exits immediately on a signal; training replaces this handler to save its state first."""
-    del frame  # As an exception, an interrupt can be lost in a callback or crash threads at exit.
+    # As an exception, an interrupt could be lost in a callback, or crash threads at exit.
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
     exits.at_once(exits.STATUS_OF_SIGNAL[signum])

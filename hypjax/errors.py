@@ -185,4 +185,4 @@ def nearest(name: str, valid: Collection[str]) -> str:
     """Lists the valid names if there are few, and suggests the most similar one."""
     listed = f"; it must be one of {', '.join(valid)}" if len(valid) <= _MAX_LISTED else ""
     closest = difflib.get_close_matches(name, valid, n=1, cutoff=0)
-    return listed + similar(name, valid) or f"; did you mean {closest[0]}?"
+    return (listed + similar(name, valid)) or f"; did you mean {closest[0]}?"

@@ -56,7 +56,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
         folder = pathlib.Path(opened)
         saved = processes.from_first(lambda: _saved_fields(folder, config))
-        # Training fields must be the run's: only models with a frozen encoder share embeddings.
+        # Training fields are the run's: they say whether its models share a frozen encoder.
         set_fields(config, {k: v for k, v in saved.items() if not k.startswith(_CONFIGURED)})
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
@@ -116,7 +116,8 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     config.data.resize = config.data.image_size
     run = Run(config, parts=["encoder"])
     params = released_model(run, encoder_only=True)
-    train, embedder = run.splits.training_images(), dataclasses.replace(run.embedder, cached=())
+    train = run.splits.training_images()
+    embedder = dataclasses.replace(run.embedder, cached=())  # Embeds no other images.
     if train.vectors is not None:
         return train.vectors, run.splits.notes
     return embedder.features(params, train), run.splits.notes

@@ -59,7 +59,7 @@ def main(
         console.say(f"wrote {output}")
         return
     limit = images or (400 if kind == "grid" else 5000)
-    choice = limit, None if first else seed, colour
+    choice = (limit, None if first else seed, colour)
     if embeddings:
         drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *choice)
     else:

@@ -68,7 +68,7 @@ def main(
             or sphere.
         c: With --space=ball: the ball has curvature -c.
         clip_radius: With --space=ball: norm to which features are clipped; 0 for no clipping.
-        ks: Values of K in Recall@K. Default: 1, 2, 4, 8, 10, 100 and 1000, as far as they are below
+        ks: Values of K in Recall@K. Default: those of 1, 2, 4, 8, 10, 100 and 1000 that are below
             the number of items.
         metrics: recall, precision and mp (each at --ks), mrr, map@r, r_precision, map, h_ap, ndcg,
             asi. Default: recall, map@r and r_precision, and with coarse labels h_ap, ndcg and asi;
@@ -155,30 +155,28 @@ def _task(
 ) -> Any:
     """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
+    from hypjax.data.splits import open_prepared
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
-    splits, queries, ground_truth = None, None, None
-    if source.dataset:
-        from hypjax.data.splits import open_prepared
-
-        splits = open_prepared(source.dataset, source.data_dir)
-        ground_truth = splits.ground_truth
-        for note in splits.notes:
-            console.say(note)
+    splits = open_prepared(source.dataset, source.data_dir) if source.dataset else None
+    for note in splits.notes if splits else ():
+        console.say(note)
     benchmark = source.ground_truth and read_ground_truth(source.ground_truth)
     if external.encoder:
         embedder = external.open(space=space, batch_size=batch_size)
         embeddings = embedder.embed_images(splits.images(scored=True))
     else:
-        names = {"labels": source.labels, "coarse_labels": source.coarse_labels}
-        embeddings = Embeddings.load(source.embeddings, space, **names)
+        label_files = {"labels": source.labels, "coarse_labels": source.coarse_labels}
+        embeddings = Embeddings.load(source.embeddings, space, **label_files)
         if splits:
             require_images(embeddings, splits)
+    queries = None
     if source.queries:
-        names = {"labels": source.query_labels, "coarse_labels": source.query_coarse_labels}
-        queries = Embeddings.load(source.queries, space, **names)
+        label_files = {"labels": source.query_labels, "coarse_labels": source.query_coarse_labels}
+        queries = Embeddings.load(source.queries, space, **label_files)
+    ground_truth = splits.ground_truth if splits else None
     return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
 
 
