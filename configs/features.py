@@ -22,7 +22,7 @@ def get_config(variant: str | None = None) -> ConfigDict:
     variant = variant or "hyp"
     if variant not in VARIANTS:
         raise variant_error(variant, VARIANTS)
-    config = recipes.hyp_vit(variants.Variant(variant, variant, "lite"))
+    config = recipes.hyp_vit(variants.Variant(variant, variant, "lite"))  # Encoder: set below.
     config.variant = variant
     recipes.train_head(config)
     config.data.name = "features"

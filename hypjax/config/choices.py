@@ -41,7 +41,7 @@ def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 
 def freezes_encoder(frozen: Collection[str]) -> bool:
     """Whether the names in `optim.frozen` freeze the whole encoder."""
-    all_parameters = (*GROUPS["encoder"], "*")
+    all_parameters = (*GROUPS["encoder"], "*")  # Patterns such as 'block_*' do not match '*'.
     return any(matches(parameter_path(name), all_parameters) for name in frozen)
 
 

@@ -56,7 +56,8 @@ def _text(value: Any) -> str:
 
 def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     """Writes an encoder's fields to the configuration; registers an encoder of the user's class."""
-    name, model_fields = custom_name(encoder), known_fields(encoder)
+    name = custom_name(encoder)
+    model_fields = known_fields(encoder)
     if isinstance(encoder, Encoder):
         side = config.data.image_size
         if encoder.image_size != side:
@@ -106,7 +107,7 @@ def code_hash(code: Any) -> str:
     elif inspect.isroutine(inspect.unwrap(code)) or isinstance(code, type):
         facts = (_source(code),)
     else:
-        settings = vars(code)
+        settings = vars(code)  # A subclass of `Objective` need not be a dataclass.
         if dataclasses.is_dataclass(code) and (fields := dataclasses.fields(code)):
             names = {field.name for field in fields} - {*_FLAX_FIELDS}
             settings = {name: getattr(code, name) for name in names}

@@ -76,7 +76,7 @@ def _is_group(value: tuple[Any, ...]) -> bool:
     if len(value) != 4 or not choices.names_parameters(value[0]):
         return False
     rate_factor, weight_decay = Field(0.0, at_least(0)), Field(0.0, at_least(0), optional=True)
-    fields = rate_factor, weight_decay, Field(0, within(0, STEPS))  # Its last item is a step.
+    fields = rate_factor, weight_decay, Field(0, within(0, STEPS))  # The last item is a step.
     return not any(field.requirement(x) for field, x in zip(fields, value[1:], strict=True))
 
 
@@ -167,9 +167,9 @@ _FIELDS = {
     # Names of `choices.GROUPS`, or paths, perhaps with patterns such as 'model/encoder/block_*'.
     "optim.frozen": Field(("patch_projection",), _PARAMETERS),
     # (name or path as in `frozen`, factor of the learning rate, weight decay or None, first step at
-    # which the parameters change). Of paths that match a parameter, the last of the longest counts.
+    # which the parameters change). Of the longest paths that match a parameter, the last counts.
     "optim.groups": Field((), _GROUPS, kind=tuple),
-    "optim.layer_decay": Field(1.0, _FACTOR),  # Factor of the rate, from each layer to the lower.
+    "optim.layer_decay": Field(1.0, _FACTOR),  # Factor of the rate, for each layer further down.
     # Length of training and composition of batches.
     # None for any of these three or for optim.warmup_steps: fitted to the user's own data.
     "train.total_steps": Field(200, within(0, STEPS), optional=True),  # CUB.
@@ -202,7 +202,7 @@ _FIELDS = {
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
     "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
     "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
-    "eval.scales": Field((1.0,), _SCALES),  # Image sizes whose embeddings are averaged, relative.
+    "eval.scales": Field((1.0,), _SCALES),  # Relative image sizes whose embeddings are averaged.
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),

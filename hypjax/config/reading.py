@@ -135,7 +135,8 @@ def show_origins(
     overridden = {override.partition("=")[0] for override in overrides}
     defaults = flatten(default_config(config.objective.name))
     source_fields = flatten(source_config)
-    fields, lines = flatten(config), []
+    fields = flatten(config)
+    lines = []
     width = len("config.") + max(map(len, fields))
     for field, value in fields.items():
         if field in overridden:

@@ -173,8 +173,8 @@ def spread_decoding(config: ConfigDict) -> None:
     """Sets the number of processes that decode photos; 0 uses threads.
 
     One core decodes and crops about 400 photos per second, so up to 8 processes share the work.
-    On 4 cores or fewer, threads do: on two cores 690 photos per second, against 560 with two
-    processes.
+    On 4 cores or fewer, threads suffice: on two cores 690 photos per second, against 560 with
+    two processes.
     """
     cores = machine.usable_cores()
     config.run.workers = min(8, cores) if cores > 4 else 0

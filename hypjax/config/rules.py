@@ -163,14 +163,14 @@ def _batch_rules(config: ConfigDict) -> Rules:
 
 
 def _model_rules(config: ConfigDict) -> Rules:
-    model, field = config.model, "model.architecture"
-    rule = "features if data.name is features, and nowhere else"
-    yield (model.architecture == FEATURES) != (config.data.name == FEATURES), field, rule
+    model = config.model
+    is_wrong = (model.architecture == FEATURES) != (config.data.name == FEATURES)
+    yield is_wrong, "model.architecture", "features if data.name is features, and nowhere else"
     if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(CUSTOM):
             rule = "known in this process: pass encoder=, or call hypjax.register_encoder first"
-        yield True, field, rule
+        yield True, "model.architecture", rule
     for name in SIZES:
         if model.architecture == "vit":
             yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
@@ -277,7 +277,7 @@ _RULES += (_prefix_rules, _data_rules, _training_rules)
 
 
 def refuse_objective(name: Any) -> None:
-    """Raises a `UserError` for an unknown objective; lists all others but the combinations."""
+    """Raises a `UserError` for an unknown objective; lists the known ones, except combinations."""
     losses = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
     rule = f"one of {losses}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
     refuse("objective.name", name, rule)
