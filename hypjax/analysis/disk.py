@@ -181,6 +181,7 @@ def _draw_thumbnails(axes: Axes, panel: Panel, styles: GroupStyles) -> None:
         drawn_centres = np.append(drawn_centres, centre)
         thumbnail = panel.read(index)
         thumbnail.thumbnail((2 * pixels, 2 * pixels))
+        # The frame and its padding take the rest of the cell.
         image = OffsetImage(thumbnail, zoom=0.86 * pixels / max(thumbnail.size) * 72 / DPI)
         frame = {"edgecolor": styles.colours[panel.labels[index]], "linewidth": 1.5}
         style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
@@ -232,12 +233,10 @@ def drawing_of_gallery(
 def drawing_of_run(
     workdir: str, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
-    """Embeds at most `limit` images of each split in `parts`, and HIER's proxies.
-
-    Also returns the space of the points.
-    """
+    """Embeds up to `limit` images of each split in `parts`, and HIER's proxies, in one space."""
     (run,) = open_runs([workdir])
-    dataset_name, images_by_title = run.config.data.name, {}
+    dataset_name = run.config.data.name
+    images_by_title = {}
     for split in parts:
         dataset = getattr(run.splits, split)
         if dataset is None:

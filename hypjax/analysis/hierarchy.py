@@ -34,8 +34,8 @@ class Hierarchy(NamedTuple):
     scores: dict[str, Any]  # As in hierarchy.json, but NaN for undefined numbers.
     tree: Tree  # The tree of proxies if the run has proxies, else average linkage's.
     nodes: list[dict[str, Any]]  # Rows of tree.json.
-    affinity: Float[np.ndarray, "classes classes"]  # Similarity, by their images' mean distance.
-    positions: disk.Positions | None  # Of the tree's nodes; None without proxies or a ball.
+    affinity: Float[np.ndarray, "classes classes"]  # Similarity, from mean distances of images.
+    positions: disk.Positions | None  # Layout of the tree's nodes; None without proxies or a ball.
     leaf_images: Rows  # Nearest images of proxies that are leaves.
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
 
@@ -81,7 +81,8 @@ def _with_proxies(
     hierarchy: Hierarchy, points: Points, proxies: Points, space: Space, images: ChosenImages
 ) -> Hierarchy:
     """Replaces the tree of average linkage by the proxies' tree; keeps the scores of both."""
-    n, all_points = len(points), np.concatenate([points, proxies])  # The first n are images.
+    n = len(points)
+    all_points = np.concatenate([points, proxies])
     proxies_and_origin = np.pad(proxies, ((0, 1), (0, 0)))
     to_proxies_and_origin = _distances(space, all_points, proxies_and_origin)
     to_proxies, radii = to_proxies_and_origin[:, :-1], to_proxies_and_origin[:, -1]
@@ -237,13 +238,14 @@ def _scores_of_radii(
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Images nearest to each childless proxy, most images first; frames mark the proxy's own."""
+    """Images nearest to proxies without child proxies; frames mark a proxy's own images."""
     n, parents = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(parents, minlength=len(tree.parents))
     leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])
     rows = []
     for node in leaf_proxies[np.argsort(-counts[leaf_proxies], kind="stable")][:_ROWS]:
-        proxy, row = used[node - n], []
+        proxy = used[node - n]
+        row = []
         for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
             title = "" if row else f"proxy {proxy}, {counts[node]} images\n"
             colour = "tab:blue" if parents[image] == node else "none"
@@ -320,8 +322,8 @@ def _radii_table(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in runs:
         if "radii" not in run:
             continue
-        images, of_used, proxies, used, nearest, inside, rootless = run["radii"].values()
-        row = [run["run"], f"{used} of {proxies}", f"{images:.3f}", f"{of_used:.3f}"]
+        image_radius, proxy_radius, proxies, used, nearest, inside, rootless = run["radii"].values()
+        row = [run["run"], f"{used} of {proxies}", f"{image_radius:.3f}", f"{proxy_radius:.3f}"]
         rows.append([*row, str(nearest), f"{inside:.1%}", f"{rootless:.1%}"])
     return aligned(rows)
 
@@ -338,9 +340,10 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
             optional.unlink(missing_ok=True)  # Left by an earlier call.
     _draw_affinity(hierarchy, images, affinity_file)
     if hierarchy.positions is not None:  # The proxies' tree, its images coloured by group.
-        n, grouping = hierarchy.tree.leaves, disk.default_grouping(images.groupings)
+        grouping = disk.default_grouping(images.groupings)
         labels, names = images.groupings[grouping]
-        image_parents, parents = np.split(hierarchy.tree.parents - n, [n])
+        n = hierarchy.tree.leaves
+        image_parents, parents = np.split(hierarchy.tree.parents - n, [n])  # The root's: −1 − n.
         proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), image_parents)
         panel = disk.Panel("", hierarchy.positions[:n], labels, None)
         disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
@@ -351,7 +354,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
 
 
 def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.Path) -> None:
-    """Draws the affinity of classes, beside how many of their groups are equal.
+    """Draws the affinity of classes and, next to it, the number of groups that two classes share.
 
     Classes are sorted by groups, and within groups by average linkage.
     """

@@ -75,7 +75,8 @@ def draw_rows(
     rows: Sequence[Sequence[Picture]], output: pathlib.Path, read: Callable[[Any], Image.Image]
 ) -> list[pathlib.Path]:
     """Draws rows of equally many pictures, 20 to a file; further files end in -2, -3, ..."""
-    read, files = tolerant(read), []
+    read = tolerant(read)
+    files = []
     for start in range(0, len(rows), _ROWS):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
             figure = _grid(rows[start : start + _ROWS], read)

@@ -64,9 +64,10 @@ def choose(
 ) -> Choice:
     """Chooses test images with a positive as anchors: by index, or evenly spaced.
 
-    The anchors whose negatives are listed come first: all with an index, or `num_listed`.
+    The anchors whose negatives are listed come first: all `indices`, or else `num_listed`.
     """
-    anchors = np.flatnonzero(_class_sizes(splits) > (splits.gallery is None))
+    num_self = 1 if splits.gallery is None else 0  # An anchor itself may be in the searched images.
+    anchors = np.flatnonzero(_class_sizes(splits) > num_self)
     for index in indices:
         if not 0 <= index < len(splits.test):
             raise UserError(f"--index is {index}; the images are 0 to {len(splits.test) - 1}")
@@ -123,7 +124,8 @@ def weigh(
         weights = negative_weights(distances, positives, negatives, temperature=temperature)
         return jnp.where(negatives, distances, jnp.inf), weights
 
-    curve, carriers, hardest = np.zeros(len(images)), [], []
+    weight_sums = np.zeros(len(images))  # Over anchors, by rank.
+    carriers, hardest = [], []
     with jax.enable_x64(True):
         images = jnp.asarray(images, jnp.float64)
         for start in range(0, len(anchors), _BLOCK):
@@ -132,24 +134,24 @@ def weigh(
             distances, weights = compare(points, images, *choice.pairs(block))
             distances, weights = np.asarray(distances), np.asarray(weights)
             descending = -np.sort(-weights, axis=1)
-            curve += np.sum(descending, axis=0)
+            weight_sums += np.sum(descending, axis=0)
             sums = np.cumsum(descending, axis=1)
             carriers += (1 + np.argmax(sums >= _CARRIED_SHARE * sums[:, -1:], axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.num_listed][block].tolist()):
                 hardest.append(_hardest(choice, anchor, distances[row], weights[row]))
-    curve = curve[: max(choice.num_negatives())] / len(anchors)  # Mean weight by rank.
-    cumulative = np.cumsum(curve) / curve.sum()
-    ranks = np.unique(np.geomspace(1, len(curve), _CURVE_POINTS).round().astype(int))
-    points = {"rank": ranks, "weight": curve[ranks - 1], "cumulative": cumulative[ranks - 1]}
+    means = weight_sums[: max(choice.num_negatives())] / len(anchors)
+    cumulative = np.cumsum(means) / means.sum()
+    ranks = np.unique(np.geomspace(1, len(means), _CURVE_POINTS).round().astype(int))
+    curve = {"rank": ranks, "weight": means[ranks - 1], "cumulative": cumulative[ranks - 1]}
     quantiles = {f"{q:.0%}": float(np.quantile(carriers, q)) for q in (0.1, 0.5, 0.9)}
     return {
         "run": name,
         "temperature": temperature,
-        "weight": float(curve.sum()),
+        "weight": float(means.sum()),
         "carriers": {"mean": float(np.mean(carriers)), **quantiles},
         "shares": {n: float(cumulative[min(n, len(cumulative)) - 1]) for n in _HARDEST_COUNTS},
         "carriers_of_anchors": carriers,
-        "curve": {name: values.tolist() for name, values in points.items()},
+        "curve": {column: values.tolist() for column, values in curve.items()},
         "hardest": hardest,
     }
 
@@ -230,7 +232,7 @@ def draw_hardest(
     runs: Sequence[Weights], splits: Splits, output: pathlib.Path
 ) -> list[pathlib.Path]:
     """Draws each listed anchor's hardest negatives, one row per run (Figure 1); returns files."""
-    rows, images = [], searched(splits)
+    rows = []
     for anchor, i in itertools.product(range(len(runs[0]["hardest"])), range(len(runs))):
         name, hardest = runs[i]["run"], runs[i]["hardest"][anchor]
         title = name if i else f"{hardest['label']}\n{name}"
@@ -239,6 +241,6 @@ def draw_hardest(
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
         for image, label, weight, in_one_run in negatives:
             colour = "tab:orange" if in_one_run else "none"
-            row.append(Picture((images, image), f"{label}\np {weight:#.3g}", colour))
+            row.append(Picture((searched(splits), image), f"{label}\np {weight:#.3g}", colour))
         rows.append(row)
     return draw_rows(rows, output, lambda image: read_rgb(*image))

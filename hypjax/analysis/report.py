@@ -99,7 +99,8 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
-        metrics, file = [], folder / METRICS
+        metrics = []
+        file = folder / METRICS
         for line in file.read_text().splitlines() if file.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may cut off the last line.
                 metrics.append(json.loads(line))
@@ -113,7 +114,8 @@ def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:
 
 
 def _facts(run: ShownRun) -> dict[str, str]:
-    splits, facts = run.searches.run.splits, {"model": describe(run.searches.run.config)}
+    splits = run.searches.run.splits
+    facts = {"model": describe(run.searches.run.config)}
     if "best_step" in run.results:
         facts["best"] = format_best_step(run.results)
     if learned := run.results.get("learned"):
@@ -216,7 +218,6 @@ def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
 
 
 def _data_url(content: bytes, kind: str) -> str:
-    """Returns a file of an image type, such as png, as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -240,10 +241,7 @@ def _disk(searches: RunSearches) -> dict[str, str]:
 
 
 def write_own_report(run: Run) -> bool:
-    """Writes a finished run's report into its folder; a failure is only a warning.
-
-    Returns whether there is a report.
-    """
+    """Writes a finished run's report into its folder; returns whether that succeeded."""
     if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False
     try:

@@ -66,12 +66,12 @@ class ChosenImages(NamedTuple):
 
     dataset: Dataset
     indices: Int[np.ndarray, " images"]  # Among all test images.
-    groupings: Mapping[str, Grouping]  # By name; the first are the classes.
+    groupings: Mapping[str, Grouping]  # By name, the classes first.
     summary: str  # Numbers of images and classes.
 
     @classmethod
     def of(cls, run: Run, limit: int, seed: int) -> Self:
-        """Chooses at most `limit` images: random classes with room, or images if fewer than two."""
+        """Chooses up to `limit` images: random whole classes, or any if two classes do not fit."""
         test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
         chosen_classes, room = [], limit
@@ -110,7 +110,8 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: Run) -> ScoredHead:
     """Restores the head of a run's best or else last model, with the proxies of the same step."""
-    params, proxies = restore_trained(run), None
+    params = restore_trained(run)
+    proxies = None
     if run.config.objective.name.startswith("hier+"):
         # One checksum covers the objective's parameters and the optimiser's state: read both.
         built = setup.training_run(run)

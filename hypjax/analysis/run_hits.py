@@ -58,28 +58,26 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     params = restore_trained(run)
     space = run.trained_objective(params).score_space
     test, gallery = run.splits.test, searched(run.splits)
-    points = gallery_points = head_points(run, params, space, test)
-    if run.splits.gallery is not None:
-        gallery_points = head_points(run, params, space, gallery)
+    points = head_points(run, params, space, test)
+    gallery_points = points if gallery is test else head_points(run, params, space, gallery)
     own_rows = run.splits.own_rows or [[] if run.splits.gallery else [i] for i in range(len(test))]
     most_own = max(map(len, own_rows))  # A query's own images are found, too, but are no hits.
     k = min(k, len(gallery) - most_own)
-    distances, found = nearest_neighbors(points, gallery_points, k=k + most_own, space=space)
+    distances, neighbors = nearest_neighbors(points, gallery_points, k=k + most_own, space=space)
     class_sizes = np.bincount(gallery.labels, minlength=int(test.labels.max()) + 1)
     searches = []
     for query, own in enumerate(map(list, own_rows)):
         label = test.labels[query]
         if test.num_classes == 1 or class_sizes[label] == np.sum(gallery.labels[own] == label):
             continue  # The query cannot fail, or has no other image of its class to find.
-        columns = np.flatnonzero(~np.isin(found[query], own))[:k]
-        hits = found[query, columns].tolist()
+        columns = np.flatnonzero(~np.isin(neighbors[query], own))[:k]
+        hits = neighbors[query, columns].tolist()
         right = (gallery.labels[hits] == label).tolist()
         classes = test.class_name(query), gallery.class_name(hits[0])
         searches.append(Search(query, hits, distances[query, columns].tolist(), right, classes))
     successes = np.array([search.right[0] for search in searches], np.float64)
-    failures, interval = int(np.sum(successes == 0)), None
-    if searches:
-        interval = (float(successes.mean()), *bootstrap_intervals([successes])[0])
+    failures = int(np.sum(successes == 0))
+    interval = (float(successes.mean()), *bootstrap_intervals([successes])[0]) if searches else None
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
     classes = _recall_by_class(searches)
     return RunSearches(run, points, space, searches, failures, interval, classes)
@@ -102,8 +100,7 @@ def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:
 def draw_hits(workdir: str, num_queries: int, k: int, seed: int, output: pathlib.Path) -> str:
     """Draws random test images, of all classes in turn, with their k nearest images.
 
-    Half of the queries, if that many exist, find an image of another class first. Returns a
-    caption.
+    Half of the queries, if possible, find an image of another class first. Returns a caption.
     """
     (run,) = open_runs([workdir])
     result = search_test_images(run, k)

@@ -67,9 +67,8 @@ def require_finished(folders: Folders) -> None:
             raise UserError(f"no finished run in {name}: it has no results.json")
     for left, right in itertools.pairwise(folders):
         if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
-            raise UserError(
-                f"{left} and {right} have different images; compare runs on the same images"
-            )
+            problem = f"{left} and {right} have different images"
+            raise UserError(f"{problem}; compare runs on the same images")
 
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
@@ -105,7 +104,7 @@ def print_tables(runs: Sequence[FinishedRun], field: str | None) -> None:
     title = f"{field}, " if field else ""
     validation = {run.name: run.validation for run in runs if run.validation}
     test = {run.name: run.test for run in runs}
-    comparable = len(validation) == len(test) > 1 and not title.startswith("data.")
+    comparable = len(validation) == len(test) > 1 and not (field or "").startswith("data.")
     if field == "seed":  # No seed is chosen.
         validation |= _mean_and_std(validation)
         test |= _mean_and_std(test)

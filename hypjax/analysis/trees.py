@@ -51,7 +51,7 @@ class Tree:
     def sums(self, values: Float[ArrayLike, "nodes ..."]) -> Float[np.ndarray, "nodes ..."]:
         """Sum of the values of each node and of all nodes beneath it."""
         sums = np.array(values, np.float64)
-        for level in self._levels[:0:-1]:
+        for level in self._levels[:0:-1]:  # The deepest first, without the root.
             np.add.at(sums, self.parents[level], sums[level])
         return sums
 
@@ -183,7 +183,8 @@ def ancestor_tree(
     Arguments hold the proxy above each sample and above each proxy, −1 for the origin. Also returns
     the indices of the proxies in the tree, the ancestors of samples.
     """
-    in_tree, n = np.zeros(len(proxy_parents), bool), len(sample_parents)
+    n = len(sample_parents)
+    in_tree = np.zeros(len(proxy_parents), bool)
     level = np.unique(sample_parents[sample_parents >= 0])
     while not in_tree[level].all():
         in_tree[level] = True
@@ -196,10 +197,7 @@ def ancestor_tree(
 
 
 def average_linkage(distances: Distances) -> tuple[Tree, Heights]:
-    """Builds the binary tree that repeatedly merges the two clusters of least mean distance.
-
-    Also returns the heights of its nodes.
-    """
+    """Builds the binary tree that repeatedly merges the two clusters of least mean distance."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 

@@ -89,7 +89,7 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
     # Prepared datasets, which may be too large to list here, have enough classes to hold out.
     if choosing and (first["data.path"] or first["data.validation_classes"] < 1):
         splits = Run(candidates[0].config(seed)).splits
-        splits.training_images()
+        splits.training_images()  # Refuses a dataset without any.
         if splits.validation is None:
             why = f"{splits.no_validation}, or name one setting for each variant"
             raise UserError(f"settings are chosen on validation images, but {why}")
@@ -142,7 +142,8 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test images, and their differences from the first, with intervals."""
     runs = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
     first_scores, labels = runs[0][0]
-    metric, methods = selection_metric(first_scores), []
+    metric = selection_metric(first_scores)
+    methods = []
     for seed_runs in runs:
         scores, classes = seed_runs[0]
         if selection_metric(scores) != metric or not np.array_equal(classes, labels):
