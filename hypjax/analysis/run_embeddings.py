@@ -74,7 +74,8 @@ class ChosenImages(NamedTuple):
         """Chooses up to `limit` images: random whole classes, or any if two classes do not fit."""
         test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
-        chosen_classes, room = [], limit
+        chosen_classes = []
+        room = limit
         for i in rng.permutation(len(classes)):
             if counts[i] <= room:
                 chosen_classes.append(classes[i])
