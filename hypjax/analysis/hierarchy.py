@@ -238,7 +238,7 @@ def _scores_of_radii(
 
 
 def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: ChosenImages) -> Rows:
-    """Images nearest to proxies without child proxies; frames mark a proxy's own images."""
+    """Images nearest to the largest childless proxies; frames mark a proxy's own images."""
     n, parents = tree.leaves, tree.parents[: tree.leaves]
     counts = np.bincount(parents, minlength=len(tree.parents))
     leaf_proxies = np.setdiff1d(np.arange(n, n + len(used)), tree.parents[n:])

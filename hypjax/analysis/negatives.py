@@ -96,9 +96,10 @@ def weigh_run(run: Run, choice: Choice) -> Weights:
     params = restore_trained(run)
     space = run.trained_objective(params).space
     images = head_points(run, params, space, searched(choice.splits))
-    anchors = images[choice.anchors]
     if choice.splits.gallery:
         anchors = head_points(run, params, space, choice.splits.test.take(choice.anchors))
+    else:
+        anchors = images[choice.anchors]
     temperature = softmax_temperature(run.config, learned_scalars(run.config.objective, params))
     return weigh(run.name, anchors, images, choice, space, temperature)
 

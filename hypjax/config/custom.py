@@ -107,10 +107,11 @@ def code_hash(code: Any) -> str:
     elif inspect.isroutine(inspect.unwrap(code)) or isinstance(code, type):
         facts = (_source(code),)
     else:
-        settings = vars(code)  # A subclass of `Objective` need not be a dataclass.
         if dataclasses.is_dataclass(code) and (fields := dataclasses.fields(code)):
             names = {field.name for field in fields} - {*_FLAX_FIELDS}
             settings = {name: getattr(code, name) for name in names}
+        else:
+            settings = vars(code)  # A subclass of `Objective` need not be a dataclass.
         facts = _source(type(code)), sorted(settings.items())
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(facts))  # Addresses of objects differ between runs.
     return hashlib.sha256(text.encode()).hexdigest()[:32]

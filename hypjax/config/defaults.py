@@ -108,7 +108,8 @@ _FIELDS = {
     "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),
     # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
     "data.test_view": Field("centre_crop", one_of(*views.TEST_VIEWS)),
-    "data.resize": Field(224, within(1, SIDE)),  # Shorter side before the crop; CUB: 256.
+    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
+    "data.resize": Field(224, within(1, SIDE)),
     "data.mean": Field((0.5, 0.5, 0.5)),  # For pixels in [0, 1]. ViT's; DeiT, DINO: ImageNet's.
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
     "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),  # Share of the image area.
@@ -202,7 +203,8 @@ _FIELDS = {
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
     "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
     "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
-    "eval.scales": Field((1.0,), _SCALES),  # Relative image sizes whose embeddings are averaged.
+    # Sides relative to data.image_size, whose embeddings are averaged. Common: 1, 0.7071, 0.5.
+    "eval.scales": Field((1.0,), _SCALES),
     # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
     "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),
@@ -215,7 +217,8 @@ _FIELDS = {
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
     "run.cache": Field("none", one_of("none", "host", "device")),  # Where decoded images are kept.
     "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
-    "run.mesh": Field((-1, 1), _MESH),  # Copies and shards of the parameters.
+    # Copies and shards of the parameters. Batches are split over all devices either way.
+    "run.mesh": Field((-1, 1), _MESH),
     "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),  # 'auto' prefers cuDNN's.
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.

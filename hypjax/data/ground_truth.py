@@ -34,7 +34,10 @@ class Benchmark(NamedTuple):
 
 
 def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
-    """Reads a file such as `gnd_roxford5k.pkl`, without running code that it may hold."""
+    """Reads a file such as `gnd_roxford5k.pkl`, without running code that it may hold.
+
+    Raises UserError if the file cannot be read, could run code, is damaged or of another kind.
+    """
     path = pathlib.Path(path).expanduser()
     with explained(f"cannot read {path}"):
         loaded = load_pickle(read_bytes(path), str(path))

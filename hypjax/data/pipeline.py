@@ -152,6 +152,8 @@ def training_batches(
     Images and flips cover the given rows of a batch (default: all), padded with black images beyond
     its end; labels and ids cover the full batch. Close the generator to end the workers.
     """
+    # A plan depends only on (seed, step), here and in each worker. So pixels depend neither on the
+    # process that prepares them nor on the step at which a run was resumed.
     if not steps:
         return
     rows = range(len(_planned(plans, steps.start).ids)) if rows is None else rows

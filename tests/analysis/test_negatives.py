@@ -1,5 +1,7 @@
 """Hard negatives: their weights and ranks against loops, and the choice of anchors."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -76,3 +78,18 @@ def test_a_gallery_is_searched_instead_of_the_test_images():
     runs = [weigh("a", anchor, points, choice, BALL, 0.2) for anchor in at]
     assert [run["hardest"][0]["items"] for run in runs] == [[3, 0], [1, 0]]
     assert only_here(runs, 0, 0) == [True, False] and only_here(runs[:1], 0, 0) == [False] * 2
+
+
+def test_anchors_of_a_run_are_test_images_though_its_gallery_is_smaller(monkeypatch):
+    def head_points(run, params, space, images):
+        return np.asarray(images.labels[:, None] / 10, np.float32)
+
+    monkeypatch.setattr(negatives, "head_points", head_points)
+    monkeypatch.setattr(negatives, "restore_trained", lambda run: None)
+    monkeypatch.setattr(negatives, "learned_scalars", lambda *arguments: {})
+    monkeypatch.setattr(negatives, "softmax_temperature", lambda *arguments: 0.2)
+    objective = SimpleNamespace(space=BALL)
+    config = SimpleNamespace(objective=None)
+    run = SimpleNamespace(name="a", config=config, trained_objective=lambda params: objective)
+    choice = choose(splits([0, 0, 1, 1, 2], [2, 1, 0]), [4], 1, 1, 2)
+    assert negatives.weigh_run(run, choice)["hardest"][0]["items"] == [1, 2]

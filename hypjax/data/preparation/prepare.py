@@ -69,15 +69,15 @@ def prepare(
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, purpose: str) -> Iterator[bool]:
     """Locks a dataset's folder unless it exists; yields whether it is absent."""
-    if folder.exists():
-        yield False
-        return
     with contextlib.ExitStack() as stack:
         with writing(folder):  # Not around the body, whose errors have other causes.
-            stack.enter_context(locked(folder.parent, purpose))
-        for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
-            remove(unfinished)  # A killed process left it.
-        yield not folder.exists()  # Another process may have written it meanwhile.
+            is_absent = not folder.exists()
+            if is_absent:
+                stack.enter_context(locked(folder.parent, purpose))
+                for unfinished in folder.parent.glob(f".{folder.name}.*.unfinished"):
+                    remove(unfinished)  # A killed process left it.
+                is_absent = not folder.exists()  # Another process may have written it meanwhile.
+        yield is_absent
 
 
 def prepared_folder(name: str, data_dir: str | None) -> RecordFolder:
