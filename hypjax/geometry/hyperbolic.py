@@ -111,7 +111,7 @@ class CurvedSpace(InnerProductSpace):
         factor = scale * poincare.RESCALING / longest
         if limit < longest:
             norms = xp.clip(norms, None, math.atanh(limit / longest) / factor)
-        rescaled = longest * xp.tanh(factor * norms)
+        rescaled = longest * xp.tanh(factor * norms)  # As by `poincare.rescale_features`.
         return norms, [self._point_norms(root_c * rescaled, xp) / root_c]
 
     def check(self, x: Rows, *, first: int = 0) -> None:
@@ -127,7 +127,7 @@ class PoincareBall(CurvedSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
 
     Attributes:
-        c: Negative curvature, at least 0; 0 is flat space with the distance 2‖x − y‖.
+        c: The curvature is −c ≤ 0; at c = 0 the space is flat, with the distance 2‖x − y‖.
         clip_radius: Largest norm of features before the exponential map, or None for no clipping.
         riemannian: Whether `embed` scales the gradients of features by the inverse metric at the
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
@@ -216,7 +216,7 @@ class Lorentz(CurvedSpace):
     learned α is twice the `feature_scale`, and does not clip them.
 
     Attributes:
-        c: Negative curvature, at least 0; 0 is flat space with the distance ‖x − y‖ of points,
+        c: The curvature is −c ≤ 0; at c = 0 the space is flat, with the distance ‖x − y‖ of points,
             which is twice the distance of features.
         clip_radius: Largest norm of scaled features, as in `PoincareBall`.
         feature_scale: Factor of features, above 0.

@@ -49,12 +49,12 @@ def lay_out(points: Float[np.ndarray, "n d"], space: Space, *, seed: int = 0) ->
     start = principal_components(features)
     median_length = np.median(np.linalg.norm(start, axis=1))
     start *= _MEDIAN_DISTANCE / 2 / max(median_length, 1e-6 * np.abs(features).max() + _SMALLEST)
-    constants = jnp.asarray(points), space, scaling
-    targets = _target_distances(points, *constants) if count <= _MOST_PAIRED else None
+    x = jnp.asarray(points)
+    targets = _target_distances(x, x, space, scaling) if count <= _MOST_PAIRED else None
     tangents = jnp.asarray(start)
     for rate in np.linspace(_RATE, 0, _STEPS, dtype=np.float32):
         rows = np.sort(rng.permutation(count)[:_BLOCK])
-        tangents = _step(tangents, rows, rate, targets, *constants)
+        tangents = _step(tangents, rows, rate, targets, x, space, scaling)
     return to_disk(np.asarray(tangents))
 
 
@@ -181,7 +181,7 @@ def _step(
     space: Space,
     scaling: _Scaling,
 ) -> Float[Array, "n 2"]:
-    """Moves a block of n points, so that the stress Σ (drawn − target)² / 4n of it falls."""
+    """Moves a block of n points to lower its stress, Σ (drawn − target)² / 4n over its pairs."""
     # A scan over steps would compute the same, but XLA gathers targets on a CPU 4 times as slowly.
     if all_targets is None:
         targets = _target_distances(points[rows], points[rows], space, scaling)

@@ -46,7 +46,7 @@ def bounds(fields: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
 
 def scalar_parameters(scalars: Scalars) -> dict[str, Float[Array, "..."]]:
     """Converts scalars to parameters, their logarithms; several values of a name are a vector."""
-    return {f"log_{name}": jnp.float32(np.log(start)) for name, start in scalars.items()}
+    return {f"log_{name}": jnp.float32(np.log(value)) for name, value in scalars.items()}
 
 
 def initial_parameters(scalars: Scalars) -> dict[str, ScalarParameters]:

@@ -154,7 +154,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
     outward, direction = root * x / r, root * w / a
     turn, across = outward + direction, outward - direction
-    # Both are orthogonal but for rounding errors, which matter where the turn is small.
+    # `turn` and `across` are orthogonal but for rounding errors, which matter for a small turn.
     radial = jnp.sum(turn * across, axis=-1, keepdims=True)
     turn -= across * radial / jnp.where(inward, arithmetic.square_norm(across), 1)
     decay = jnp.exp(-2 * a)
@@ -191,8 +191,8 @@ def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
     difference, s, p = _mobius_difference(x, y, c)
     q = s / p
     # artanh(√c‖w‖) / (√c‖w‖) for w = −x ⊕ y.
-    length = arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)
-    return difference * length * (1 - c * arithmetic.square_norm(x))
+    ratio = arithmetic.asinh_ratio(c * q) * jnp.sqrt(1 + c * q)
+    return difference * ratio * (1 - c * arithmetic.square_norm(x))
 
 
 def _mobius_difference(x: Array, y: Array, c: Scalar) -> tuple[Array, Array, Array]:

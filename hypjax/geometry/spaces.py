@@ -46,7 +46,7 @@ class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
     Points are float32, or float64 where JAX has it enabled, and results have the points' dtype.
-    Only `check` raises errors. Methods with a body are defaults, which a subclass may override.
+    Only `check` tests if points are valid. Methods with a body are defaults for subclasses.
 
     Attributes:
         squared: Whether distances are squares of Euclidean distances, as on the sphere.
