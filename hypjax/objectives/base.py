@@ -44,9 +44,9 @@ class Group(NamedTuple):
     rate: float = 1.0  # Factor of the learning rate.
     weight_decay: float | None = None  # None for the optimiser's.
     start: int = 0  # First step that changes the group; until then its moments accumulate.
-    # c of the ball whose points the parameters are; `LEARNED` for tangent vectors at the origin of
-    # a ball with learned c; None for neither. `riemannian_adam` moves points and tangent vectors,
-    # without gradient clipping and with no weight decay but the group's.
+    # If the parameters are points of a ball, its c; if they are tangent vectors at the origin of a
+    # ball with learned c, `LEARNED`; otherwise None. `riemannian_adam` moves points and tangent
+    # vectors, without gradient clipping and only with the group's own weight decay.
     ball_c: float | str | None = None
 
 
@@ -57,7 +57,7 @@ class Objective(Protocol):
     Attributes:
         space: Space in which the loss measures distances.
         score_space: Space in which evaluation compares the head's outputs; by default `space`.
-        groups: Optimiser settings of subtrees of the parameters, instead of group `objective`'s.
+        groups: Optimiser settings of subtrees, instead of the settings of the whole objective.
         lasting_state: Names of state entries that change even if a step's update is dropped:
             keeping their old values would copy them.
         teacher_decay: Decay of the teacher, a moving average of the model's parameters: teacher ←
@@ -107,7 +107,6 @@ class Objective(Protocol):
 
 
 def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
-    """Replaces scalars in the value of an objective's field."""
     if isinstance(value, Space):
         return value.with_scalars(scalars)
     if isinstance(value, functools.partial):

@@ -32,7 +32,7 @@ class References(NamedTuple):
 
     points: Float[Array, "m dim"]
     labels: Int[Array, " m"]  # −1 for points that do not count.
-    own_rows: Int[Array, " n"] | None = None  # Reference to each image itself; does not count.
+    own_rows: Int[Array, " n"] | None = None  # Each image's own reference, not compared.
 
 
 class Pairs(NamedTuple):

@@ -59,7 +59,6 @@ def entailment(
 def _angles_outside(
     points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
 ) -> Float[Array, "n g"]:
-    """Angles by which points lie outside cones: exterior angles minus half-apertures."""
     angles = cones.exterior_angle(apexes, points[:, None], c)
     return angles - cones.half_aperture(apexes, c, radius)
 

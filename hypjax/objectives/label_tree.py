@@ -85,9 +85,9 @@ def hyp_cpcc(
     sizes = [min(count, len(points)) for count in counts]  # Most labels that a batch can have.
     unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
     nodes = [unique(x, size=size) for x, size in zip(levels, sizes, strict=True)]
-    labels, first_rows, groups = zip(*nodes, strict=True)
-    grouped = zip(groups, sizes, strict=True)
-    centres = [lorentz.centroids(points, groups, size, c) for groups, size in grouped]
+    labels, first_rows, groups_by_level = zip(*nodes, strict=True)
+    groups_and_sizes = zip(groups_by_level, sizes, strict=True)
+    centres = [lorentz.centroids(points, groups, size, c) for groups, size in groups_and_sizes]
     centres = jnp.concatenate(centres)
     present = jnp.concatenate(labels) >= 0  # Other nodes are padding.
     # Computed by subtraction: a parent coincides with its only child, at distance exactly 0.
@@ -100,16 +100,15 @@ def hyp_cpcc(
     # Rounding errors of distances grow like cosh(√c·r): a smaller standard deviation is noise.
     farthest = jnp.max(arithmetic.square_norm(centres), where=present[:, None], initial=0)
     rounding = 32 * jnp.finfo(distances.dtype).eps * jnp.sqrt(1 / c + lax.stop_gradient(farthest))
-    paths = paths.astype(distances.dtype)
-    return _correlation(distances, paths, pairs, rounding), centres[-1]
+    return _correlation(distances, paths.astype(distances.dtype), pairs, rounding), centres[-1]
 
 
 def _path_lengths(
     node_levels: Int[np.ndarray, " m"], ancestors: Int[Array, "levels m"]
 ) -> Int[Array, "m m"]:
     """Lengths of paths between all pairs of nodes, from each node's ancestors at all levels."""
-    # Counting from the higher of two nodes, the lowest common ancestor is as many levels up as
-    # there are levels, including that node's, at which the two nodes have different ancestors.
+    # The lowest common ancestor lies above the higher of two nodes by the number of levels, from
+    # that node's level on, at which the two nodes have different ancestors.
     higher = np.maximum(node_levels[:, None], node_levels)
     differ = ancestors[:, :, None] != ancestors[:, None]
     differ &= np.arange(len(ancestors))[:, None, None] >= higher
@@ -146,7 +145,7 @@ class HypStructure(TreeExtension):
     ) -> tuple[Loss, Metrics]:
         """Computes the regulariser of a batch, and its metrics."""
         features = outputs.pooled if self.features == "encoder" else outputs.projected
-        space = Lorentz(self.c, math.atanh(self.clipping) / self.c**0.5)
+        space = Lorentz(self.c, clip_radius=math.atanh(self.clipping) / self.c**0.5)
         correlation, centre = hyp_cpcc(space.embed(features), levels, counts, self.c)
         offset = arithmetic.sqrt(arithmetic.square_norm(space.to_ball(centre), keepdims=False))
         return self.weight * (1 - correlation) + self.centring * offset, {
@@ -193,8 +192,8 @@ def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, coun
         same_label = labels[:, None] == labels
         may_be_j = same_label & (ids[:, None] != ids)
         may_be_k = ~same_label
-        keys, masks = jax.random.split(level_key), (may_be_j, may_be_k)
-        j, k = (draw_columns(key, mask, count) for key, mask in zip(keys, masks, strict=True))
+        j_key, k_key = jax.random.split(level_key)
+        j, k = draw_columns(j_key, may_be_j, count), draw_columns(k_key, may_be_k, count)
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
         valid.append(jnp.repeat(may_be_j.any(axis=1) & may_be_k.any(axis=1), count))

@@ -377,7 +377,7 @@ class PairObjective(Objective):
 
 
 _MEMORY_SIZE = Rule(
-    lambda value: 0 <= value <= 1 or value == int(value) <= 10**9 and value > 0,
+    lambda value: 0 <= value <= 1 or (1 < value <= 10**9 and value % 1 == 0),
     "a number of images, or a share of the training images up to 1",
 )
 # Fields of every loss of pairs.
@@ -403,7 +403,6 @@ def _create_by_tuple(
 
 
 def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> PairObjective:
-    """Builds a run's objective; checks that its memory suits the loss."""
     fields = config.objective
     if fields.memory and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")

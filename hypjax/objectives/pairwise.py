@@ -173,9 +173,9 @@ def _metrics(
     features, points, logits = lax.stop_gradient((features, points, logits))
     n, s = features.shape[:2]  # Classes, and samples of each.
     blocks = rearrange(logits, "(i a) (j b) -> i a j b", a=n, b=n)
-    same_class = jnp.diagonal(blocks, axis1=1, axis2=3)  # i, j, a
+    same_class_logits = jnp.diagonal(blocks, axis1=1, axis2=3)  # [i, j, a]
     other_sample = ~jnp.eye(s, dtype=bool)[..., None]
-    nearest_positive = jnp.max(same_class, axis=1, where=other_sample, initial=-jnp.inf)
+    nearest_positive = jnp.max(same_class_logits, axis=1, where=other_sample, initial=-jnp.inf)
     nearest_positive = nearest_positive.reshape(-1)
     classes = jnp.arange(len(points)) % n
     negatives = jnp.where(classes[:, None] != classes, logits, -jnp.inf)
@@ -186,7 +186,7 @@ def _metrics(
         # If all points coincide, logits are equal.
         "chance_loss": jnp.float32(s * (s - 1) * math.log(2 * n - 1)),
         **norms(space, features, points),
-        "logit_min": jnp.minimum(least, jnp.min(same_class)),
+        "logit_min": jnp.minimum(least, jnp.min(same_class_logits)),
         "logit_max": jnp.max(jnp.maximum(nearest_positive, nearest_negative)),
         "batch_recall@1": jnp.mean(nearest_positive > nearest_negative),
     }
@@ -234,7 +234,8 @@ class HypMix(Objective):
 
 
 def _create_hypmix(config: ConfigDict, ball: PoincareBall) -> HypMix:
-    return HypMix(ball, *map(config.objective.get, _HYPMIX), config.train.samples_per_class)
+    settings = {name: config.objective[name] for name in _HYPMIX}
+    return HypMix(ball, **settings, samples_per_class=config.train.samples_per_class)
 
 
 PAIRWISE_LOSSES = {

@@ -233,7 +233,7 @@ def proxy_ball_c(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
 
 
 def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
-    """Parameters of the proxies that `space.embed` makes of free vectors."""
+    """Converts free vectors to parameters of the proxies that `space.embed` makes of them."""
     if ball_c is None:
         return vectors
     points = space.to_ball(space.embed(vectors))
