@@ -36,7 +36,7 @@ from hypjax.training.step import (
 )
 from hypjax.types import Batch, View
 
-_STEPS = 6  # Steps to run; the first is not timed.
+_STEPS = 6  # Batches to load; the last is not trained on.
 _GIB = 2**30
 # Operations and bytes per second from NVIDIA's data sheets, and the bytes that the compiled step of
 # ViT-S/16 moves per operation of a matrix product (docs/scale.md). A T4 computes in float32.
@@ -124,7 +124,7 @@ def _time_of_embedding(run: Run, params: PyTree) -> datetime.timedelta:
 
 
 def _time_steps(run: TrainingRun, state: TrainState) -> list[float]:
-    """Runs the first steps and prints their memory; returns the seconds of all but the first."""
+    """Runs the first steps and prints their memory; returns the seconds of each, with its input."""
     mesh, plans = run.mesh, run.plans
     if isinstance(plans, TuplePlans):  # Any tuples take as long as mined tuples.
         plans = dataclasses.replace(plans, table=np.zeros(run.spec.tuples, np.int32))

@@ -107,7 +107,8 @@ class Loop:
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
         measured = measured._replace(validation=scores)
-        score, best_score = _score(measured), self.checkpoints.best[1]
+        score = _score(measured)
+        _, best_score = self.checkpoints.best
         if best_score is None or score >= best_score:
             tied_steps = measured.best_steps if score == best_score else ()
             measured = measured._replace(best_steps=[*tied_steps, step])

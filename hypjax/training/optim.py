@@ -79,7 +79,7 @@ def layer_rates(
     """Layer-wise decay: returns a function from paths to factors of the learning rate.
 
     A parameter's factor is `decay` to the power of the number of layers above it, as in timm's
-    `param_groups_layer_decay`. `layers` names the parameters of the encoder's layers, from the
+    `param_groups_layer_decay`. `layers` lists each layer's NAMEs in model/encoder/NAME, from the
     images to the embedding; a head counts as another layer. Other parameters have the factor 1.
     """
     layers_above = {}

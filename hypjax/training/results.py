@@ -52,7 +52,7 @@ def collect_results(
             validation["best"] = run.validation_scores(models["best"])
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
-            if results["best_step"] in measured.best_steps[1:]:
+            if results["best_step"] in measured.best_steps[1:]:  # Earlier steps tie with it.
                 results["tied_steps"] = [*measured.best_steps]
         results["validation"] = validation
     if "scalars" in models["final"]:

@@ -62,12 +62,13 @@ def riemannian_adam(
     ) -> tuple[PyTree, RiemannianAdamState]:
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         count = state.count + 1
-        corrections = 1 - b1**count, 1 - b2**count
+        mean_correction, square_correction = 1 - b1**count, 1 - b2**count
         ball_c = options["c"] if c is None else c
 
         def move(start: _Points, g: _Points, mean: _Points, square: Array) -> tuple[Any, ...]:
             """Returns a point's change and its new moments, for a gradient g."""
-            x, scale = start, poincare.lambda_x(start, ball_c)
+            x = start
+            scale = poincare.lambda_x(x, ball_c)
             g = g / scale**2
             if weight_decay:
                 x = poincare.shrink(start, jnp.minimum(rate * weight_decay, 1), ball_c)
@@ -76,8 +77,8 @@ def riemannian_adam(
             mean = b1 * mean + (1 - b1) * g
             square_norm = scale**2 * jnp.sum(g * g, axis=-1, keepdims=True)
             square = b2 * square + (1 - b2) * square_norm
-            root = jnp.sqrt(square / corrections[1]) + eps
-            moved = poincare.expmap(x, -rate * mean / corrections[0] / root, ball_c)
+            root = jnp.sqrt(square / square_correction) + eps
+            moved = poincare.expmap(x, -rate * mean / mean_correction / root, ball_c)
             moved = poincare.project(moved, ball_c)
             return moved - start, poincare.transport(x, moved, mean, ball_c), square
 
