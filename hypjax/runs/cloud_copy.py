@@ -27,6 +27,7 @@ _WRITER = ".writer"  # File with the id of the local folder that was uploaded la
 # A run's files, except checkpoints, that its readers may need, by the beginnings of their names.
 _NEEDED = (files.CONFIG, files.RESULTS, files.METRICS, files.TIMES, files.PROJECTIONS)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
+# Names of files to copy: not hidden, and neither unfinished files nor unfinished checkpoints.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")
 
 _Sizes = Mapping[str, int]  # Bytes of files, by their path relative to the run's folder.
@@ -50,7 +51,6 @@ def _step_of(name: str) -> int | None:
 
 
 def _steps(names: Iterable[str]) -> set[int]:
-    """Steps of the checkpoints to which files belong."""
     return {*map(_step_of, names)} - {None}
 
 
@@ -68,7 +68,7 @@ def _download(cloud: CloudFolder, stored: _Sizes, folder: pathlib.Path) -> None:
         (folder / name).unlink(missing_ok=True)
     # Changed checkpoints are downloaded whole: files of a step that was saved twice may differ and
     # still have equal sizes.
-    replaced = {None, *_changed_steps(stored, local)}
+    replaced = {None, *_changed_steps(stored, local)}  # None: all files except checkpoints.
     cloud.get({name for name in stored if _step_of(name) in replaced}, folder)
 
 
@@ -83,7 +83,8 @@ class CloudCopy:
         self._thread = threading.Thread(target=self._keep_uploading, daemon=True)
         console.say(f"{self.location} is kept in {self.folder} during the run")
         with locked(self.folder), self._errors_explained():
-            self._cloud, writer_file = CloudFolder(url), self.folder / _WRITER
+            self._cloud = CloudFolder(url)
+            writer_file = self.folder / _WRITER
             self._id = writer_file.read_text() if writer_file.exists() else ""
             stored = self._cloud.sizes()
             # The folder may have been emptied, or restored from an older copy.

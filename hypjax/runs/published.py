@@ -40,7 +40,7 @@ class Row(NamedTuple):
     table: str
     method: str
     state: str  # "trained" or "pretrained".
-    part: str
+    part: str  # "encoder" or "head".
     dim: str
     dataset: str
     run: str  # Configuration file and variant.
