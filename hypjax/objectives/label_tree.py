@@ -192,8 +192,8 @@ def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, coun
         same_label = labels[:, None] == labels
         may_be_j = same_label & (ids[:, None] != ids)
         may_be_k = ~same_label
-        j_key, k_key = jax.random.split(level_key)
-        j, k = draw_columns(j_key, may_be_j, count), draw_columns(k_key, may_be_k, count)
+        keys_and_masks = zip(jax.random.split(level_key), (may_be_j, may_be_k), strict=True)
+        j, k = (draw_columns(key, mask, count) for key, mask in keys_and_masks)
         i = jnp.broadcast_to(jnp.arange(len(ids))[:, None], j.shape)
         triples.append(jnp.stack([i, j, k], axis=-1).reshape(-1, 3))
         valid.append(jnp.repeat(may_be_j.any(axis=1) & may_be_k.any(axis=1), count))
