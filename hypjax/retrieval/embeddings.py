@@ -34,7 +34,18 @@ _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 class Embeddings(ArrayGallery):
     """A gallery with exact search: points of a space, and the names and classes of their images.
 
-    For fields without a comment see `ArrayGallery`. A column is None if it is unknown.
+    Attributes:
+        vectors: Points of the space, [n, d]; may be memory-mapped.
+        ids: Paths of the images, or other names, [n] strings.
+        labels: Names of the images' classes, [n] strings; '' if unknown.
+        space: The space of the points.
+        fingerprint: Fingerprint of the model that embedded the images; '' if unknown.
+        images_fingerprint: Hash of the image files and their labels; '' if unknown.
+        unreadable: {path: reason} of images that could not be embedded.
+        raw_features: Features from which the points were mapped, [n, features]; None if unknown.
+        splits: Names of the images' splits, [n] strings; None if unknown.
+        coarse_labels: Names of the images' coarse classes, [n] strings; None if unknown.
+        model: Name of the model that embedded the images, for messages; '' if unknown.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -42,13 +53,12 @@ class Embeddings(ArrayGallery):
     labels: Shaped[np.ndarray, " n"]
     space: Space
     fingerprint: str = ""
-    images_fingerprint: str = ""  # Hash of the image files and their labels.
-    # {path: reason} of images that could not be embedded.
+    images_fingerprint: str = ""
     unreadable: dict[str, str] = dataclasses.field(default_factory=dict)
-    raw_features: Float[np.ndarray, "n d"] | None = None  # From which the points were mapped.
-    splits: Shaped[np.ndarray, " n"] | None = None  # Names of the images' splits.
-    coarse_labels: Shaped[np.ndarray, " n"] | None = None  # Names of the images' coarse classes.
-    model: str = ""  # Name of the model that embedded the images, for messages.
+    raw_features: Float[np.ndarray, "n d"] | None = None
+    splits: Shaped[np.ndarray, " n"] | None = None
+    coarse_labels: Shaped[np.ndarray, " n"] | None = None
+    model: str = ""
 
     @classmethod
     def from_arrays(

@@ -48,11 +48,17 @@ class Reranking:
 
 @dataclasses.dataclass(frozen=True)
 class Postprocessing:
-    """How the results of a search are post-processed: by expansion, then by re-ranking."""
+    """How the results of a search are post-processed: by expansion, then by re-ranking.
 
-    expansion: int = 0  # Number of gallery items that expand each query; 0 for no expansion.
-    alpha: float = 0.0  # Exponent of the items' similarities, see `expand_queries`.
-    reranking: Reranking | None = None  # Parameters of `rerank`; None for no re-ranking.
+    Attributes:
+        expansion: Number of gallery items that expand each query; 0 for no expansion.
+        alpha: Exponent of the items' similarities, see `expand_queries`.
+        reranking: Parameters of `rerank`; None for no re-ranking.
+    """
+
+    expansion: int = 0
+    alpha: float = 0.0
+    reranking: Reranking | None = None
 
     def apply(
         self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
