@@ -38,7 +38,6 @@ class Embeddings(ArrayGallery):
         vectors: Points of the space, [n, d]; may be memory-mapped.
         ids: Paths of the images, or other names, [n] strings.
         labels: Names of the images' classes, [n] strings; '' if unknown.
-        space: The space of the points.
         fingerprint: Fingerprint of the model that embedded the images; '' if unknown.
         images_fingerprint: Hash of the image files and their labels; '' if unknown.
         unreadable: {path: reason} of images that could not be embedded.

@@ -29,7 +29,7 @@ _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLE = 500  # Largest number of queries with which an export measures recall.
 _CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
-_BLOCK_SIZE = 2**19  # Coordinates of candidates that a thread subtracts; fewer wait for each other.
+_BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
 
 _Points = Float32[np.ndarray, "n d"]
@@ -113,7 +113,7 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
 
 
 def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, Rows]:
-    """Splits rows at random into queries, for a tenth of the gallery's size, and the others.
+    """Splits rows at random into sample queries, a tenth of the gallery's size, and other rows.
 
     Recall is measured on a graph without the queries, as for new ones: points in a graph are linked
     to their neighbours, so their neighbours are easier to find. Both results ascend.

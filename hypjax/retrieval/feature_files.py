@@ -26,7 +26,7 @@ from hypjax.types import MISSING, class_name, split_names
 
 IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
-_INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Columns that pandas adds.
+_INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Index columns of pandas; '' in CSV.
 _CHECKED_ROWS = 1 << 16  # Rows that are checked at once.
 
 
@@ -134,7 +134,6 @@ def read_arrays(
 
 
 def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
-    """Reads a file with the reader of its suffix."""
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     with explained(f"cannot read {path}"):

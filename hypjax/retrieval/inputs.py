@@ -29,7 +29,7 @@ class Labelled(NamedTuple):
 
     points: Points
     labels: Int[np.ndarray, " n"]
-    ids: OwnIds = None  # Of queries.
+    ids: OwnIds = None  # Only queries have own images.
 
     def take(self, rows: "Rows | slice") -> "Labelled":
         """Selects points."""
@@ -137,7 +137,7 @@ def labelled(
     labels = [_checked_labels("queries", points, query_labels)]
     if gallery is not None:
         labels.append(_checked_labels("gallery", items, gallery_labels))
-    if len({array.dtype.kind for array in labels}) > 1:  # Else no number would equal a name.
+    if len({array.dtype.kind for array in labels}) > 1:  # NumPy would compare numbers as text.
         raise UserError("labels of the queries and the gallery must both be numbers or strings")
     classes = np.unique(np.concatenate(labels), return_inverse=True)[1].astype(np.int32)
     if gallery is None:

@@ -52,10 +52,8 @@ def _find_metric(name: str) -> Metric:
         return WITHOUT_K[name]
     if kind in AT_K and number.isdecimal() and int(number):
         return AT_K[kind](int(number))
-    known = [*(f"{kind}@K" for kind in AT_K), *WITHOUT_K]
-    raise UserError(
-        f"unknown metric {name!r}; it must be one of {', '.join(known)} (K is a number)"
-    )
+    known = ", ".join([*(f"{kind}@K" for kind in AT_K), *WITHOUT_K])
+    raise UserError(f"unknown metric {name!r}; it must be one of {known} (K is a number)")
 
 
 def recall_at_k(
@@ -205,7 +203,6 @@ class _Searches(NamedTuple):
     reranked: Ids | None  # The first results of each query, in their final order.
 
     def take(self, rows: Rows) -> "_Searches":
-        """Selects some of the queries."""
         if len(rows) == len(self.matches):  # Then copies no points; queries may be the gallery.
             return self
         queries, gallery, space, matches, own_rows, reranked = self
@@ -224,7 +221,8 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
             nearest[name] = metric
         else:
             listed[name] = metric
-    scores, nearest_ranks = {}, np.full(len(searches.matches), NO_MATCH)
+    scores = {}
+    nearest_ranks = np.full(len(searches.matches), NO_MATCH)
     length = max((metric.depth(searches.matches) for metric in listed.values()), default=0)
     if listed:
         scores, nearest_ranks = _scores_of_lists(searches, listed, length)

@@ -125,7 +125,7 @@ class _Search:
         return rows[~self.certain[rows]]
 
     def _sizes(self, num_queries: int, num_candidates: int, score: Score) -> tuple[int, int, int]:
-        """Queries and items of a block's scores on a device, and blocks in one pass."""
+        """Numbers of queries in a block, items of a chunk on a device, and blocks in a pass."""
         itemsize, dim = score.dtype.itemsize, self.queries.shape[1]
         max_height = max(_RESULT_BYTES // (2 * itemsize * num_candidates), _MIN_BLOCK)
         height = min(self.block_size, num_queries, max_height)
@@ -170,8 +170,6 @@ class _Search:
         """Stores results without the queries' own items."""
         if self.own_ids is not None:
             is_kept = ids != self.own_ids[rows, None]
-            is_kept[is_kept.all(axis=1), -1] = (
-                False  # If the own item is not listed, drop the last.
-            )
+            is_kept[is_kept.all(axis=1), -1] = False  # The own item is not listed: drop the last.
             distances, ids = (x[is_kept].reshape(len(rows), -1) for x in (distances, ids))
         self.distances[rows], self.ids[rows] = distances, ids

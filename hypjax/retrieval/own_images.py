@@ -72,7 +72,8 @@ class _Table:
     """Ids of a table's images, and their points or checksums."""
 
     def __init__(self, ids: Sequence[str], contents: Contents) -> None:
-        self._ids, self._contents, self.paths = ids, contents, real_paths(ids)
+        self._ids, self._contents = ids, contents
+        self.paths = real_paths(ids)
         self.numbered = bool(ids) and (
             all(name == str(row) for row, name in enumerate(ids))
             or all(map(_NUMBERED.fullmatch, ids))

@@ -1,7 +1,7 @@
 """Positives, the items that a query should find, and their exact ranks.
 
 With many positives, nearly every item is about as far away as some positive, and products in
-float32 could not tell which comes first. Products in float64 can, but for near-ties, which
+float32 could not tell which comes first. Products in float64 can, except for near-ties, which
 subtraction orders.
 """
 

@@ -24,8 +24,8 @@ _LEAST_DEVIATION = 2.0**-20
 class Projection:
     """A projection of points on the principal components of their features.
 
-    Components are orthonormal and sorted by descending variance; each has a positive coordinate of
-    largest absolute value. `whiten` scales projected features to equal variances.
+    Components are orthonormal and sorted by descending variance. In each, the coordinate of largest
+    absolute value is positive. `whiten` scales projected features to equal variances.
     """
 
     space: Space

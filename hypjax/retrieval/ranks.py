@@ -75,8 +75,7 @@ def _bound_ranks(
     # The bounds are the numbers of items that surely, and that may, precede the match. With points
     # sorted by class, matches lie in few tiles of the score matrix. Scores of these tiles are
     # computed twice: to bound the nearest match, then to count the items before it. Every other
-    # item takes one score and two comparisons, and no sort: a rank costs little more than the
-    # matrix product.
+    # item takes one score, two comparisons, and no sort.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.SortedPoints(query_set, rows, score, mesh)
     items = tiles.SortedPoints(gallery_set, np.arange(len(gallery_set.labels)), score, mesh)
@@ -112,7 +111,7 @@ class _Thresholds(NamedTuple):
     """Thresholds on scores, around −separation of each query's nearest match."""
 
     may: Float[Array, " p"]  # An item may come before the match if its score is at least `may`.
-    must: Float[Array, " p"]  # It surely does if its lower bound exceeds `must`. −∞: no match.
+    must: Float[Array, " p"]  # It surely does if its lower bound exceeds `must`; −∞ if no match.
 
 
 @functools.cache

@@ -35,12 +35,10 @@ from hypjax.geometry.arithmetic import inner_products
 from hypjax.retrieval import inputs
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
-# Score of padding: below the scores of all points, and finite, since ∞ − ∞ is NaN.
-PADDING = -(2.0**126)
+PADDING = -(2.0**126)  # Score of padding: below all points' scores; finite, since ∞ − ∞ is NaN.
 # Smallest offset assumed in bounds, so that they exceed the errors of subnormal numbers.
 _SMALLEST_OFFSET = 2.0**-80
-# Roundings outside the sum of a product: of factors, offsets and slack.
-_OTHER_ROUNDINGS = 16
+_OTHER_ROUNDINGS = 16  # Roundings outside the sum of a product: of factors, offsets and slack.
 _TERM_ELEMENTS = 2**17  # Coordinates of the points whose factors are computed at once.
 
 Vectors = tuple[Float[Array, "n v"], ...]  # One array, or one for each part of a composite space.

@@ -24,7 +24,7 @@ from hypjax.system.machine import usable_cores
 AXIS = "gallery"  # Mesh axis over which the rows of a gallery are distributed.
 _SAMPLED_BLOCKS, _SAMPLED_ROWS = 16, 256  # Blocks of a sample, and rows of a block.
 GROUP = 64  # Items of a group; only the groups with the largest maxima are searched further.
-# A CPU takes smaller groups, of at least 8 items, where a chunk has fewer than 8·k of 64.
+# A CPU takes smaller groups, of at least 8 items, where a chunk has fewer than 8·k groups of 64.
 _LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4  # Of the selection on a CPU.
@@ -173,7 +173,7 @@ class Selector:
 def jitted_steps(
     mesh: Mesh, k: int, columns: bool = False, group: int = GROUP
 ) -> tuple[Callable, Callable]:
-    """Jits `_multiply` and `_select` for a gallery whose rows are distributed over the mesh."""
+    """Jits `_multiply` and `_select` for a sharded gallery; with `columns`, vectors are columns."""
     rows = P(AXIS)
     chunk = Chunk(P(None, AXIS) if columns else rows, rows)
     sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)

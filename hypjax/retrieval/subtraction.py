@@ -110,8 +110,8 @@ def _row_separations(
 ) -> Float[Array, "b c"]:
     """Separations of each query from the points at its rows."""
 
-    def separations(inputs: tuple[Array, Array]) -> Array:
-        query, rows = inputs
+    def separations(query_and_rows: tuple[Array, Array]) -> Array:
+        query, rows = query_and_rows
         return space.separation(query.astype(jnp.float64), points[rows].astype(jnp.float64))
 
     batch = max(1, _BATCH_ELEMENTS // (rows.shape[1] * queries.shape[1]))
@@ -145,7 +145,6 @@ def gallery_separations(
 def _all_separations(
     space: Space, queries: Float[Array, "b d"], items: Float[Array, "r d"]
 ) -> Float[Array, "b r"]:
-    """Separations of all queries from all items."""
     items = items.astype(jnp.float64)
     return lax.map(lambda query: space.separation(query, items), queries.astype(jnp.float64))
 

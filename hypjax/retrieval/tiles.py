@@ -76,7 +76,7 @@ def side(points: int) -> int:
 
 def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray, " n"]:
     """Positions of points sorted by class, with gaps that keep small classes within a tile."""
-    # The gaps leave fewer tiles next to the diagonal with matches; such tiles are computed twice.
+    # Gaps leave fewer tiles with matches beside the diagonal; those tiles are computed twice.
     starts = []
     end = 0
     for size in sizes.tolist():
@@ -133,10 +133,10 @@ def pairs(
 
 
 def _mark_tiles(
-    rows: Int[np.ndarray, " p"], columns: Int[np.ndarray, " q"], sides: Sequence[int]
+    row_labels: Int[np.ndarray, " p"], column_labels: Int[np.ndarray, " q"], sides: Sequence[int]
 ) -> tuple[Bool[np.ndarray, "r c"], Bool[np.ndarray, "r c"]]:
-    """Marks the tiles that may contain matches, and those with more than padding, by labels."""
-    rows, columns = rows.reshape(-1, sides[0]), columns.reshape(-1, sides[1])
+    """Marks the tiles that may contain matches, and the tiles that are not only padding."""
+    rows, columns = row_labels.reshape(-1, sides[0]), column_labels.reshape(-1, sides[1])
     row_first, column_first = rows[:, None, 0], columns[:, 0]
     row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
     matching = (row_first <= column_last) & (column_first <= row_last)
@@ -152,12 +152,13 @@ def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tile
     counts = np.zeros(mesh.size, np.int32)
     for device in range(mesh.size):
         share = tiles[device :: mesh.size]
-        indices[device, : len(share)], counts[device] = share, len(share)
+        indices[device, : len(share)] = share
+        counts[device] = len(share)
     return jax.device_put(Tiles(*np.moveaxis(indices, 2, 0), counts), NamedSharding(mesh, P(AXIS)))
 
 
 def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) -> Any:
-    """Updates a state with this device's tiles, one after the other."""
+    """Updates a state with this device's tiles, at [0], one after the other."""
 
     def step(i: Int[Array, ""], carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
         state, row, column = carry
