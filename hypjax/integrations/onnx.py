@@ -109,7 +109,8 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
 
 def to_onnx(embedder: Model) -> onnx.ModelProto:
     """Converts a model, from `images` of any size, or `features`, to `points`, for any batch."""
-    torch_model, view = TorchModel(embedder).eval(), View.of(embedder.config.data)
+    torch_model = TorchModel(embedder).eval()
+    view = View.of(embedder.config.data)
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size >= 2**31:  # The limit of a protocol buffer.
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
@@ -173,10 +174,12 @@ def _add_margin(images: Batch, view: View) -> Batch:
 
 def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax's model, in float32 on the CPU."""
-    config, cpu = embedder.config.copy_and_resolve_references(), jax.devices("cpu")[0]
+    cpu = jax.devices("cpu")[0]
+    config = embedder.config.copy_and_resolve_references()
     config.model.precision = "float32"
     model = Run(config, mesh=parallel.create_mesh(devices=[cpu])).model
-    scaling, spaces = (config.data.mean, config.data.std), {embedder.part: embedder.space}
+    scaling = config.data.mean, config.data.std
+    spaces = {embedder.part: embedder.space}
     embed = jax.jit(embed_function(model, scaling, spaces, config.eval.scales))
     with jax.default_device(cpu):
         params = jax.device_put(embedder.params, cpu)

@@ -104,13 +104,13 @@ class QdrantGallery:
         """
         filters = [_in_class(label)] * len(points)
         images, distances, rows = self._search(points, k + (paths is not None), filters)
-        found = ArrayGallery()
-        found.ids = np.array([image.payload["id"] for image in images], str)
-        found.labels = np.array([image.payload["label"] for image in images], str)
-        own_rows = found.own_rows(paths or [""] * len(points))
+        results = ArrayGallery()  # Of the images found for all queries.
+        results.ids = np.array([image.payload["id"] for image in images], str)
+        results.labels = np.array([image.payload["label"] for image in images], str)
+        own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
-            for hits in found.neighbours(distances, rows, own_rows, k)
+            for hits in results.neighbours(distances, rows, own_rows, k)
         ]
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -156,7 +156,7 @@ class QdrantGallery:
     def _tune(self, embeddings: Embeddings) -> float:
         """Sets and saves the number of candidates, and returns the recall of searches with it.
 
-        It is the smallest number with which searches for a sample find 98% of the 10 nearest. Each
+        Takes the smallest number with which searches for a sample find 98% of the 10 nearest. Each
         search leaves out only its query's image. If all the sample were left out, images that only
         the sample leads to, such as leaves of a tree, would be lost at any number of candidates.
         """

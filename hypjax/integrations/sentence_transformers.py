@@ -99,7 +99,8 @@ def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
 
 def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
     """Type, settings and weights of each module that follows the encoder."""
-    modules, dim = [], model.encoder.dim
+    modules = []
+    dim = model.encoder.dim
     if model.head_kind == "norm_dense":
         weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
         modules.append(("LayerNorm", {"dimension": dim}, weights))
@@ -114,7 +115,8 @@ def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
 
 def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> None:
     """Rejects a run that modules of sentence-transformers cannot reproduce."""
-    encoder, reason = model.encoder, None
+    encoder = model.encoder
+    reason = None
     parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
     if isinstance(encoder, CustomEncoder):
         reason = "has a custom encoder"

@@ -50,7 +50,7 @@ _TOLERANCE = 0.05  # Largest rounding error of a point, as a share of the distan
 _EXCEPTION_SHARE = 0.01  # Share of the points whose rounding error may be larger.
 
 _Points = Float32[np.ndarray, "n d"]  # In the sphere, or in a space isometric to a ball.
-_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Indices of queries, and found rows.
+_Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Query indices, gallery rows.
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -81,9 +81,8 @@ class GraphGallery(ArrayGallery):
         """
         points, space = embeddings.vectors, embeddings.space
         euclidean.curvature(space)  # Checks the space.
-        sample_rows, other_rows = euclidean.sample_queries(
-            len(points), len(points), _SAMPLED_QUERIES
-        )
+        size = len(points)
+        sample_rows, other_rows = euclidean.sample_queries(size, size, _SAMPLED_QUERIES)
         sample = points[sample_rows]
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)

@@ -152,7 +152,7 @@ async def _describe_refusal(_: Request, error: HTTPException) -> Response:
 
 
 async def _describe_unavailability(_: Request, error: Exception) -> Response:
-    print(f"error: {error}", file=sys.stderr)  # Such as Qdrant, which does not answer.
+    print(f"error: {error}", file=sys.stderr)  # For example, Qdrant does not answer.
     message = "the gallery cannot be searched now; the server's log says why"
     return JSONResponse({"error": message}, 503, {"Retry-After": "5"})
 

@@ -18,7 +18,7 @@ from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
 from hypjax.retrieval.galleries import Gallery, GalleryItem
 
-_DISK_IMAGES = 300  # Images in the disk; to lay these out takes seconds.
+_DISK_IMAGES = 300  # Images in the disk; laying them out takes seconds.
 _THUMBNAIL_SIDE = 256  # Pixels of the longer side.
 _CACHED_THUMBNAILS = 2000  # In memory, about 10 kB each.
 _Answer = dict[str, Any]
@@ -48,7 +48,7 @@ class Searcher:
             "classes": gallery.classes(),
             "sample": [self._describe(item) for item in sample],
         }
-        _add_places(self.about["sample"], positions)
+        _add_positions(self.about["sample"], positions)
         # A first search, for a blank image, compiles the programs that all searches run.
         blank = io.BytesIO()
         Image.new("L", (1, 1)).save(blank, "png")
@@ -81,7 +81,7 @@ class Searcher:
         hits = [self._describe(item) | {"distance": distances[item.key]} for item in items]
         if placed:
             points = np.stack([point, *(item.point for item in items)])
-            _add_places([described_query, *hits], self._place(points))
+            _add_positions([described_query, *hits], self._place(points))
         return {"query": described_query, "hits": hits}
 
     def _find(self, key: str) -> GalleryItem:
@@ -117,7 +117,7 @@ def _shared_folder(paths: Sequence[str]) -> str:
     return "" if folder == os.sep else os.path.join(folder, "")
 
 
-def _add_places(images: Sequence[_Answer], positions: layout.Positions) -> None:
+def _add_positions(images: Sequence[_Answer], positions: layout.Positions) -> None:
     """Adds positions to described images, rounded towards the origin to stay inside the disk."""
     coordinates = np.trunc(np.stack([positions.real, positions.imag], axis=1) * 1e4) / 1e4
     for image, pair in zip(images, coordinates.tolist(), strict=True):
