@@ -35,15 +35,16 @@ class Embeddings(ArrayGallery):
     """A gallery with exact search: points of a space, and the names and classes of their images.
 
     Attributes:
-        vectors: Points of the space, [n, d]; may be memory-mapped.
-        ids: Paths of the images, or other names, [n] strings.
-        labels: Names of the images' classes, [n] strings; '' if unknown.
+        vectors: Points of `space`, which may be memory-mapped.
+        ids: Paths of the images, or other names.
+        labels: Names of the images' classes; '' if unknown.
+        space: Space in which the images are compared.
         fingerprint: Fingerprint of the model that embedded the images; '' if unknown.
         images_fingerprint: Hash of the image files and their labels; '' if unknown.
         unreadable: {path: reason} of images that could not be embedded.
-        raw_features: Features from which the points were mapped, [n, features]; None if unknown.
-        splits: Names of the images' splits, [n] strings; None if unknown.
-        coarse_labels: Names of the images' coarse classes, [n] strings; None if unknown.
+        raw_features: Features from which the points were mapped; None if unknown.
+        splits: Names of the images' splits; None if unknown.
+        coarse_labels: Names of the images' coarse classes; None if unknown.
         model: Name of the model that embedded the images, for messages; '' if unknown.
     """
 
