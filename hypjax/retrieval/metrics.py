@@ -138,7 +138,8 @@ def query_scores(
     """
     selected = {name: _find_metric(name) for name in metrics}
     query_set, gallery_set = inputs.labelled(queries, query_labels, gallery, gallery_labels)
-    largest_k = max((metric.k or 1 for metric in selected.values()), default=1)
+    at_k = (name.split("@")[1] for name in selected if name.startswith(("recall@", "precision@")))
+    largest_k = max(map(int, at_k), default=1)
     inputs.check_count(largest_k, len(gallery_set.points) - (query_set is gallery_set), "K")
     own_ids, own_rows = own_items(query_set, own_rows)
     if own_ids is not query_set.ids:

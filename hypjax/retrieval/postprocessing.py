@@ -152,7 +152,8 @@ def rerank(
     - Eq. 12: (1 − λ) times the Jaccard distance, plus λ times the original distance.
 
     `own_ids` holds the gallery index of each query, [n], −1 or None for none. A query's own item is
-    not one of its results, but takes part in the neighbourhoods. Returns the distances of Eq. 12,
+    not one of its results, but takes part in the neighbourhoods, and its encoding is the query's,
+    also if the query was expanded. Returns the distances of Eq. 12,
     ascending, float32, and gallery indices, int32, [n, depth], or fewer if there are fewer items.
     Ties keep their order. Raises the errors of `nearest_neighbors`.
     """

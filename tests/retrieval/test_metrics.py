@@ -82,6 +82,7 @@ def test_invalid_arguments_are_an_error():
     for arguments, metric, space, keyword in (
         ((labels,), "recall@0", BALL, "unknown metric"),
         ((labels,), "recall@20", BALL, "K is 20, but a search finds only 19"),
+        ((labels,), "precision@20", BALL, "K is 20, but a search finds only 19"),
         ((labels,), "mrr", "poincare", "must be a space"),
         ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
         ((labels.astype(object),), "mrr", BALL, "whole numbers or strings"),
