@@ -108,9 +108,10 @@ class Composite(Space):
 class Fused(Composite):
     """Adds the distances of several spaces, each of which embeds all features (HypMix, Eq. 10).
 
-    With m spaces, d features become m·d coordinates. If `normalized`, features are first scaled to
-    length 1. HypMix is the pairwise cross-entropy at temperature 1 with the parts
-    (Sphere(), 1 / (2·τ_e)) and (PoincareBall(c, clip_radius), λ / τ_h), normalised.
+    The `parts` are m pairs of a space and the weight of its distance. d features become m·d
+    coordinates. If `normalized`, features are first scaled to length 1, as in HypMix: the pairwise
+    cross-entropy at temperature 1, with the parts (Sphere(), 1 / (2·τ_e)) and
+    (PoincareBall(c, clip_radius), λ / τ_h).
     """
 
     normalized: bool = dataclasses.field(default=True, metadata={"static": True})
@@ -138,9 +139,9 @@ class Fused(Composite):
 class Product(Composite):
     """A product of spaces, which share the features equally (Gu et al., ICLR 2019, Section 3).
 
-    With weight w and length l in each part, the distance is √Σ(w·l)², as in the product manifold.
-    The length is the part's distance d; on the sphere, whose distance is a squared chord, it is the
-    chord. If `summed`, the distance is Σ w·d instead.
+    The `parts` are pairs of a space and its weight w. With length l in each part, the distance is
+    √Σ(w·l)², as in the product manifold. The length is the part's distance d; on the sphere, whose
+    distance is a squared chord, it is the chord. If `summed`, the distance is Σ w·d instead.
     """
 
     summed: bool = dataclasses.field(default=False, metadata={"static": True})

@@ -91,7 +91,10 @@ class Space(Protocol):
         return None
 
     def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
-        """Weighted mean of n points; weights are at least 0 and not all 0, None means equal."""
+        """Weighted means of sets of points, [..., n, d].
+
+        Weights, [..., n], are at least 0 and not all 0; None means equal weights.
+        """
 
     def separation(self, x: Operand, y: Operand) -> Numbers:
         """An increasing function of the distance, computed by subtraction and cheap arithmetic.

@@ -82,9 +82,10 @@ class Model(ImageEmbedder):
 
     @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
-        """Embeds images as points of the model's space, float32; rejects unreadable images.
+        """Embeds images as points of the model's space, float32.
 
         `images` is a path, folder, pattern, Pillow image or array of pixels, or several of these.
+        Raises a `UserError` for an unreadable image.
         """
         embeddings = self.gallery(images)
         for name, reason in embeddings.unreadable.items():

@@ -55,19 +55,27 @@ _Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Query indices, g
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GraphGallery(ArrayGallery):
-    """A gallery in an HNSW graph; see `ArrayGallery`."""
+    """A gallery in an HNSW graph; see `ArrayGallery`.
 
-    index: Any  # usearch's graph; its keys are the rows of the images.
+    Attributes:
+        index: usearch's graph; its keys are the rows of the images.
+        stray: Marks images that the graph does not lead to; each search scans them.
+        rounded: Whether the graph's vectors are in bfloat16.
+        candidates: Number of candidates in a search for 10 neighbours, in proportion for more. More
+            candidates find more neighbours, and take longer.
+        recall: Lower bound on the share of neighbours that searches for new queries find, see
+            `build`.
+    """
+
+    index: Any
     ids: np.ndarray
     labels: np.ndarray
     vectors: _Points  # May be memory-mapped.
-    stray: Bool[np.ndarray, " n"]  # Images that the graph does not lead to: each search scans them.
+    stray: Bool[np.ndarray, " n"]
     space: Space
     fingerprint: str
-    rounded: bool  # Whether the graph's vectors are in bfloat16.
-    # In a search for 10 neighbours. More candidates find more neighbours, and take longer.
+    rounded: bool
     candidates: int = _STRAY_CANDIDATES
-    # Lower bound on the share of neighbours that searches for new queries find, see `build`.
     recall: float = 1.0
     model: str = ""
 

@@ -24,7 +24,7 @@ def register_encoder(name: str, module: nn.Module) -> None:
 
     The module is an `Encoder`, or a Flax module that maps normalised pixels [images, height, width,
     channels] to [images, dim] and has no variables except parameters. A later registration of a
-    name replaces an earlier one.
+    name replaces an earlier one. Raises a `UserError` for a name that hypjax uses.
     """
     require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
     if not isinstance(module, nn.Module):

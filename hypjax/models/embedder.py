@@ -107,7 +107,7 @@ def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) ->
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:
-    """Side of images, in pixels, at a scale relative to `encoder.image_size`."""
+    """Side of images at a scale of `encoder.image_size`, in pixels; halves are rounded up."""
     patch = getattr(encoder, "patch_size", 1)  # Position embeddings require whole patches.
     return patch * max(1, math.floor(encoder.image_size * scale / patch + 0.5))
 

@@ -69,7 +69,8 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
 
     Weights are named as in timm, such as `vit_small_patch16_224.dino`, or as another model of the
     hub whose tensors have timm's names, such as `hf-hub:OWNER/NAME`. Files end in `.safetensors`,
-    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors.
+    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors. Raises a
+    `UserError` for weights that are missing, damaged or of another model.
     """
     try:
         return convert_timm(read_state_dict(name_or_path), encoder, channels)

@@ -98,8 +98,9 @@ class VisionTransformer(Encoder):
 
     Attributes:
         patch_size: Side of a patch in pixels; it divides the sides of the images.
-        width: Dimension of tokens and of the embedding; `num_heads` divides it.
+        width: Dimension of tokens and of the embedding.
         depth: Number of blocks.
+        num_heads: Number of attention heads; it divides the width.
         class_tokens: 1 for the class token, 2 if DeiT's distillation token follows it, or 0.
         registers: Number of register tokens before the patch tokens (Darcet et al., ICLR 2024).
         positions: The tokens with a learned position embedding: 'all', 'patches' or 'none'.
@@ -108,6 +109,7 @@ class VisionTransformer(Encoder):
             then not normalised.
         attention_pool: Number of heads of the attention pooling "map" (SigLIP, Zhai et al., ICCV
             2023); 0 for an encoder without this pooling.
+        blocks: Design of the family's blocks.
         mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
         dtype: Dtype of matrix products and of activations between them. Parameters, the residual
             stream, LayerNorm statistics, rotations, softmax and the result are always float32.

@@ -185,7 +185,8 @@ def triplet(
     distances without normalisation.
 
     For semi-hard triplets with traced labels, as under `jit`, no class may have more images than
-    `samples_per_class`. Semi-hard mining with references is a `ValueError`.
+    `samples_per_class`. Raises a `ValueError` for another mining, or semi-hard mining with
+    references.
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")

@@ -33,7 +33,8 @@ def pairwise_cross_entropy(
     Sample k of every class forms subset k. For each ordered pair of subsets (i, j), i ≠ j, the
     images of subset i are anchors. An anchor's positive is the image of its class in j; its
     negatives are the rest of j, and all of i but the anchor itself. Its loss is the cross-entropy
-    of the logits −distance / temperature. Losses are averaged over anchors and summed over pairs of
+    of the logits −distance / τ, by the space's distance; the smaller the `temperature` τ > 0, the
+    more the nearest negatives weigh. Losses are averaged over anchors and summed over pairs of
     subsets. Distances of positives are computed by subtraction, so small ones keep their digits.
 
     Embeddings are points of the space, as from `space.embed`: [classes, samples, dim], or, with

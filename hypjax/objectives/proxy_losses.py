@@ -252,7 +252,8 @@ class ProxyObjective(Objective):
     """A loss between the images of a batch and proxies of all classes.
 
     Proxies start normally distributed before the space embeds them, with variance 2 / (number of
-    proxies), as in Proxy-Anchor: Kaiming initialisation with a classifier's fan-out.
+    proxies), as in Proxy-Anchor (Kim et al., CVPR 2020): Kaiming initialisation with a classifier's
+    fan-out.
     """
 
     space: Space

@@ -39,8 +39,8 @@ def nearest_neighbors(
 
     Queries and gallery are points of the space. With `exclude_self`, the gallery is the queries and
     no query is its own neighbour. `block_size` is the number of queries searched at once. Returns
-    distances, float32, and gallery indices, int32, nearest first. Raises UserError if a point is
-    not finite or not in the space, or if shapes or k do not fit.
+    distances, float32, and gallery indices, int32, both [n, k], nearest first. Raises UserError if
+    a point is not finite or not in the space, or if shapes or k do not fit.
 
     The result equals sorting all items by separation, ties by index, where `Space.separation`
     subtracts points, float32, in float64. No rounding error of a product changes the result, see

@@ -84,6 +84,7 @@ def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
 
     Level easy ignores hard items, level hard ignores easy items, and both are positives at level
     medium. Junk is always ignored. Queries without a positive at a level have no score there.
+    Raises UserError for another level.
     """
     easy, hard, junk = ground_truth
     levels = {
