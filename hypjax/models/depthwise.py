@@ -100,9 +100,9 @@ def _padded(x: Images, padding: Padding) -> Images:
 def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
     """Sums, over the kernel's positions, the shifted images times the position's weight."""
     side = len(kernel)
-    height, width = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
+    row_span, column_span = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
     return sum(
-        x[:, i : i + height : stride, j : j + width : stride] * kernel[i, j]
+        x[:, i : i + row_span : stride, j : j + column_span : stride] * kernel[i, j]
         for i in range(side)
         for j in range(side)
     )

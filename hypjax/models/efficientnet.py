@@ -21,7 +21,6 @@ from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
 _STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # `width_factor` does not scale these in the Lite models.
 _EPS = 1e-3
 
-
 # Blocks, kernel, stride of the first block, expansion and width of each stage of EfficientNet-B0
 # (Tan and Le, Table 1).
 _STAGES = (

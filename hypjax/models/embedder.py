@@ -65,7 +65,7 @@ class Embedder(nn.Module):
 def create_embedder(
     config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
 ) -> Embedder:
-    """Builds a run's model for a device; `evaluating`, the model pools by `model.eval_pooling`."""
+    """Builds a run's model for a device; if `evaluating`, it pools by `model.eval_pooling`."""
     model = config.model
     if model.architecture == FEATURES:
         return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)

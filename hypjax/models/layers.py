@@ -87,7 +87,7 @@ class Dense(nn.Module):
     ) -> Float[Array, "... features"]:
         """Applies the layer to x · scale + shift, where `affine` is (scale, shift).
 
-        Of `parts` equal parts of the outputs, only number `part`, from 0, is computed. `factor`
+        Computes only part number `part`, from 0, of `parts` equal parts of the outputs. `factor`
         multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
         """
         kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
@@ -203,8 +203,8 @@ _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 def _maximum(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim"]:
     """Maximum of each dimension over patches, whose gradient goes to the first such patch."""
-    # jnp.max sends the gradient to patches that equal the maximum. In compiled programs, no patch
-    # may be equal: XLA computes the patches a second time and rounds differently.
+    # jnp.max sends the gradient to patches that equal the maximum. In compiled programs, perhaps
+    # no patch is equal: XLA computes the patches a second time and rounds differently.
     first = jnp.argmax(jax.lax.stop_gradient(patches), axis=1, keepdims=True)
     return jnp.take_along_axis(patches, first, axis=1)[:, 0]
 

@@ -45,7 +45,7 @@ def read_packaged() -> dict[str, np.ndarray] | None:
         )
     encoder = EfficientNetLite(image_size=224)
     blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
-    numbered_block = r"^_blocks\.(\d+)\._", lambda match: f"{blocks[int(match[1])]}."
+    numbered_block = (r"^_blocks\.(\d+)\._", lambda match: f"{blocks[int(match[1])]}.")
     to_timm_name = (*_NAMES, numbered_block, *encoder.names)
     return {
         renamed(name, to_timm_name): value
@@ -55,7 +55,7 @@ def read_packaged() -> dict[str, np.ndarray] | None:
 
 
 # Each tensor becomes a tuple: storage, offset in the storage (0 in this file), shape and strides.
-_KNOWN = {
+_ALLOWED_GLOBALS = {
     "collections.OrderedDict": collections.OrderedDict,
     "torch._utils._rebuild_tensor_v2": lambda *tensor: tensor[:4],
     "torch.FloatStorage": np.dtype("<f4"),
@@ -64,10 +64,10 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles a dict of tensors; can call only the functions in `_KNOWN`."""
+    """Unpickles a dict of tensors; can call only the functions in `_ALLOWED_GLOBALS`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return _KNOWN[f"{module}.{name}"]
+        return _ALLOWED_GLOBALS[f"{module}.{name}"]
 
     def persistent_load(self, pid: tuple) -> tuple[np.dtype, str]:
         _, dtype, key, *_ = pid

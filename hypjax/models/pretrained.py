@@ -237,7 +237,7 @@ def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
     default = create_encoder(name).pooling if name else "cls"
     if encoder.pooling == default:
         return {}
-    # For "cls", timm's EVA-02 has other parameters, and convolutional encoders have no token.
+    # For "cls", timm's EVA-02 has other parameters. ConvNets, without `pool_first`, have no token.
     may_pool_cls = default == "avg" and not getattr(encoder, "pool_first", True)
     return {"global_pool": "token"} if encoder.pooling == "cls" and may_pool_cls else None
 

@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
     """
 
     temperature: float = 1e4  # Frequencies fall from 1 towards 1 / temperature.
-    centred: bool = False  # Whether rows and columns are numbered from −π to π (DINOv3).
+    centred: bool = False  # Whether rows and columns are numbered from −2π to 2π (DINOv3).
     reference: int = 1  # Unless centred, side to which grids of other sizes are scaled.
     offset: float = 0  # Number of the first row and column, unless centred.
     columns_first: bool = False  # Whether columns, instead of rows, rotate the first pairs.
@@ -104,7 +104,7 @@ class VisionTransformer(Encoder):
         class_tokens: 1 for the class token, 2 if DeiT's distillation token follows it, or 0.
         registers: Number of register tokens before the patch tokens (Darcet et al., ICLR 2024).
         positions: The tokens with a learned position embedding: 'all', 'patches' or 'none'.
-        pre_norm: Whether a LayerNorm precedes the blocks; the patch projection has no bias (CLIP).
+        pre_norm: Whether a LayerNorm precedes the blocks; `patch_embed` then has no bias (CLIP).
         pool_first: Whether the final LayerNorm follows the pooling (EVA-02). Returned tokens are
             then not normalised.
         attention_pool: Number of heads of the attention pooling "map" (SigLIP, Zhai et al., ICCV
@@ -358,7 +358,8 @@ class Block(nn.Module):
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
             packed = Dense(2 * width, self.dtype, name="fc_1")
-            return activate(packed(x, affine, 0, 2), activation) * packed(x, affine, 1, 2)
+            gated = packed(x, affine, part=0, parts=2)
+            return activate(gated, activation) * packed(x, affine, part=1, parts=2)
         hidden = Dense(width, self.dtype, name="fc_1")(x, affine)
         if gate == "separate":
             gated = Dense(width, self.dtype, name="fc_gate")(x, affine)
@@ -408,9 +409,9 @@ class Attention(nn.Module):
                 yield Dense(width, self.dtype, name[0] in biases, name=name)(x, affine)
             elif biases == "qv" and name != "key":
                 bias = self.param(f"{name[0]}_bias", nn.initializers.zeros, (width,))
-                yield packed(x, affine, part, 3) + bias.astype(self.dtype)
+                yield packed(x, affine, part=part, parts=3) + bias.astype(self.dtype)
             else:
-                yield packed(x, affine, part, 3)
+                yield packed(x, affine, part=part, parts=3)
 
 
 class AttentionPool(nn.Module):
@@ -430,7 +431,7 @@ class AttentionPool(nn.Module):
         kv = Dense(2 * width, self.dtype, name="kv")
         heads = [
             rearrange(x, "b t (h d) -> b t h d", h=self.num_heads)
-            for x in (query, kv(tokens, None, 0, 2), kv(tokens, None, 1, 2))
+            for x in (query, kv(tokens, part=0, parts=2), kv(tokens, part=1, parts=2))
         ]
         mixed = rearrange(attend(*heads, kernel="xla"), "b 1 h d -> b (h d)")
         x = Dense(width, self.dtype, name="proj")(mixed).astype(jnp.float32)

@@ -29,7 +29,7 @@ _HUB_FILE = "model.safetensors"
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
-    """Reads weights as arrays under timm's names, as `hypjax.models.pretrained.load_timm` does."""
+    """Reads weights, named as for `pretrained.load_timm`, as arrays under timm's names."""
     path = pathlib.Path(name_or_path).expanduser()
     if path.suffix not in _READERS:
         is_packaged = timm_weights(name_or_path) == packaged.WEIGHTS
