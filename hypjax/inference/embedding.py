@@ -105,8 +105,7 @@ def encode(
             shape = (len(images), side, side, images.shape[-1])
             scaled_images = jax.image.resize(images, shape, "linear", antialias=False)
         with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
-            variables = {"params": scaled_params["encoder"]}
-            pooled = scaled_model.encoder.apply(variables, scaled_images)
+            pooled = scaled_model.encoder.apply({"params": scaled_params["encoder"]}, scaled_images)
         embeddings.append(pooled.astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
 

@@ -40,8 +40,8 @@ class ImageEmbedder(abc.ABC):
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields a row for each image in order, one batch at a time.
 
-        Rows, by default points of the space, are meaningless for unreadable images. If `few`, a
-        batch that is not full may be faster and round differently.
+        Rows are points of the space, unless `columns` is overridden, and meaningless for unreadable
+        images. If `few`, a batch that is not full may be faster and round differently.
         """
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:

@@ -78,7 +78,7 @@ class Model(ImageEmbedder):
         self.config, self.module, self.params, _ = trained
         self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size
-        self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}
+        self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}  # By device count.
 
     @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
@@ -179,7 +179,7 @@ class Model(ImageEmbedder):
 
 
 def _path_or_url(source: str | os.PathLike[str]) -> str | pathlib.Path:
-    """The path or URL of a source; adds hf:// to OWNER/NAME if there is no such folder."""
+    """The path or URL of a source; adds hf:// to OWNER/NAME if there is no folder OWNER."""
     if isinstance(source, os.PathLike):
         return pathlib.Path(source)
     if not isinstance(source, str):
