@@ -23,16 +23,16 @@ _COLLAPSED_SPREAD = 1e-5  # Spread relative to the norm; float32 keeps two digit
 
 
 class HealthWatch:
-    """Warns once of each fault that two consecutive reports show: one may cover a single step."""
+    """Warns once of each fault in two consecutive reports: a report may cover a single step."""
 
     def __init__(self, config: ConfigDict) -> None:
         train = config.train
         self._first_step = max(config.optim.warmup_steps, train.total_steps // 10) + 1
         self._stop_on_fault = train.on_collapse == "stop"
-        self._chance = chance = (train.samples_per_class - 1) / (train.batch_size - 1)
+        self._chance = (train.samples_per_class - 1) / (train.batch_size - 1)
         # Learning begins at 1.5 times chance, or a tenth of the way from chance to 1 if lower.
-        self._min_recall = min(1.5 * chance, chance + 0.1 * (1 - chance))
-        # With 2n − 2 negatives, a positive has p = 1/2 if its logit exceeds theirs by this much.
+        self._min_recall = min(1.5 * self._chance, self._chance + 0.1 * (1 - self._chance))
+        # Among 2n − 2 negatives (n classes), a positive has p = 1/2 if its logit is higher by this.
         self._min_span = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._fault: str | None = None
         self._warned: set[str] = set()

@@ -25,7 +25,7 @@ def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> di
     steps = jax.device_get(steps)
     summary = {"skipped": int(steps[-1]["skipped"])}
     finite_steps = [metrics for metrics in steps if metrics["finite"]]
-    for name in finite_steps[0].keys() - {"finite", "skipped"} if finite_steps else ():
+    for name in set().union(*finite_steps) - {"finite", "skipped"}:
         values = [metrics[name] for metrics in finite_steps]
         reduce = {"_min": np.min, "_max": np.max}.get(name[-4:], np.mean)
         summary[name] = float(values[-1] if name in latest else reduce(values))
@@ -40,7 +40,7 @@ class Trace:
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(f"--profile must be two ascending steps from 1 to {total}")
         self._folder = folder
-        self._first, self._last = steps or (0, -1)
+        self._first, self._last = steps or (0, -1)  # (0, −1): no step.
         self._running = contextlib.ExitStack()
 
     def before(self, step: int) -> None:
@@ -78,7 +78,8 @@ class Monitor(contextlib.AbstractContextManager):
         stopwatch: Stopwatch,
     ) -> None:
         """Starts to observe steps, counted from 0; `image_name` names an image by its index."""
-        self._start = self._reported = steps.start
+        self._start = steps.start
+        self._reported = steps.start
         self._train, self._checkpoints, self._image_name = config.train, checkpoints, image_name
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None

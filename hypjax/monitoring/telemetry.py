@@ -56,7 +56,8 @@ class _JsonLines:
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
         self._path = path
         kept_lines = ""
-        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        text = path.read_text(errors="replace") if path.exists() else ""
+        for line in text.splitlines():
             with contextlib.suppress(ValueError):  # A partial line.
                 values = json.loads(line)
                 # Test scores of the first step will be written again.
@@ -96,8 +97,7 @@ class _EventFiles:
         try:
             if self._writer is None:
                 self._folder.mkdir(exist_ok=True)
-                prefix = str(self._folder / "events")
-                self._writer = EventsWriter(prefix, f".{os.getpid()}.{step}")
+                self._writer = EventsWriter(str(self._folder / "events"), f".{os.getpid()}.{step}")
                 start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
                 self._write_event(self._first_step, session_log=start)
             numbers = [Summary.Value(tag=n, simple_value=x) for n, x in _flat(values).items()]

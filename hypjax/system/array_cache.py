@@ -57,7 +57,7 @@ class ArrayCache:
     def _resume(self) -> int:
         """Removes the first damaged array and all after it; returns the number that remain."""
         index = self._read_index()
-        intact = valid_bytes = 0
+        intact, valid_bytes = 0, 0
         with self._arrays.open("a+b") as file:
             size = file.tell()
             file.seek(0)
@@ -66,7 +66,7 @@ class ArrayCache:
                 if not content or crc32(content, failed) != checksum:
                     break
                 intact, valid_bytes = intact + 1, end
-        if intact < len(index) == len(self):
+        if len(index) == len(self) and intact < len(index):
             # Other processes may have mapped the complete file, so it must not be truncated.
             self._discard()
             return 0
@@ -99,7 +99,7 @@ class ArrayCache:
         return self._map[self._ends[i] : self._ends[i + 1]]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
-        """Returns arrays as rows, and by row why some, then 0, could not be computed.
+        """Returns the arrays as rows, 0 for arrays that failed, and by row why those failed.
 
         Returns None for a damaged cache, which it removes: the arrays must be computed again.
         """

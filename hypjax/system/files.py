@@ -98,7 +98,7 @@ def absolute(path: pathlib.Path) -> pathlib.Path:
 
 def checksum(content: bytes | memoryview) -> int:
     """Returns 64 bits of the SHA-256 of some bytes, as a signed integer."""
-    # CRC-32 collides on PNG files, which hold CRCs themselves: for 14 pairs of 17,527 letters.
+    # CRC-32 collides on PNG files, which hold CRCs themselves: for 14 pairs among 17,527 letters.
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
