@@ -127,7 +127,7 @@ def list_images(where: str) -> Dataset:
 
 def _matching(pattern: str) -> set[str]:
     """Finds the files that match a pattern, in which ** stands for folders at any depth."""
-    # `glob` itself would follow a link to a folder that contains the link 40 times.
+    # If a link leads to a folder that contains the link, `glob`'s own ** follows it 40 times.
     folder_pattern = re.search(r"(^|(?<=/))\*\*(/|$)", pattern)  # The first ** between slashes.
     if folder_pattern is None:
         return set(glob.glob(pattern))

@@ -142,12 +142,12 @@ def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side
 def show_fast(
     encoded: bytes, channels: int, box: tuple[float, float, float, float], side: int, upright: bool
 ) -> UInt8[np.ndarray, "side side channels"] | None:
-    """Decodes a box (top, left, height, width) of a JPEG no larger than needed, and resizes it.
+    """Decodes a box (top, left, height, width) of a JPEG at a reduced size, and resizes it.
 
-    JPEG's cosine transform decodes cheaply at a half, a quarter or an eighth of the size; the box
-    stays at least twice as large as the square. Pixels differ from exact ones by a few levels, so
-    that the decoder is part of a run's identity (`data.decoder`). Returns None for files that only
-    the exact decoder reads.
+    JPEG's cosine transform decodes cheaply at a half, a quarter or an eighth of the size. It is
+    reduced while the box stays at least twice as large as the square. Pixels differ from exact ones
+    by a few levels, so the decoder is part of a run's identity (`data.decoder`). Returns None for
+    files that only the exact decoder reads and, with `upright`, for rotated images.
     """
     if not isinstance(encoded, bytes) or not encoded.startswith(_JPEG):
         return None

@@ -274,10 +274,10 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], Array]:
-        scaling = self.config.data.mean, self.config.data.std
+        pixel_scaling = self.config.data.mean, self.config.data.std
 
         def encode_batch(scales: tuple[float, ...], params: PyTree, images: Array) -> Array:
-            function = functools.partial(encode, self.model, scaling, scales)
+            function = functools.partial(encode, self.model, pixel_scaling, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
         options = parallel.compiler_options(self.mesh)

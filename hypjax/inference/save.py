@@ -66,7 +66,8 @@ def save(
         test_view: 'centre_crop', or 'squash', which resizes images to squares.
 
     Raises:
-        UserError: Parameters do not fit, the space has no name, or the folder cannot be written.
+        UserError: Parameters do not fit, the space is not registered, or the folder cannot be
+            written.
     """
     model = encoder if isinstance(encoder, Embedder) else None
     config = default_config(_ELSEWHERE)

@@ -32,7 +32,8 @@ class HealthWatch:
         self._chance = (train.samples_per_class - 1) / (train.batch_size - 1)
         # Learning begins at 1.5 times chance, or a tenth of the way from chance to 1 if lower.
         self._min_recall = min(1.5 * self._chance, self._chance + 0.1 * (1 - self._chance))
-        # Among 2n − 2 negatives (n classes), a positive has p = 1/2 if its logit is higher by this.
+        # With n classes in a batch, a positive has 2n − 2 negatives. Its probability is 1/2 if its
+        # logit exceeds theirs by log(2n − 2).
         self._min_span = math.log(2 * train.batch_size / train.samples_per_class - 2)
         self._fault: str | None = None
         self._warned: set[str] = set()

@@ -21,8 +21,9 @@ Labels = Int[ArrayLike, " n"] | Sequence[int]  # Class numbers of up to 32 bits.
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """1 − distance / 2: the cosine on the sphere, whose distance is 2 − 2cos.
 
-    Losses published for the cosine use this similarity in every space: margins are then half as
-    large as for distances, and gradients do not vanish for distant points.
+    Losses published for the cosine use this similarity in every space. Margins of it are half as
+    large as margins of the distance. It is linear, so its gradient does not vanish at distant
+    points.
     """
     return 1 - distance / 2
 

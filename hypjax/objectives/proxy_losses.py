@@ -157,8 +157,8 @@ def arcface(
     would ignore distances from the origin. `Hier` combines this loss of angles with a loss of
     distances in the ball; `cosface` has a margin for any space.
 
-    `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′: m2 and m3 in the paper's
-    combined margin (with m1 = 1).
+    `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′. In the paper's combined
+    margin, m is m2, m′ is m3, and m1 is 1.
     """
     if not (space.squared and space.normalized):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")

@@ -49,6 +49,7 @@ class SortedPoints:
         small = height % _MATCH_SIDE == 0 and class_sizes.mean() <= _MATCH_SIDE / 4
         self.match_side = _MATCH_SIDE if small else height
         num_tiles = positions[-1] // height + 1
+        # Each point has a vector as a query and one as a gallery item.
         tile_bytes = 2 * score.dtype.itemsize * points.points.shape[1] * height
         num_chunks = -(-num_tiles // max(_FACTOR_BYTES // tile_bytes, 1))
         self.rows = np.full((num_chunks, -(-num_tiles // num_chunks) * height), -1)

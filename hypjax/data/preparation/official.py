@@ -64,7 +64,8 @@ class FileTree(NamedTuple):
 
     def rows(self, file: str, pattern: str, skip: int = 0) -> Iterator[re.Match[str]]:
         """Matches a list's lines after the first `skip`; raises a UserError for damaged lines."""
-        # Some copies have Windows' line ends and a byte order mark. Other bytes match no pattern.
+        # Some copies have Windows' line ends and a byte order mark. Bytes that are not UTF-8 become
+        # '\ufffd': no file has such a name, and images without a file are left out.
         lines = self.read_list(file).decode("utf-8-sig", errors="replace").split("\n")
         for number, line in enumerate(map(str.strip, lines[skip:]), skip + 1):
             if match := re.fullmatch(pattern, line):
