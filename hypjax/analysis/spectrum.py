@@ -48,8 +48,8 @@ def measure_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict
 
     Similarity is 1 − distance / 2, the cosine on the sphere. Its histograms have equal intervals;
     their overlap is the common area of same-class and different-class pairs. Points [images, dim]
-    need labels [images] of two classes, one of them with two images. Equal points raise a
-    `UserError`.
+    need labels [images] of two classes, one of them with two images. Points that are all equal
+    raise a `UserError`.
     """
     dim = min(space.features(points[:1]).shape[-1], len(points))
     variances = projection.fit(points, space=space, dim=dim).variances

@@ -248,7 +248,7 @@ def table_of_names(
 
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
-    """Joins datasets that share their records: each record once, in order, without labels."""
+    """Joins datasets that share their records: each record once, by position; labels are 0."""
     columns = dict.fromkeys(_COLUMNS)  # None, except for the columns below.
     for name in ("positions", "sizes", "names", "class_names"):
         columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])

@@ -330,7 +330,7 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
-    """Newton step from the mean: its value is the mean itself, its derivatives are the mean's."""
+    """A Newton step from the Fréchet mean, which stays in place, but gets its derivatives."""
     # At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the
     # direction of the point and D is √c times its distance.
     w, s, p = _mobius_difference(mean[..., None, :], x, c)

@@ -101,8 +101,8 @@ def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
 def create_space(fields: Mapping[str, Any]) -> Space:
     """Builds the space that `config.objective` describes.
 
-    With several curvatures, each curved part gets one, in order. A space without parts becomes the
-    average of the distances of one such space per curvature.
+    With several curvatures, each curved part gets one, in order. A curved space without parts is
+    repeated, once for each curvature, and the distances are averaged.
     """
 
     def create(space: str, **parts: Any) -> Space:

@@ -83,7 +83,7 @@ class Space(Protocol):
         """Features that `embed` maps to these points: its inverse, up to clipping or lengths."""
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
-        """Norms of `features(embed(v))` and of `embed(v)` in each part, from norms of features v.
+        """From norms of features v: norms of `features(embed(v))`, and of `embed(v)` by part.
 
         An export scales directions to these norms instead of calling the space. `xp` is an array
         library, such as NumPy or PyTorch. Returns None, the default, if `embed` changes directions.

@@ -87,10 +87,10 @@ def pretrained_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTr
 
 
 def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree]:
-    """Reads all parameters in `model.weights`, by part of the model.
+    """Reads the parameters that `model.weights` holds, by part of the model.
 
-    The parts are the "encoder" and, from a file by the code of Hyp-ViT, HypMix or HIER, the "head"
-    and the "hierarchy", which is HIER's proxies.
+    The parts are the "encoder", the only one of a run or a model on the hub, and from a file by the
+    code of Hyp-ViT, HypMix or HIER also the "head" and the "hierarchy", which is HIER's proxies.
     """
     weights = config.model.weights
     params = {"encoder": pretrained_encoder(config, model.encoder)}

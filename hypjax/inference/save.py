@@ -135,7 +135,7 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
-    """Writes weights, configuration and space, and the config.json of an encoder that timm has."""
+    """Writes weights, configuration and space; for an encoder that timm has, also config.json."""
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.

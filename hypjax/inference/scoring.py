@@ -35,10 +35,11 @@ def task_of(
 ) -> Task[Embeddings]:
     """Chooses the queries and the gallery by which embeddings are scored.
 
-    Without `queries`, rows of the split "query" search the split "gallery"; without these splits,
-    rows of the split "test", or else all rows, search each other. `ground_truth` describes the
-    splits "query" and "gallery", in order. A query in the gallery does not find itself, unless
-    `keep_self`; `hypjax.retrieval.own_images` says when an image is the query itself.
+    Without `queries`, rows of the split "test" search each other; without this split, rows of the
+    split "query" search the split "gallery". Without splits, all rows search each other.
+    `ground_truth` describes the splits "query" and "gallery", in order. A query in the gallery does
+    not find itself, unless `keep_self`; `hypjax.retrieval.own_images` says when an image is the
+    query itself.
     """
     if queries is not None:
         if str(queries.space) != str(embeddings.space):

@@ -72,7 +72,7 @@ class TorchModel(nn.Module):
 
 
 class TimmEncoder(nn.Module):
-    """The timm model of an encoder, with its weights and pooling, for images of one size."""
+    """The timm model of an encoder, with its weights and pooling; resizes images to `side`."""
 
     def __init__(self, model: Embedder, params: PyTree, side: int) -> None:
         super().__init__()

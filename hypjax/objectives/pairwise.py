@@ -122,7 +122,8 @@ class PairwiseCrossEntropy(Objective):
     space: Space
     temperature: float
     samples_per_class: int
-    pair_weight: float = 1.0  # Factor of the sum over pairs of subsets.
+    # Factor of the sum over pairs of subsets, see `pairwise_cross_entropy`.
+    pair_weight: float = 1.0
     # Weights of losses in the parts of the space, which are summed; () for one loss in the space.
     loss_weights: tuple[float, ...] = ()
 

@@ -25,8 +25,9 @@ def hardest_negatives(
 ) -> Int[np.ndarray, "n count"]:
     """Finds each anchor's nearest images of other classes, one per class.
 
-    The rule follows Radenović et al. (TPAMI 2019). Returns rows of the pool, nearest first by
-    products in float32, ties by index. Raises UserError if the pool has too few classes.
+    The rule follows Radenović et al. (TPAMI 2019). Returns rows of the pool, nearest first, ties by
+    index; distances come from matrix products in float32. Raises UserError if the pool has too few
+    classes.
     """
     classes = np.unique(pool_labels)
     num_others = len(classes) - int(np.isin(anchor_labels, classes).any())

@@ -119,8 +119,9 @@ def rankings(
     """Yields each query's positives in the order of their distance.
 
     A rank is the number of items that an exact search lists before the positive: those strictly
-    nearer, and those equally far with a smaller index, without ignored items. `reranked` holds the
-    first items of each ranking. Raises UserError if a point is not finite or not in the space.
+    nearer, and those equally far with a smaller index, without ignored items. `reranked` lists
+    items of each query that come first, before all others, as after re-ranking. Raises UserError if
+    a point is not finite or not in the space.
     """
     streamed = StreamedGallery(gallery)
     is_small = 8 * gallery.size <= _KEPT_BYTES

@@ -71,7 +71,7 @@ class SortedPoints:
 
 
 def side(points: int) -> int:
-    """Number of rows of a tile, for a number of points."""
+    """Number of rows of a tile for a number of queries, or of columns for a number of items."""
     return min(SIDE, inputs.round_up(points, inputs.MULTIPLE))
 
 
