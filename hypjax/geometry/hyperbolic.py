@@ -51,7 +51,7 @@ class CurvedSpace(InnerProductSpace):
         return math.inf if self.clip_radius is None else self.clip_radius
 
     def embed(self, features: Vectors) -> Points:
-        """Clips or rescales features to v, and maps v to a point at distance 2‖v‖ from the origin."""
+        """Clips or rescales features to v; maps v to a point at distance 2‖v‖ from the origin."""
         if self.riemannian:
             inverse_metric = poincare.lambda_x(self.to_ball(self._embed(features)), self.c) ** -2
             # The values stay the same; their gradients are multiplied by the inverse metric.
