@@ -84,6 +84,7 @@ def main(
         command.require(dataset=source.dataset)
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
+    from hypjax.config.choices import METRICS
     from hypjax.geometry import PoincareBall, Sphere
     from hypjax.geometry.registry import describe_space
     from hypjax.inference import scoring
@@ -97,6 +98,9 @@ def main(
         "ball": PoincareBall(c, clip_radius or None),
         "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
     }
+    for name in metrics or ():
+        if name not in METRICS and name.partition("@")[0] not in METRICS:
+            raise UserError(f"unknown metric {name!r}; it must be one of {', '.join(METRICS)}")
     task = _task(source, external, batch_size, spaces[space], keep_self)
     if task.ground_truth is not None:
         metrics = metrics or ["map"]

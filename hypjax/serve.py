@@ -71,7 +71,7 @@ def serve(
     from hypjax.retrieval.galleries import require_model
     from hypjax.system import console
 
-    require_model(gallery, model.fingerprint)
+    require_model(gallery, model.fingerprint, model.name)
     # Images that are too large are refused, so Pillow need not warn.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with app.listen(host, port) as listener:

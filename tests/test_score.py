@@ -262,7 +262,7 @@ def test_mistakes_are_one_sentence(files, monkeypatch):
         ("--embeddings=q.npz", "the classes of 9 of 9 rows are unknown"),
         ("--embeddings=f.npz --ks=90,100", "smallest of --ks is 90, .* only 89 images"),
         ("--embeddings=f.npz --metrics=accuracy", "unknown metric 'accuracy'"),
-        ("--embeddings=f.npz --labels=q.npy", r"labels .* of shape \[9\]"),
+        ("--embeddings=f.npz --labels=q.npy", r"labels .* the shape \[9\] instead of \[90\]"),
     ):
         with pytest.raises(UserError, match=message):
             commands.call("score", *flags.split())

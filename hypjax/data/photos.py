@@ -31,6 +31,7 @@ from hypjax.types import SPLITS, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
+_CLASS_FOLDERS = "put each class's images into a sub-folder, or list them in a table"
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's types, the same on all machines.
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of boxes in open-metric-learning.
 # Cells of the columns is_query and is_gallery in open-metric-learning.
@@ -121,7 +122,9 @@ def list_images(where: str) -> Dataset:
         images = _table_of_files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
     if not len(images):
         is_missing = not os.path.lexists(path) and not glob.has_magic(where)
-        raise UserError(f"{where} does not exist" if is_missing else f"no images at {where}")
+        raise UserError(
+            f"{where} does not exist" if is_missing else f"no images at {where}; {_CLASS_FOLDERS}"
+        )
     return images
 
 
@@ -230,11 +233,16 @@ def list_folder(root: pathlib.Path) -> Dataset:
     other_folders = {*map(split_name, top_folders)} - SPLITS.keys()
     nested = {split_name(parts[0]) for parts in folders if len(parts) > 1}
     has_splits = other_folders <= {""} or not nested.isdisjoint(SPLITS)
+    depth = 2 if has_splits else 1  # Of class folders.
+    for parts in [parts for parts in folders if len(parts) > depth][:1]:
+        example = f"{'/'.join(parts)} has images of the class {parts[depth - 1]}"
+        console.say(f"sub-folders of class folders are not classes: {example} (in {root})")
     if not any(folders) or not has_splits:
         return _table_of_files(paths, classes=top_folders)
     if other_folders:
         other = min(other_folders) or "images"
-        raise UserError(f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})")
+        problem = f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})"
+        raise UserError(f"{problem}; move {other} away, or list the images in a table")
     classes = ["".join(parts[1:2]) for parts in folders]
     return _table_of_files(paths, classes, splits=top_folders)
 

@@ -179,7 +179,8 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
         example = f"row {unlabelled[0]} ({images.name(unlabelled[0])})"
         raise UserError(
             f"{where} has {len(unlabelled)} rows without a class, such as {example}; leave them "
-            "out, or name the classes: ?label=COLUMN, or for features --config.data.labels"
+            "out, or give classes as a table's column label, as ?label=COLUMN of a dataset, or for "
+            "features as the array labels or the file --config.data.labels"
         )
     photos.check_columns(where, images)
     tables = {"train": images}

@@ -98,8 +98,11 @@ class ImageEmbedder(abc.ABC):
             for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
                 remove(finished_or_stale)
         if not len(embeddings):
-            first_reason = next(iter(embeddings.unreadable.values()))
-            raise UserError(f"none of the {len(images)} images can be read ({first_reason})")
+            first, first_reason = next(iter(embeddings.unreadable.items()))
+            problem = f"no image can be read: {first} ({first_reason})"
+            raise UserError(
+                problem + (f", and {len(images) - 1} others" if len(images) > 1 else "")
+            )
         return embeddings
 
     def _finished(self, path: pathlib.Path, images: Dataset) -> Embeddings:

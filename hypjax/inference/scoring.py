@@ -65,8 +65,8 @@ def task_of(
         if len(rows := np.flatnonzero(images.labels == "")):
             raise UserError(
                 f"the classes of {len(rows)} of {len(images)} rows are unknown, such as row "
-                f"{rows[0]}; leave them out, or give classes as the array labels, by --labels, "
-                "--query_labels or the folders that hypjax.embed embeds, or name a --dataset"
+                f"{rows[0]}; give classes as the array labels, by --labels, --query_labels or the "
+                "folders that hypjax.embed embeds, or by --dataset; or leave these rows out"
             )
     return task if keep_self else _without_own_images(task, one_table=queries is None)
 

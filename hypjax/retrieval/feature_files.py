@@ -103,9 +103,11 @@ def as_names(
     if column is None:
         return None
     values = np.ma.asarray(column)  # `tolist` then returns None for masked values.
-    if values.shape != (count,) or values.dtype.kind not in "iufbUSO":
-        kind = f"{values.dtype} of shape {list(values.shape)}"
-        raise UserError(f"{name} of {source} must be {count} whole numbers or strings, not {kind}")
+    if values.shape != (count,):
+        shape = f"the shape {list(values.shape)} instead of [{count}]"
+        raise UserError(f"{name} of {source} have {shape}: one is needed for each row")
+    if values.dtype.kind not in "iufbUSO":
+        raise UserError(f"{name} of {source} must be whole numbers or strings, not {values.dtype}")
     if name == "splits":
         return np.array(split_names(values.tolist()), dtype=str)
     names = []

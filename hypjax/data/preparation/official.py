@@ -108,7 +108,7 @@ class Archive(NamedTuple):
         import pooch
 
         if not (root / self.file).exists():
-            offline = "without a network, use --manual_dir=FOLDER, or train on --dataset=glyphs"
+            offline = "without a network, use --manual_dir=FOLDER, or --config=configs/glyphs.py"
             console.say(f"downloading {self.url} to {root} ({offline})")
         pooch.get_logger().setLevel(logging.WARNING)
         known_hash = f"sha256:{self.sha256}" if self.sha256 else None
