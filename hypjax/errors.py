@@ -81,7 +81,7 @@ def require_package(module: str, use: str, install: str) -> None:
 
 
 def installation(package: str) -> str:
-    """Returns the pip command for a package; extras of hypjax install from its clone, if any."""
+    """Returns pip's command for a package; an extra of hypjax is installed from a clone, if any."""
     if package.startswith("hypjax[") and (_CLONE / "setup.cfg").is_file():
         folder = "." if pathlib.Path.cwd() == _CLONE else str(_CLONE)
         return f'pip install -e "{package.replace("hypjax", folder)}"'

@@ -23,7 +23,8 @@ _SPACE, _LAYOUT = "hypjax", "hypjax__poincare_precomputed__2d"
 def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     """Writes images, classes, points and their layout in the disk as a dataset of HyperView.
 
-    The path's stem names the dataset, in HyperView's folder. Returns a program that opens it.
+    HyperView chooses the folder; only the stem of `path` is used, as the dataset's name. Returns
+    the end of a message, with a program that opens the dataset.
     """
     name, space, vectors = path.stem, embeddings.space, embeddings.vectors
     config = {"provider": "hypjax", "geometry": "hypersphere"}

@@ -157,8 +157,8 @@ class QdrantGallery:
         """Sets and saves the number of candidates, and returns the recall of searches with it.
 
         Takes the smallest number with which searches for a sample find 98% of the 10 nearest. Each
-        search leaves out only its query's image. If all the sample were left out, images that only
-        the sample leads to, such as leaves of a tree, would be lost at any number of candidates.
+        search leaves out only its query's image. If the whole sample were left out, the graph could
+        not reach images that are linked only through it, at any number of candidates.
         """
         sample_rows, _ = euclidean.sample_queries(len(embeddings), len(self))
         if not len(sample_rows):

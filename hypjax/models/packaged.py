@@ -46,6 +46,7 @@ def read_packaged() -> dict[str, np.ndarray] | None:
     encoder = EfficientNetLite(image_size=224)
     blocks = [name for layer in encoder.layers for name in layer if "_block_" in name]
     numbered_block = (r"^_blocks\.(\d+)\._", lambda match: f"{blocks[int(match[1])]}.")
+    # From the file's names to hypjax's, then to timm's.
     to_timm_name = (*_NAMES, numbered_block, *encoder.names)
     return {
         renamed(name, to_timm_name): value

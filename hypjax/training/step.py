@@ -29,7 +29,7 @@ _COLOURS = 0xC010  # Folded into the key of colours, so that a loss's key differ
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes, and the tuples of its epoch."""
+    """Everything that a step changes, and the tuples of images mined for the current epoch."""
 
     step: Int[Array, ""]  # Number of completed steps.
     params: PyTree  # {"model": ..., "objective": ...}.

@@ -10,14 +10,15 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
     is_small = not any(name.split("/")[0] in folders.values() for name in tree.files)
-    repeated = set()  # Alphabets of the first small set that the second one repeats.
+    train_alphabets = set()  # Of the first small set; the second one repeats some.
     if is_small:
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
-        repeated = {name.split("/")[1] for name in tree.files if name.startswith(folders["train"])}
+        train_files = [name for name in tree.files if name.startswith(folders["train"])]
+        train_alphabets = {name.split("/")[1] for name in train_files}
     for split, folder in folders.items():
         for name in sorted(tree.files):
             match = re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", name)
-            if match and not (split == "test" and match[2] in repeated):
+            if match and not (split == "test" and match[2] in train_alphabets):
                 yield Entry(split, name, label=match[1], coarse_label=match[2])
 
 

@@ -201,7 +201,7 @@ class View(NamedTuple):
         return f"U+{glyph.codepoint:04X}/{glyph.face}/{self.difficulty}{self.number}"
 
     def render(self) -> tuple[UInt8[np.ndarray, "side side"], Box]:
-        """Renders the picture; returns its pixels, and the box of the letter's canvas in it."""
+        """Renders the picture; returns its pixels, and the box of the letter's square canvas."""
         glyph, limits = self.shown.glyph, DIFFICULTIES[self.difficulty]
         # The picture depends only on the parts of the view's name.
         names = glyph.face, f"{self.difficulty}{self.number}"
