@@ -93,7 +93,7 @@ def main(
 
     caches.keep_compiled_programs()
     spaces = {
-        None: None,  # The embeddings' own space.
+        None: None,  # The space of the embeddings.
         "sphere": Sphere(),
         "ball": PoincareBall(c, clip_radius or None),
         "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.

@@ -89,8 +89,8 @@ def commands(row: Row, metrics: Scores, overrides: Sequence[str]) -> dict[str, p
 
     def command(module: str, fields: Sequence[str], *flags: str) -> str:
         settings = (f"--config.{field}" for field in (*fields, *overrides))
-        words = ["python", "-m", f"hypjax.{module}", f"--config={spec}", *settings, *flags]
-        return shlex.join(words)
+        arguments = ["python", "-m", f"hypjax.{module}", f"--config={spec}", *settings, *flags]
+        return shlex.join(arguments)
 
     kind = "delta" if _DELTA in metrics else row.state
     output = FOLDER / f"{pathlib.Path(workdir(fields)).name}-{kind}.json"

@@ -316,8 +316,12 @@ def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequ
     named_splits = split_names(row.get("split") for row in rows)
     if not any(is_query + is_gallery):
         return [[split] for split in named_splits]
-    both = ["test"] if is_query == is_gallery else ["query", "gallery"]
-    splits_of = {(True, True): both, (True, False): ["query"], (False, True): ["gallery"]}
+    query_and_gallery = ["test"] if is_query == is_gallery else ["query", "gallery"]
+    splits_of = {
+        (True, True): query_and_gallery,
+        (True, False): ["query"],
+        (False, True): ["gallery"],
+    }
     splits = []
     for i, split in enumerate(named_splits):
         roles = is_query[i], is_gallery[i]

@@ -85,8 +85,8 @@ def _identical_note(
         rows_by_checksum[checksum].append(row)
     pairs = []  # Names of an image, and of the first image that is identical.
     for i, checksum in enumerate(checksums[part]):
-        own = own_rows[i] if own_rows else ()
-        rows = [row for row in rows_by_checksum.get(checksum, ()) if row not in own]
+        image_rows = own_rows[i] if own_rows else ()
+        rows = [row for row in rows_by_checksum.get(checksum, ()) if row not in image_rows]
         if rows:
             pairs.append((parts[part].name(i), parts[other_part].name(rows[0])))
     others = f"other {part}" if part == other_part else other_part

@@ -68,8 +68,9 @@ def _download(cloud: CloudFolder, stored: _Sizes, folder: pathlib.Path) -> None:
         (folder / name).unlink(missing_ok=True)
     # Changed checkpoints are downloaded whole: files of a step that was saved twice may differ and
     # still have equal sizes.
-    replaced = {None, *_changed_steps(stored, local)}  # None: all files except checkpoints.
-    cloud.get({name for name in stored if _step_of(name) in replaced}, folder)
+    changed_steps = _changed_steps(stored, local)
+    names = {name for name in stored if _step_of(name) is None or _step_of(name) in changed_steps}
+    cloud.get(names, folder)
 
 
 class CloudCopy:
