@@ -12,7 +12,7 @@ from hypjax.errors import UserError, nearest, reported
 
 _USAGE = "Image retrieval with hyperbolic embeddings.\n\nusage: hypjax COMMAND [--FLAG ...]\n"
 _NAMES = (
-    *("embed", "search", "serve", "score", "compare", "tune", "papers", "plot", "report"),
+    *("embed", "search", "serve", "score", "compare", "tune", "plot", "report"),
     *("hyperbolicity", "hierarchy", "spectrum", "negatives", "prepare", "export", "convert"),
 )
 # Modules by command, in the order of `hypjax --help`, which shows the first lines of their

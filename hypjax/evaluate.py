@@ -17,11 +17,10 @@ from hypjax.inference.pretrained import released_model
 from hypjax.inference.run import Run
 from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
-from hypjax.runs import published
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import is_published
 from hypjax.runs.images import fit_to_features
-from hypjax.runs.tables import format_results, noted, print_notes
+from hypjax.runs.tables import beside_published, format_results, noted, print_notes
 from hypjax.runs.workdir import (
     read_saved_config,
     require_identity,
@@ -134,6 +133,6 @@ def _report(
     if learned:
         report["learned"] = learned
     print_notes(report)
-    if comparison := published.compare(report, run.config):
+    if comparison := beside_published(report, run.config):
         print(comparison)
     return report

@@ -7,7 +7,7 @@
 # launch/papers.sh hyp-vit-2 "Hyp-DINO cub200" "Sph-DINO cub200" --config.run.data_dir=/data
 set -uo pipefail
 folder=runs/papers failed=()
-lines=$(python -m hypjax.papers "$@" --pending) || exit
+lines=$(python -m papers "$@" --pending) || exit
 mkdir -p "$folder"
 while read -r line <&3; do
   echo "== $line"
@@ -17,5 +17,5 @@ while read -r line <&3; do
   [ "$status" -lt 128 ] && [ "$status" -ne 75 ] || exit "$status"
   [ "$status" -eq 0 ] || failed+=("$line")
 done 3< <(printf '%s' "${lines:+$lines$'\n'}")
-python -m hypjax.papers "$@" --output="$folder/$1.md" || exit
+python -m papers "$@" --output="$folder/$1.md" || exit
 [ ${#failed[@]} -eq 0 ] || { printf 'failed, for the reason above: %s\n' "${failed[@]}" >&2; exit 1; }

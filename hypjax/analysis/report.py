@@ -31,8 +31,7 @@ from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object
-from hypjax.runs.published import compare
-from hypjax.runs.tables import format_best_step, format_learned
+from hypjax.runs.tables import beside_published, format_best_step, format_learned
 from hypjax.runs.workdir import read_warnings
 from hypjax.system import console
 from hypjax.system.files import write_text
@@ -80,7 +79,7 @@ def write_report(
         version=__version__,
         date=datetime.date.today().isoformat(),
         runs=runs,
-        compare=compare,
+        compare=beside_published,
         about=_rows([_facts(run) for run in runs]) + differing,
         meanings=_STATES,
         scores=_rows([_scores(run) for run in runs]),

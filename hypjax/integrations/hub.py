@@ -23,8 +23,7 @@ from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.published import compare
-from hypjax.runs.tables import format_results
+from hypjax.runs.tables import beside_published, format_results
 from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import write_text
@@ -188,7 +187,7 @@ def _tables(config: ConfigDict, results: Mapping[str, Any]) -> str:
     if not results:
         return "The run is not finished."
     states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
-    tables = filter(None, [format_results(states), compare(results, config)])
+    tables = filter(None, [format_results(states), beside_published(results, config)])
     return "\n".join(["```", *tables, "```"])
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from hypjax.types import Recalls
 
 
@@ -14,6 +16,18 @@ def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[s
     """
     fields = {"notes": list(notes), "repeats": list(repeats)}
     return {name: remarks for name, remarks in fields.items() if remarks}
+
+
+def beside_published(results: Mapping[str, Any], config: ConfigDict) -> str:
+    """Lists the published results of a run's experiment, see `papers.published.compare`.
+
+    The papers' tables lie beside the package, in a clone; without them, the list is empty.
+    """
+    try:
+        from papers.published import compare
+    except ImportError:
+        return ""
+    return compare(results, config)
 
 
 def print_notes(results: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from hypjax import parallel
 from hypjax.geometry.learned import named_scalars
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
-from hypjax.runs import published, tables
+from hypjax.runs import tables
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import TIMES
 from hypjax.system import console, machine
@@ -74,7 +74,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(f"best: {tables.format_best_step(results)}")
     tables.print_notes(results)
     _warn_unless_improved(results, config)
-    if lines := published.compare(results, config):
+    if lines := tables.beside_published(results, config):
         print(lines)
 
 

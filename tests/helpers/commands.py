@@ -23,6 +23,6 @@ def names() -> list[str]:
 
 
 def module(name: str) -> ModuleType:
-    """The module of a command, or of the benchmarks, which a clone has beside the package."""
-    is_suite = name == "benchmarks"
-    return importlib.import_module("benchmarks.__main__" if is_suite else f"hypjax.{name}")
+    """The module of a command, or of the benchmarks or papers, which lie beside the package."""
+    is_beside = name in ("benchmarks", "papers")
+    return importlib.import_module(f"{name}.__main__" if is_beside else f"hypjax.{name}")

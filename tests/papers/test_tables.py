@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from hypjax.analysis import paper_tables
 from hypjax.errors import UserError
-from hypjax.runs.published import published_rows
+from papers import tables as paper_tables
+from papers.published import published_rows
 from tests.helpers import commands
 
 MAIN, PCA = "python -m hypjax.main --config=configs/", "--config.eval.pca.encoder=128"

@@ -3,8 +3,8 @@
 import pytest
 
 from hypjax.config import load_config
-from hypjax.runs import published
-from hypjax.runs.published import compare
+from papers import published
+from papers.published import compare
 
 RESULTS = {
     "final": dict.fromkeys(("head", "encoder"), {"recall@1": 0.5, "roxford5k/medium/map": 0.5})

@@ -1,6 +1,6 @@
 """The papers' tables with our values beside the published values, and commands to compute ours.
 
-A table is named by the first two columns of `hypjax/runs/published.csv`, as in `hyp-vit-3`.
+A table is named by the first two columns of `published.csv`, as in `hyp-vit-3`.
 """
 
 import csv
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from hypjax.config import default_workdir, load_config, read_config
 from hypjax.errors import UserError, nearest
 from hypjax.runs.files import RESULTS, read_object
-from hypjax.runs.published import Row, published_rows
 from hypjax.runs.tables import aligned
+from papers.published import Row, published_rows
 
 FOLDER = pathlib.Path("runs/papers")  # Scores of evaluations, which write none to a run's folder.
 _DELTA = "relative_delta"

@@ -27,25 +27,25 @@ def main(
         output: Markdown file for the table; a .csv file is written beside it.
 
     Example:
-        python -m hypjax.papers hyp-vit-3 cub200
+        python -m papers hyp-vit-3 cub200
     """
     if not names:
         raise UserError("name a table, such as hyp-vit-3")
-    from hypjax.analysis import paper_tables
     from hypjax.system import console
     from hypjax.system.files import write_text
+    from papers import tables
 
-    rows = paper_tables.rows_of(names[0], names[1:])
+    rows = tables.rows_of(names[0], names[1:])
     if pending:
-        for line in paper_tables.pending(rows, overrides):
+        for line in tables.pending(rows, overrides):
             print(line)
         return
-    table = list(paper_tables.cells(rows, overrides))
-    print(paper_tables.as_text(table))
+    table = list(tables.cells(rows, overrides))
+    print(tables.as_text(table))
     if output:
         with writing(output):
-            write_text(output, paper_tables.as_markdown(table))
-            write_text(output.with_suffix(".csv"), paper_tables.as_csv(table))
+            write_text(output, tables.as_markdown(table))
+            write_text(output.with_suffix(".csv"), tables.as_csv(table))
         console.say(f"wrote {output} and {output.with_suffix('.csv')}")
 
 

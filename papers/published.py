@@ -9,7 +9,6 @@ the ball. IRT has three tables: of categories ("irt"), of studies of margin, λ 
 
 import csv
 import functools
-import importlib.resources
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from hypjax.config.reading import PACKAGED
 from hypjax.geometry.registry import unused_fields
 from hypjax.objectives.base import GROUPED
 
+_TABLES = pathlib.Path(__file__).with_name("published.csv")
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Any other paper is IRT.
 # Fields, or groups of fields, in which a run must equal a row's configuration: of any model, and
 # of a trained model. Batch size, steps and optimiser may differ: results show their effect.
@@ -149,7 +149,7 @@ def _expected_fields(row: Row) -> dict[str, Any]:
 def published_rows() -> dict[Row, dict[str, float]]:
     """All rows in the tables' order, each with scores by metric; recalls are fractions."""
     by_row: dict[Row, dict[str, float]] = {}
-    with (importlib.resources.files("hypjax.runs") / "published.csv").open() as file:
+    with _TABLES.open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             scores = by_row.setdefault(Row(*(line[field] for field in Row._fields)), {})
             is_percentage = line["metric"] != "relative_delta"
