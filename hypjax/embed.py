@@ -14,6 +14,7 @@ def main(
     workdir: str | None = None,
     external: command.ExternalEncoder,
     images: str | None = None,
+    exclude: list[str] | None = None,
     dataset: Literal[*PREPARED] | None = None,
     data_dir: str | None = None,
     output: Annotated[pathlib.Path, command.OutputFile(".npz")],
@@ -29,6 +30,8 @@ def main(
         images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
             file with one path per line, a .csv or .parquet table, a .zip or .tar.gz file of a
             folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or https://IMAGE.
+        exclude: With --images: files and folders to leave out: a name such as thumbs, or an end of
+            paths such as '*_small.jpg'; repeat the flag for several.
         dataset: A prepared dataset, instead of --images.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
@@ -49,7 +52,7 @@ def main(
 
     exports = _find_exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
-    table = splits.images() if splits else find_images(images)
+    table = splits.images() if splits else find_images(images, exclude or ())
     keep_compiled_programs()
     model = external.open(workdir, embedding, batch_size)
     existed = output.exists()

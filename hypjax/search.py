@@ -21,6 +21,7 @@ def main(
     external: command.ExternalEncoder,
     gallery: str,
     query: str,
+    exclude: list[str] | None = None,
     k: command.Positive = 10,
     expand: command.Natural = 0,
     alpha: command.NonNegative = 0.0,
@@ -38,6 +39,7 @@ def main(
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search an
             export to another program, such as gallery.usearch or qdrant://host:6333/name.
         query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
+        exclude: Files and folders of the queries to leave out, as for python -m hypjax.embed.
         k: Number of neighbours.
         expand: Query expansion: search for the mean of the query and its N nearest images.
         alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
@@ -62,7 +64,7 @@ def main(
     postprocessing = Postprocessing(expand, alpha, reranking)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
-    images = find_images(query)
+    images = find_images(query, exclude or ())
     caches.keep_compiled_programs()
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=opened_gallery.space)

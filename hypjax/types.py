@@ -1,8 +1,10 @@
 """Named tuples that packages exchange, and how tables' cells become names of classes and splits."""
 
+import collections
 import contextlib
 import decimal
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -46,6 +48,28 @@ def class_name(label: object, where: str = "labels") -> str:
     return whole[1] if whole else text
 
 
+def composed(name: str) -> str:
+    """Returns the form in which names are compared (NFC): macOS may write é as e and an accent."""
+    return unicodedata.normalize("NFC", name)
+
+
+def one_spelling(names: Iterable[str]) -> list[str]:
+    """Gives names that differ only in their Unicode form the spelling that occurs first."""
+    names, first = list(names), {}
+    spelling_of = {name: first.setdefault(composed(name), name) for name in dict.fromkeys(names)}
+    return [spelling_of[name] for name in names]
+
+
+def cased_alike(names: Iterable[str]) -> str:
+    """Says which classes differ only in upper and lower case; '' if none do."""
+    groups = collections.defaultdict(list)
+    for name in sorted({*names}):
+        groups[composed(name).casefold()].append(name)
+    alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    note = f"classes that differ only in upper and lower case: {len(alike)}, such as"
+    return f"{note} {alike[0]}" if alike else ""
+
+
 def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:
     """Looks up names of numbered classes; '' for None and −1, which mark missing labels."""
     return ["" if number is None or number < 0 else names[number] for number in numbers]
@@ -55,7 +79,8 @@ def coarse_levels(coarse_labels: Iterable[str]) -> list[Shaped[np.ndarray, " ima
     """Coarse classes of images at each level, finest first: Food/Fruit is below Food."""
     paths = [str(label).split("/") for label in coarse_labels]
     depths = range(max(map(len, paths), default=0), 0, -1)
-    return [np.array(["/".join(path[:depth]) for path in paths], object) for depth in depths]
+    levels = (["/".join(path[:depth]) for path in paths] for depth in depths)
+    return [np.array(one_spelling(level), object) for level in levels]
 
 
 def split_name(name: object) -> str:

@@ -98,6 +98,7 @@ _FIELDS = {
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
     "data.labels": _PATH,  # File with the classes of features, if the features' file has none.
+    "data.exclude": Field((), kind=str),  # Names or ends of paths of images to leave out.
     "data.skip_corrupt": Field(False),  # Whether to leave out your own images that are damaged.
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
     # Largest shorter side in the device cache, in pixels.

@@ -86,6 +86,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.colour_jitter", *_UNCACHED),
     ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
     ("data.grey", *_UNCACHED),
+    ("data.exclude", "data.name is folder", lambda c: c.data.name == "folder"),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in ("folder", FEATURES)),
     ("data.skip_corrupt", "data.name is folder", lambda c: c.data.name in ("folder", IN_MEMORY)),

@@ -20,7 +20,7 @@ from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked
 from hypjax.system.machine import usable_cores
-from hypjax.types import Frame, View, class_name, coarse_levels, split_names
+from hypjax.types import Frame, View, class_name, coarse_levels, one_spelling, split_names
 
 _CHUNK = 4 * usable_cores()  # Images that are decoded together, then written to the host cache.
 
@@ -230,7 +230,8 @@ def table_of_names(
 ) -> Dataset:
     """Makes a table of images of unknown sizes; without `file_versions`, they are in memory."""
     split_column = split_names(splits)
-    coarse_column = [class_name(label) for label in coarse_labels]
+    coarse_column = one_spelling(class_name(label) for label in coarse_labels)
+    class_names = one_spelling(class_names)
     versions = [""] * len(names) if file_versions is None else map(repr, file_versions)
     return Dataset(
         records=records,
@@ -265,6 +266,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         raise UserError("images and features cannot be embedded together; give one of them")
     names = ("sizes", "boxes", "vectors", *_STRINGS)
     columns = {name: _stacked_column(name, tables) for name in names}
+    columns["class_names"] = np.array(one_spelling(columns["class_names"]), object)
     first_records = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
     firsts_and_tables = zip(first_records, tables, strict=True)
     return Dataset(

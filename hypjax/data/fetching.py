@@ -5,11 +5,13 @@ import pathlib
 import tarfile
 import urllib.request
 import zipfile
+from typing import IO
 
 import tqdm
 from PIL import Image
 
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
+from hypjax.data.folders import is_users
 from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
 from hypjax.system import console
@@ -18,44 +20,68 @@ from hypjax.system.files import checksum, replacing
 from hypjax.types import SPLITS, split_name
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+ENCODING = "?encoding="  # Stands between an archive and the encoding of the names in it.
 _SAMPLED_MEMBERS = 1000  # First members of a .tar file, from which its kind is guessed.
 _TIMEOUT = 30  # Seconds.
 _HEADERS = {"User-Agent": "hypjax"}  # Some servers refuse Python's default.
 
 
-def unpack(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Unpacks a .zip or .tar file into a folder, with a progress bar."""
+def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None) -> None:
+    """Unpacks a .zip or .tar file into a folder, with a progress bar.
+
+    `encoding` is that of names that are not marked as UTF-8; None: UTF-8, or else code page 437.
+    """
     bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
     with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
         if path.suffix.lower() == ".zip":
-            zipfile.ZipFile(stream).extractall(folder)
+            packed = _open_zip(path, stream, encoding)
+            for member in packed.infolist():
+                member.filename = member.filename.replace("\\", "/")  # As PowerShell 5 writes it.
+                packed.extract(member, folder)  # Leaves out '..' and slashes at the beginning.
         else:  # The filter "data" refuses members that lead out of the folder.
-            with tarfile.open(fileobj=stream) as packed:
+            with tarfile.open(fileobj=stream, encoding=encoding) as packed:
                 packed.extractall(folder, filter="data")
 
 
+def _open_zip(path: pathlib.Path, stream: IO[bytes], encoding: str | None) -> zipfile.ZipFile:
+    """Opens a .zip file whose names have an encoding, see `unpack`."""
+    try:
+        return zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
+    except (LookupError, UnicodeDecodeError) as error:
+        if encoding:
+            raise UserError(f"names in {path} are not of the encoding {encoding}") from error
+        remedy = f"if it is another, name it, as in {path}{ENCODING}cp932"
+        console.warn(f"names in {path} are of an unknown encoding, and read as cp437; {remedy}")
+        return zipfile.ZipFile(stream)
+
+
 def local_path(where: str) -> pathlib.Path:
-    """Expands ~ in a path; unpacks an archive into the cache, and returns the unpacked folder."""
-    path = pathlib.Path(where).expanduser()
+    """Expands ~ in a path; unpacks an archive into the cache, and returns the unpacked folder.
+
+    After an archive may follow the encoding of the names in it, as in photos.zip?encoding=cp932.
+    """
+    location, _, encoding = where.partition(ENCODING)
+    path = pathlib.Path(location).expanduser()
     if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
         return path
     if path.suffix.lower() == ".tar" and not _holds_folders(path):
         return path
     stat = path.stat()
-    version = str(path.absolute()), stat.st_size, stat.st_mtime_ns
+    version = str(path.absolute()), stat.st_size, stat.st_mtime_ns, encoding
     folder = cache_folder() / "archives" / hash_facts(version)
     if not folder.exists():
         console.say(f"unpacking {path} to {folder} (once)")
         advice = "; unpack it yourself, and name its folder"
         with explained(f"cannot unpack {path}", advice), replacing(folder) as unfinished:
             unfinished.mkdir(parents=True)
-            unpack(path, unfinished)
+            unpack(path, unfinished, encoding or None)
     # Many archives hold a single folder, which holds the folders of the classes.
-    paths = [path for path in folder.glob("[!.]*") if path.name != "__MACOSX"]
+    paths = [path for path in folder.iterdir() if is_users(path.name)]
     folders = [path for path in paths if path.is_dir()]
     if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, paths)):
         return folder
-    return folders[0] if any(path.is_dir() for path in folders[0].glob("[!.]*")) else folder
+    has_classes = any(path.is_dir() and is_users(path.name) for path in folders[0].iterdir())
+    return folders[0] if has_classes else folder
 
 
 def _holds_folders(path: pathlib.Path) -> bool:

@@ -8,7 +8,6 @@ import io
 import mimetypes
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -19,15 +18,16 @@ from PIL import Image
 
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
-from hypjax.data.fetching import image_at, local_path
-from hypjax.data.shards import SHARDS, files_below, find_dataset, folders_below, table_of
+from hypjax.data.fetching import ENCODING, image_at, local_path
+from hypjax.data.folders import FolderWalk
+from hypjax.data.shards import SHARDS, find_dataset, table_of
 from hypjax.errors import UserError, counted, explained, require_utf8
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
-from hypjax.types import SPLITS, class_name, split_name, split_names
+from hypjax.types import SPLITS, cased_alike, class_name, split_name, split_names
 
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
@@ -84,29 +84,38 @@ def _table_of_image(image: ImageLike, name: str) -> Dataset:
     return table_of_names([image], [name], [""])
 
 
-def find_images(where: str) -> Dataset:
+def find_images(where: str, exclude: Sequence[str] = ()) -> Dataset:
     """Lists images to embed, see `list_images`, and checks columns and names of image files."""
-    images = list_images(where)
+    images = list_images(where, exclude)
+    if note := cased_alike(images.class_names):
+        console.say(note)
     if images.vectors is None and isinstance(images.records[0], str):  # The images are files.
         check_columns(where, images)
         require_utf8(images.names)
     return images
 
 
-def list_images(where: str) -> Dataset:
+def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool = True) -> Dataset:
     """Lists the images at a location; unknown classes are ''.
 
     A location is a folder (see `list_folder`), a .csv or .parquet table (see `read_table`), a .txt
     file of paths relative to its folder, a pattern such as 'photos/*.jpg', an image, the URL of an
     image, an archive, a dataset (see `find_dataset`), or a file of features (see
-    `hypjax.retrieval.feature_files`). Raises a UserError if there are no images.
+    `hypjax.retrieval.feature_files`). `FolderWalk` describes the other arguments, which are for
+    folders, archives and patterns. Raises a UserError if there are no images.
     """
     if where.startswith(("http://", "https://")):
         return image_at(where)
     path = local_path(where)
+    where = where.partition(ENCODING)[0]
+    if not all(pathlib.PurePath(pattern).parts for pattern in exclude):
+        raise UserError("a pattern to exclude is empty; give a name, or the end of a path")
+    if exclude and ("://" in where or os.path.isfile(path)):
+        raise UserError(f"{where} is no folder, archive or pattern, of which to exclude files")
     if has_features(path):
         return read_vectors(path)
-    if path.is_dir() and len(images := list_folder(path)):
+    walk = FolderWalk(exclude, skip_corrupt)
+    if os.path.isdir(path) and len(images := list_folder(path, walk)):
         return images
     is_image = path.suffix.lower() in image_suffixes()
     if not is_image and (dataset := find_dataset(where)) is not None:
@@ -118,29 +127,14 @@ def list_images(where: str) -> Dataset:
             lines = map(str.strip, path.read_text("utf-8-sig").split("\n"))
         images = _table_of_files([path.parent / line for line in lines if line])
     else:
-        names = [str(path)] if path.is_file() else sorted(_matching(str(path)))
-        images = _table_of_files([pathlib.Path(name) for name in names if not os.path.isdir(name)])
+        names = [] if os.path.isdir(path) else walk.matches(str(path))
+        images = _table_of_files([*map(pathlib.Path, names)])
     if not len(images):
         is_missing = not os.path.lexists(path) and not glob.has_magic(where)
         raise UserError(
             f"{where} does not exist" if is_missing else f"no images at {where}; {_CLASS_FOLDERS}"
         )
     return images
-
-
-def _matching(pattern: str) -> set[str]:
-    """Finds the files that match a pattern, in which ** stands for folders at any depth."""
-    # If a link leads to a folder that contains the link, `glob`'s own ** follows it 40 times.
-    folder_pattern = re.search(r"(^|(?<=/))\*\*(/|$)", pattern)  # The first ** between slashes.
-    if folder_pattern is None:
-        return set(glob.glob(pattern))
-    roots = pattern[: folder_pattern.start()]
-    file_pattern = pattern[folder_pattern.end() :] or "*"
-    names = set()
-    for root in glob.glob(roots) if roots else ["."]:
-        for folder, _ in folders_below(pathlib.Path(root)):
-            names |= _matching(f"{glob.escape(str(folder))}/{file_pattern}")
-    return names
 
 
 @functools.cache
@@ -217,14 +211,16 @@ def check_columns(where: object, images: Dataset) -> None:
             raise UserError(f"{where}, row {row}: {name} has coarse labels {first} and {coarse}")
 
 
-def list_folder(root: pathlib.Path) -> Dataset:
+def list_folder(root: pathlib.Path, walk: FolderWalk | None = None) -> Dataset:
     """Lists the images below a folder of class folders, or of split folders with class folders.
 
     The sub-folders are splits if all are named like splits (see `split_name`), or if one that has
     sub-folders itself is. A class's images lie at any depth below the class folder. Images outside
     class folders have the class ''.
     """
-    files = sorted(map(pathlib.PurePath, files_below(root)))
+    walk = walk or FolderWalk()
+    files = sorted(map(pathlib.PurePath, walk.files(root)))
+    walk.report(root)
     images = [file for file in files if file.suffix.lower() in image_suffixes()]
     _warn_of_unlisted(root, files)
     paths = [root / image for image in images]

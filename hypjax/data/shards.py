@@ -7,15 +7,16 @@ import pathlib
 import re
 import types
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 
 from hypjax.data.dataset import Dataset, stacked, table_of_names
+from hypjax.data.folders import FolderWalk
 from hypjax.errors import UserError, explained, require_package
-from hypjax.system import console, hub
+from hypjax.system import hub
 from hypjax.types import class_name, class_names, split_names
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
@@ -82,13 +83,14 @@ def _load(location: str, subset: str | None) -> Any:
         if path.is_dir():
             if any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
                 return _library().load_from_disk(str(path))
-            suffixes = {pathlib.PurePath(file).suffix.lower() for file in files_below(path)}
+            suffixes = {pathlib.PurePath(file).suffix.lower() for file in FolderWalk().files(path)}
             if suffixes.isdisjoint(SHARDS):
                 return None
             return _library().load_dataset(str(path.absolute()), subset)
         if path.suffix not in SHARDS or (path.suffix == ".parquet" and _is_table(path)):
             return None
-        files = sorted(glob.glob(str(path.absolute()), recursive=True)) or [str(path)]
+        files = FolderWalk().matches(str(path.absolute())) or [str(path)]
+        files = [*map(glob.escape, files)]  # The library takes them for patterns.
         return _library().load_dataset(SHARDS[path.suffix], data_files=files)
 
 
@@ -98,40 +100,6 @@ def _library() -> types.ModuleType:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Otherwise errors appear twice.
     return datasets
-
-
-def files_below(root: pathlib.Path) -> Iterator[str]:
-    """Yields the relative paths of visible files at any depth of a folder."""
-    for folder, files in folders_below(root):
-        yield from (str(folder.relative_to(root) / name) for name in files)
-
-
-def folders_below(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """Yields a folder and the visible folders below it, each with the names of its visible files.
-
-    Links are followed, except links to a folder that contains them, which would never end.
-    """
-
-    def raise_user_error(error: OSError) -> None:
-        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}") from error
-
-    for parent, folders, files in os.walk(root, followlinks=True, onerror=raise_user_error):
-        folder = pathlib.Path(parent)
-        visible = (folder / name for name in sorted(folders) if not name.startswith("."))
-        folders[:] = [path.name for path in visible if not _leads_back(path)]
-        yield folder, [name for name in files if not name.startswith(".")]
-
-
-def _leads_back(folder: pathlib.Path) -> bool:
-    """Whether a folder is a link to one that contains it, directly or through other links."""
-    if not folder.is_symlink():
-        return False
-    target = os.path.realpath(folder)
-    parents = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
-    leads_back = any(path.is_relative_to(target) for path in parents)
-    if leads_back:
-        console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
-    return leads_back
 
 
 def _is_table(path: pathlib.Path) -> bool:

@@ -24,6 +24,7 @@ from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
 from hypjax.system.machine import usable_cores
+from hypjax.types import cased_alike
 
 # The dataset whose images join galleries as distractors.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
@@ -108,10 +109,15 @@ def _open_tables(
 
 
 def open_photos(
-    where: str, decoding: Decoding, held_out: HeldOutClasses, *, skip_corrupt: bool = False
+    where: str,
+    decoding: Decoding,
+    held_out: HeldOutClasses,
+    exclude: Sequence[str] = (),
+    *,
+    skip_corrupt: bool = False,
 ) -> Splits:
     """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
-    images = photos.list_images(where)
+    images = photos.list_images(where, exclude, skip_corrupt=skip_corrupt)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
@@ -183,6 +189,8 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "features as the array labels or the file --config.data.labels"
         )
     photos.check_columns(where, images)
+    if note := cased_alike(images.class_names):
+        console.say(note)
     tables = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()

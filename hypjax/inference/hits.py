@@ -13,6 +13,7 @@ from hypjax.retrieval.galleries import Gallery, Neighbours, require_model
 from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
+from hypjax.types import composed
 
 
 class Hits(NamedTuple):
@@ -28,7 +29,7 @@ class Hits(NamedTuple):
         """Returns 'right' or 'wrong' for hit `i`, or '' if its or the query's class is unknown."""
         if not (self.label and self.labels[i]):
             return ""
-        return "right" if self.label == self.labels[i] else "wrong"
+        return "right" if composed(self.label) == composed(self.labels[i]) else "wrong"
 
     def __str__(self) -> str:
         """A table with a line per hit: rank, distance, right or wrong, and path."""

@@ -19,7 +19,7 @@ from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.inputs import check_count
 from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
-from hypjax.types import GroundTruth, coarse_levels
+from hypjax.types import GroundTruth, cased_alike, coarse_levels, composed
 
 _Points = Float[np.ndarray, "n d"]
 _Scores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
@@ -61,7 +61,10 @@ def task_of(
             missing = f"{len(embeddings.unreadable)} of the images with ground truth"
             raise UserError(f"{missing} could not be read; prepare the dataset again")
         return task._replace(ground_truth=ground_truth)
-    for images in filter(None, (task.queries, task.gallery)):
+    tables = [*filter(None, (task.queries, task.gallery))]
+    if note := cased_alike(itertools.chain(*(images.labels.tolist() for images in tables))):
+        console.say(note)
+    for images in tables:
         if len(rows := np.flatnonzero(images.labels == "")):
             raise UserError(
                 f"the classes of {len(rows)} of {len(images)} rows are unknown, such as row "
@@ -116,7 +119,9 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
 
 def _rows_of(embeddings: Embeddings, names: Sequence[str], noun: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names; all rows, in order, if ids are row numbers."""
-    row_of = {pathlib.PurePath(name).stem: row for row, name in enumerate(embeddings.ids.tolist())}
+    ids = map(composed, embeddings.ids.tolist())
+    row_of = {pathlib.PurePath(name).stem: row for row, name in enumerate(ids)}
+    names = list(map(composed, names))
     missing = [name for name in names if name not in row_of]
     if missing and list(row_of) == list(map(str, range(len(names)))):
         return np.arange(len(names))

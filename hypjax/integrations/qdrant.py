@@ -7,6 +7,7 @@ this module ranks the candidates by their exact distances.
 import os
 import pathlib
 import re
+import unicodedata
 import uuid
 from collections.abc import Sequence
 from typing import Any, Self
@@ -281,4 +282,6 @@ def _in_class(label: str | None) -> models.Filter:
     """Filter for images of a class, or for all images."""
     if label is None:
         return models.Filter()
-    return models.Filter(must=[models.FieldCondition(key="label", match={"value": label})])
+    spellings = [label, *(unicodedata.normalize(form, label) for form in ("NFC", "NFD"))]
+    match = models.MatchAny(any=spellings)
+    return models.Filter(must=[models.FieldCondition(key="label", match=match)])

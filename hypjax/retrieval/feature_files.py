@@ -22,7 +22,7 @@ from jaxtyping import Float, Shaped
 from hypjax.errors import UserError, counted, explained
 from hypjax.retrieval import inputs
 from hypjax.system import console, files
-from hypjax.types import MISSING, class_name, split_names
+from hypjax.types import MISSING, class_name, one_spelling, split_names
 
 IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
 _COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
@@ -118,7 +118,7 @@ def as_names(
     if name == "labels" and missing:  # `astype(str)` turns missing values into such text.
         shown = ", ".join(f"{text!r} ({counted(count, 'row')})" for text, count in missing.items())
         console.warn(f"{source} has classes named {shown}; leave out rows without a class")
-    return np.array(names, dtype=str)
+    return np.array(names if name == "ids" else one_spelling(names), dtype=str)
 
 
 def read_arrays(

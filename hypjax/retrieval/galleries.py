@@ -15,6 +15,7 @@ from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnImages, OwnRows
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.retrieval.subtraction import nearest_items
+from hypjax.types import composed
 
 _ROW = re.compile("[0-9]{1,12}")  # Keys of an `ArrayGallery`.
 
@@ -102,7 +103,7 @@ class ArrayGallery:
             distances, rows = self.search_rows(points, min(num_listed, len(self)))
             return self.neighbours(distances, rows, own_rows, k)
         self.space.check(points)
-        class_rows = np.flatnonzero(self.labels == label)
+        class_rows = np.flatnonzero(self.labels == self._classes.get(composed(label), label))
         if not len(class_rows):
             return [Neighbours([], [], []) for _ in points]
         num_listed = min(num_listed, len(class_rows))
@@ -133,11 +134,11 @@ class ArrayGallery:
 
     def has_class(self, name: str) -> bool:
         """Whether an image is of this class."""
-        return name in self._classes
+        return composed(name) in self._classes
 
     def classes(self) -> list[str]:
         """Sorted names of the classes."""
-        return sorted(self._classes)
+        return sorted(self._classes.values())
 
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """Images with these keys, which are row numbers; leaves out unknown keys."""
@@ -161,8 +162,8 @@ class ArrayGallery:
         return OwnImages(self.ids.tolist(), getattr(self, "vectors", None))
 
     @functools.cached_property
-    def _classes(self) -> set[str]:
-        return set(self.labels.tolist()) - {""}
+    def _classes(self) -> dict[str, str]:
+        return {composed(name): name for name in {*self.labels.tolist()} - {""}}
 
 
 def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:

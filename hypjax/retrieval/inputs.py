@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
+from hypjax.types import composed
 
 MULTIPLE = 64  # Factors of a matrix product are padded to a multiple of this many rows.
 # Separations are computed for a multiple of this many items. A remainder would leave the vectorised
@@ -155,4 +156,5 @@ def _checked_labels(
     if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":
         kind = f"{labels.dtype} of shape {labels.shape}"
         raise UserError(f"{name} need {len(points)} whole numbers or strings as labels, not {kind}")
-    return labels if labels.dtype.kind == "U" else labels.astype(np.int64)
+    is_text = labels.dtype.kind == "U"
+    return np.array([*map(composed, labels.tolist())]) if is_text else labels.astype(np.int64)

@@ -4,8 +4,9 @@ All searches and scores follow these rules:
 
 - An id that is an absolute path, or that leads to a file, stands for this file. Rows are one image
   if their ids lead to one file, also by links.
-- Other ids are names. Rows with one name are one image. But where images with different points
-  share a name, as file names without folders do, the query's own image must also have its point.
+- Other ids are names, in any Unicode form. Rows with one name are one image. But where images
+  with different points share a name, as file names without folders do, the query's own image must
+  also have its point.
 - Ids that only number the rows of a table say nothing about another table. There, a query's own
   image is a row with an equal point.
 - Within one table, equal points do not make one image of two rows. Among queries that search each
@@ -22,6 +23,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from hypjax.system.files import real_paths
+from hypjax.types import composed
 
 OwnRows = Sequence[Sequence[int]]  # Gallery rows of each query's own image; () for no rows at all.
 Contents = Shaped[np.ndarray, "n ..."] | None  # Points or checksums of images.
@@ -72,8 +74,10 @@ class _Table:
     """Ids of a table's images, and their points or checksums."""
 
     def __init__(self, ids: Sequence[str], contents: Contents) -> None:
-        self._ids, self._contents = ids, contents
-        self.paths = real_paths(ids)
+        self._ids, self._contents = list(map(composed, ids)), contents
+        # Two files may differ in nothing but the Unicode form of their paths.
+        paths = real_paths(ids)
+        self.paths = [x if x.isascii() or os.path.lexists(x) else composed(x) for x in paths]
         self.numbered = bool(ids) and (
             all(name == str(row) for row, name in enumerate(ids))
             or all(map(_NUMBERED.fullmatch, ids))

@@ -55,7 +55,9 @@ def open_splits(config: ConfigDict) -> Splits:
     if data.name == IN_MEMORY:
         opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
-        opened = splits.open_photos(data.path, decoding, held_out, skip_corrupt=data.skip_corrupt)
+        opened = splits.open_photos(
+            data.path, decoding, held_out, data.exclude, skip_corrupt=data.skip_corrupt
+        )
     elif data.name == "features":
         opened = splits.open_features(data.path, data.labels, held_out)
     else:

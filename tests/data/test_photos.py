@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import urllib.error
 import urllib.request
+import zipfile
 
 import numpy as np
 import pytest
@@ -337,3 +338,133 @@ def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):
     assert images.path(0) == url and np.array_equal(images.image(0, 3), gradient())
     with pytest.raises(UserError, match=r"cannot fetch https://host/b.png \(refused\)"):
         find_images("https://host/b.png")
+
+
+OF_SYSTEMS = "@eaDir/1.png/S.png #recycle/x.png a/@Recycle/x.png a/.@__thumb/1.png a/._1.png "
+OF_SYSTEMS += "__MACOSX/a/._1.png $RECYCLE.BIN/x.png lost+found/x.png a/Thumbs.db"
+
+
+@pytest.mark.parametrize("pattern", ["", "/**", "/*/*", ".zip"])
+def test_what_systems_keep_beside_photographs_is_left_out_and_counted(
+    tmp_path, monkeypatch, capsys, pattern
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names = ["a/1.png", "a/2.png", "b/3.png", "b/4_small.png"]
+    packed(tmp_path / "nas", "zip", f"{' '.join(names)} {OF_SYSTEMS}")
+    images = find_images(f"{tmp_path}/nas{pattern}")
+    assert [*map(os.path.basename, images.names)] == ["1.png", "2.png", "3.png", "4_small.png"]
+    assert " left out of " in (said := capsys.readouterr().err) and "1 #recycle" in said
+    if not pattern:
+        assert all(f"1 {name}" in said for name in ("@eaDir", ".@__thumb", "._", "Thumbs.db"))
+    chosen = find_images(f"{tmp_path}/nas{pattern}", ["*_small.png", "a/2.*", "no"])
+    assert [*map(os.path.basename, chosen.names)] == ["1.png", "3.png"]
+    said = capsys.readouterr().err
+    assert "1 *_small.png" in said and "1 a/2.*" in said and "matches the pattern no" in said
+    deleted = find_images(f"{tmp_path}/nas/#recycle{pattern.removesuffix('.zip')[:3]}")
+    assert len(deleted) == 1  # Its name was given.
+
+
+def test_what_is_excluded_changes_the_run_and_needs_a_folder(photos_folder, tmp_path):
+    options = {"test_classes": 3, "validation_classes": 0}
+    first, other = (open_at(photos_folder, **options, exclude=x) for x in ((), ("class0",)))
+    assert (first.train.num_classes, other.train.num_classes) == (7, 6)
+    assert first.fingerprint != other.fingerprint
+    table = write_table(tmp_path / "t.csv", [{"path": "a", "label": "b"}])
+    for where, pattern, message in ((table, "a", "t.csv is no folder"), (tmp_path, "", "empty")):
+        with pytest.raises(UserError, match=message):
+            find_images(str(where), [pattern])
+
+
+def test_folders_that_cannot_be_read_are_named_and_left_out(tmp_path, monkeypatch, capsys):
+    root = write_pictures(tmp_path, [f"{c}/{i}.png" for c in "abcdef" for i in "12"])
+    scandir = os.scandir
+
+    def refuse(folder):
+        if os.path.basename(folder) == "c":
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for pattern in ("", "/**", "/*/*.png"):
+        assert len(find_images(f"{root}{pattern}")) == 10
+        assert f"cannot read 1 folder: {root}/c (Permission denied)" in capsys.readouterr().err
+    options = {"test_classes": 2, "validation_classes": 0}
+    assert open_at(root, **options, skip_corrupt=True).train.num_classes == 3
+    for where, message in ((root, "denied.*skip_corrupt"), (root / "c", "c .Permission denied.$")):
+        with pytest.raises(UserError, match=message):
+            open_at(where, **options)
+
+
+def test_brackets_in_the_names_of_folders_are_no_patterns(tmp_path, monkeypatch):
+    names = [
+        "Trip [2021]/a/1.png",
+        "Trip [2021]/b/2.png",
+        "x/Trip [2021]/[c]/3.png",
+        "Trip 2/4.png",
+    ]
+    monkeypatch.chdir(write_pictures(tmp_path, names))
+    for pattern, numbers in {
+        "Trip [2021]/*/*.png": "12",
+        "Trip [2021]/**": "12",
+        f"{tmp_path}/Trip [2021]/a/?.png": "1",
+        "**/Trip [2021]/[c]/*": "3",
+        "Trip [0-9]/*": "4",
+        "Trip*/**/*.png": "124",
+    }.items():
+        found = find_images(pattern)
+        assert sorted(os.path.basename(name)[0] for name in found.names) == [*numbers], pattern
+
+
+def zip_of(path, names, encoding="utf-8"):
+    """Writes a .zip file of pictures, whose names are bytes of an encoding without a mark."""
+    picture = encoded(Image.new("RGB", (4, 4)))
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, name in enumerate(names):
+            info = zipfile.ZipInfo(f"{i}".ljust(len(name.encode(encoding)), "_"))
+            archive.writestr(info, picture)
+    content = path.read_bytes()
+    for i, name in enumerate(names):
+        stored = name.encode(encoding)
+        content = content.replace(f"{i}".ljust(len(stored), "_").encode(), stored)
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "encoding", "option", "classes"),
+    [
+        (["photos\\a\\1.png", "photos\\b\\2.png"], "ascii", "", "ab"),
+        (["photos/a\\1.png", "photos/b/2.png"], "ascii", "", "ab"),
+        (["Fotos/Café/1.png", "Fotos/Müsli/2.png"], "utf-8", "", ["Café", "Müsli"]),
+        (["写真\\表\\1.png", "写真\\能\\2.png"], "cp932", "?encoding=cp932", "能表"),
+        (["фото/кот/1.png", "фото/пёс/2.png"], "cp866", "?encoding=cp866", ["кот", "пёс"]),
+        (["é/1.png", "b/2.png"], "cp437", "", "bé"),
+        (
+            ["é/1.png", "b/2.png"],
+            "cp437",
+            "?encoding=cp999",
+            "names in .* not of the encoding cp999",
+        ),
+        (
+            ["é/1.png", "b/2.png"],
+            "cp437",
+            "?encoding=ascii",
+            "names in .* not of the encoding ascii",
+        ),
+        (["..\\..\\a\\1.png", "/\\c\\..\\..\\b\\2.png"], "ascii", "", "ac"),
+    ],
+)
+def test_names_in_zip_files_of_windows(
+    tmp_path, monkeypatch, capsys, names, encoding, option, classes
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archive = zip_of(tmp_path / "p.zip", names, encoding) + option
+    if "names in" in classes:
+        with pytest.raises(UserError, match=classes):
+            find_images(archive)
+        return
+    images = find_images(archive)
+    assert sorted(images.class_names) == [*classes]
+    assert all(name.startswith(str(tmp_path / "cache")) for name in images.names)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "cache/hypjax/a").exists()
+    assert ("read as cp437" in capsys.readouterr().err) == (encoding == "cp437")
