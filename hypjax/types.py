@@ -63,7 +63,7 @@ def one_spelling(names: Iterable[str]) -> list[str]:
 def cased_alike(names: Iterable[str]) -> str:
     """Says which classes differ only in upper and lower case; '' if none do."""
     groups = collections.defaultdict(list)
-    for name in sorted({*names}):
+    for name in sorted({*one_spelling(names)}):
         groups[composed(name).casefold()].append(name)
     alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
     note = f"classes that differ only in upper and lower case: {len(alike)}, such as"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import pickle
+import unicodedata
 
 import numpy as np
 import pytest
@@ -172,6 +173,25 @@ def test_a_query_finds_no_copy_of_its_file():
     for postprocessing in (Postprocessing(), Postprocessing(expansion=2)):
         searches = find_hits(queries, images, gallery, 60, postprocessing)
         assert all(hits.query not in hits.paths for hits in searches)
+
+
+def test_classes_of_two_files_are_compared_in_one_unicode_form(capsys):
+    x, labels = labelled(SPHERE, 60, 3)
+    names = np.array(["Café", "Müsli", "CAFÉ"])[labels]
+    written = np.array([unicodedata.normalize("NFD", name) for name in names])
+    gallery = Embeddings.from_arrays(x, names)
+    task = task_of(gallery, Embeddings.from_arrays(x, written), keep_self=True)
+    metrics = {"metrics": ["map@r", "recall@1"], "space": SPHERE}
+    scores = task_scores(task, x, x, **metrics)
+    expected = query_scores(x, labels, x, labels, **metrics)
+    np.testing.assert_array_equal(scores["map@r"], expected["map@r"])
+    said = unicodedata.normalize("NFC", capsys.readouterr().err)
+    assert "case: 1, such as CAFÉ and Café" in said
+    images = table_of_names(written, written, written)
+    (hits, *_) = find_hits(task.queries, images, gallery, 1)
+    assert hits.mark(0) == "right" and hits.label == written[0]
+    assert gallery.has_class(written[0]) and gallery.classes() == sorted({*names})
+    assert {*gallery.nearest(x[:1], 5, label=written[0])[0].labels} == {names[0]}
 
 
 def test_rows_of_one_file_are_images_of_their_own(tmp_path):

@@ -396,13 +396,8 @@ def test_folders_that_cannot_be_read_are_named_and_left_out(tmp_path, monkeypatc
 
 
 def test_brackets_in_the_names_of_folders_are_no_patterns(tmp_path, monkeypatch):
-    names = [
-        "Trip [2021]/a/1.png",
-        "Trip [2021]/b/2.png",
-        "x/Trip [2021]/[c]/3.png",
-        "Trip 2/4.png",
-    ]
-    monkeypatch.chdir(write_pictures(tmp_path, names))
+    names = ["Trip [2021]/a/1.png", "Trip [2021]/b/2.png", "x/Trip [2021]/[c]/3.png"]
+    monkeypatch.chdir(write_pictures(tmp_path, [*names, "Trip 2/4.png"]))
     for pattern, numbers in {
         "Trip [2021]/*/*.png": "12",
         "Trip [2021]/**": "12",
@@ -439,18 +434,8 @@ def zip_of(path, names, encoding="utf-8"):
         (["写真\\表\\1.png", "写真\\能\\2.png"], "cp932", "?encoding=cp932", "能表"),
         (["фото/кот/1.png", "фото/пёс/2.png"], "cp866", "?encoding=cp866", ["кот", "пёс"]),
         (["é/1.png", "b/2.png"], "cp437", "", "bé"),
-        (
-            ["é/1.png", "b/2.png"],
-            "cp437",
-            "?encoding=cp999",
-            "names in .* not of the encoding cp999",
-        ),
-        (
-            ["é/1.png", "b/2.png"],
-            "cp437",
-            "?encoding=ascii",
-            "names in .* not of the encoding ascii",
-        ),
+        (["é/1.png", "b/2.png"], "cp437", "?encoding=cp999", "names in .* encoding cp999"),
+        (["é/1.png", "b/2.png"], "cp437", "?encoding=ascii", "names in .* encoding ascii"),
         (["..\\..\\a\\1.png", "/\\c\\..\\..\\b\\2.png"], "ascii", "", "ac"),
     ],
 )

@@ -3,16 +3,18 @@
 import decimal
 import pathlib
 import re
+import unicodedata
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.data.dataset import stacked
 from hypjax.data.photos import find_images, given_images, labelled_images
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import feature_table
-from hypjax.types import class_name, split_name, split_names
+from hypjax.types import class_name, coarse_levels, split_name, split_names
 from tests.helpers.pictures import write_pictures, write_table
 
 PIXELS = [Image.new("RGB", (4, 4))] * 3
@@ -112,6 +114,35 @@ def test_names_of_classes_and_splits():
     }.items():
         assert {split_name(name) for name in names} == {split}
     assert split_names(["Train", "train", "val"]) == ["train", "train", "validation"]
+
+
+def test_a_class_in_two_unicode_forms_is_one_as_it_was_first_written(tmp_path, capsys):
+    composed, decomposed = (unicodedata.normalize(form, "Café") for form in ("NFC", "NFD"))
+    names = [decomposed, composed, decomposed, "cafe"]
+    write_pictures(tmp_path / "photos", [f"{name}/{i}.png" for i, name in enumerate(names)])
+    write_pictures(tmp_path / "splits/train", [f"{composed}/1.png", "Crème/2.png"])
+    write_pictures(tmp_path / "splits/test", [f"{decomposed}/1.png", "crème/3.png"])
+    rows = [{"path": f"{i}", "label": x, "coarse_label": x} for i, x in enumerate(names)]
+    arrays = {"features": np.eye(4), "labels": names}
+    np.savez(tmp_path / "f.npz", **arrays)
+    tables = [
+        find_images(str(write_table(tmp_path / "t.csv", rows))),
+        find_images(str(tmp_path / "f.npz")),
+        labelled_images((PIXELS[:1] * 4, names)),
+        stacked([labelled_images((PIXELS[:2], x)) for x in (names[:2], names[2:])]),
+    ]
+    for table in tables:
+        assert table.class_names.tolist() == [decomposed] * 3 + ["cafe"]
+        assert len(set(table.labels[:3])) == 1 and table.num_classes == 2
+    assert tables[0].coarse_labels.tolist() == [decomposed] * 3 + ["cafe"]
+    assert feature_table(arrays, "x").labels.tolist() == [decomposed] * 3 + ["cafe"]
+    assert coarse_levels([f"{x}/{i}" for i, x in enumerate(names)])[1].tolist()[1] == decomposed
+    photos = find_images(str(tmp_path / "photos"))
+    assert {*photos.class_names} == {"cafe", min(names[:2])} and photos.num_classes == 2
+    assert "case" not in capsys.readouterr().err
+    assert {*find_images(str(tmp_path / "splits")).class_names[:2]} == {"crème", decomposed}
+    note = "classes that differ only in upper and lower case: 1, such as Crème and crème"
+    assert note in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_images_are_read_by_key_and_sampled_always_alike():
         ("0=5 1=6 2=7", "0=9 1=6 2=6 3=5", False, [[3], [1], []]),
         ("0=5", "x=9 y=5 z=5", False, [[1]]),
         ("0=5 1=6", "2=5 3=6", True, [[], []]),
+        ("/e\u0301.jpg=0 u\u0308=0", "ü=1 /é.jpg=1", False, [[1], [0]]),  # In two Unicode forms.
     ],
 )
 def test_ids_are_files_or_names_and_points_decide_where_they_are_neither(
