@@ -66,8 +66,7 @@ def cased_alike(names: Iterable[str]) -> str:
     for name in sorted({*one_spelling(names)}):
         groups[composed(name).casefold()].append(name)
     alike = [" and ".join(group) for group in groups.values() if len(group) > 1]
-    note = f"classes that differ only in upper and lower case: {len(alike)}, such as"
-    return f"{note} {alike[0]}" if alike else ""
+    return f"classes that differ only in case: {len(alike)}, such as {alike[0]}" if alike else ""
 
 
 def class_names(numbers: Sequence[int | None], names: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Images in archives and at URLs."""
 
 import itertools
+import os
 import pathlib
 import tarfile
 import urllib.request
@@ -62,7 +63,7 @@ def local_path(where: str) -> pathlib.Path:
     """
     location, _, encoding = where.partition(ENCODING)
     path = pathlib.Path(location).expanduser()
-    if not path.name.lower().endswith(_ARCHIVES) or not path.is_file():
+    if not path.name.lower().endswith(_ARCHIVES) or not os.path.isfile(path):
         return path
     if path.suffix.lower() == ".tar" and not _holds_folders(path):
         return path

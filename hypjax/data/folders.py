@@ -18,7 +18,6 @@ _OF_SYSTEMS = re.compile(
     r"|System Volume Information|(eh)?thumbs\.db|desktop\.ini|lost\+found)$",
     re.IGNORECASE,
 )
-_MAX_NAMED = 5  # Folders that a message names.
 
 
 def is_users(name: str) -> bool:
@@ -28,15 +27,10 @@ def is_users(name: str) -> bool:
 
 @dataclasses.dataclass
 class FolderWalk:
-    """Lists visible files, except what systems keep beside photographs.
+    """Lists visible files, except what systems keep beside photographs."""
 
-    Attributes:
-        exclude: What else to leave out: patterns of names, or of ends of paths.
-        skip_corrupt: Whether to leave out folders that cannot be read, with a warning.
-    """
-
-    exclude: Sequence[str] = ()
-    skip_corrupt: bool = True
+    exclude: Sequence[str] = ()  # Patterns of names, or of ends of paths, to leave out as well.
+    skip_corrupt: bool = True  # Whether to leave out folders that cannot be read, with a warning.
     _left_out: dict[str, set[str]] = dataclasses.field(default_factory=dict)  # Paths by pattern.
     _unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # Reasons by folder.
 
@@ -103,8 +97,7 @@ class FolderWalk:
             console.warn(f"nothing in {where} matches the pattern {min(unused)} to exclude")
         if self._unreadable:
             reasons = [f"{folder} ({reason})" for folder, reason in self._unreadable.items()]
-            problem = f"cannot read {counted(len(reasons), 'folder')}: "
-            problem += "; ".join(reasons[:_MAX_NAMED])
+            problem = f"cannot read {counted(len(reasons), 'folder')}: {'; '.join(reasons[:5])}"
             if str(where) in self._unreadable:
                 raise UserError(problem)
             if not self.skip_corrupt:

@@ -87,8 +87,6 @@ def _table_of_image(image: ImageLike, name: str) -> Dataset:
 def find_images(where: str, exclude: Sequence[str] = ()) -> Dataset:
     """Lists images to embed, see `list_images`, and checks columns and names of image files."""
     images = list_images(where, exclude)
-    if note := cased_alike(images.class_names):
-        console.say(note)
     if images.vectors is None and isinstance(images.records[0], str):  # The images are files.
         check_columns(where, images)
         require_utf8(images.names)
@@ -131,8 +129,10 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
         images = _table_of_files([*map(pathlib.Path, names)])
     if not len(images):
         is_missing = not os.path.lexists(path) and not glob.has_magic(where)
+        is_pattern = "[" in where and not os.path.isdir(path)
+        advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
         raise UserError(
-            f"{where} does not exist" if is_missing else f"no images at {where}; {_CLASS_FOLDERS}"
+            f"{where} does not exist" if is_missing else f"no images at {where}; {advice}"
         )
     return images
 
@@ -193,7 +193,12 @@ def _table_of_features(features: FeatureTable) -> Dataset:
 
 
 def check_columns(where: object, images: Dataset) -> None:
-    """Rejects unknown or missing splits and coarse labels, and classes with two coarse labels."""
+    """Rejects unknown or missing splits and coarse labels, and classes with two coarse labels.
+
+    Says which classes differ only in upper and lower case.
+    """
+    if note := cased_alike(images.class_names):
+        console.say(note)
     splits = () if images.splits is None else images.splits
     for row, split in enumerate(splits, 1):
         if split not in SPLITS:

@@ -24,7 +24,7 @@ from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
 from hypjax.system.machine import usable_cores
-from hypjax.types import cased_alike
+from hypjax.types import SPLITS
 
 # The dataset whose images join galleries as distractors.
 (DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
@@ -189,8 +189,6 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "features as the array labels or the file --config.data.labels"
         )
     photos.check_columns(where, images)
-    if note := cased_alike(images.class_names):
-        console.say(note)
     tables = {"train": images}
     if images.splits is not None:
         present = np.unique(images.splits).tolist()
@@ -209,11 +207,9 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
     """Warns of classes in more than one of training, validation and test images."""
     splits_of = collections.defaultdict(dict)  # By class; a dict keeps the order of splits.
-    for split in ("train", "validation", "test", "query", "gallery"):
-        if split in tables:
-            name = "test" if split in ("query", "gallery") else split
-            for label in tables[split].class_names:
-                splits_of[label][name] = True
+    for split in filter(tables.__contains__, SPLITS):
+        for label in tables[split].class_names:
+            splits_of[label]["test" if split in ("query", "gallery") else split] = True
     shared = {label: ", ".join(splits) for label, splits in splits_of.items() if len(splits) > 1}
     if shared:
         classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"

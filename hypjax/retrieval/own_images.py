@@ -74,10 +74,8 @@ class _Table:
     """Ids of a table's images, and their points or checksums."""
 
     def __init__(self, ids: Sequence[str], contents: Contents) -> None:
-        self._ids, self._contents = list(map(composed, ids)), contents
-        # Two files may differ in nothing but the Unicode form of their paths.
-        paths = real_paths(ids)
-        self.paths = [x if x.isascii() or os.path.lexists(x) else composed(x) for x in paths]
+        self._ids, self._contents = ids, contents
+        self.paths = real_paths(ids)
         self.numbered = bool(ids) and (
             all(name == str(row) for row, name in enumerate(ids))
             or all(map(_NUMBERED.fullmatch, ids))
@@ -96,7 +94,7 @@ class _Table:
         """Whether images share a name, but their contents differ or are unknown."""
         first_rows = {}
         for row, name in enumerate(self._ids):
-            first = first_rows.setdefault(name, row)
+            first = first_rows.setdefault(composed(name), row)
             if name and first != row and not self.is_file(row):
                 if self._contents is None or np.any(self._contents[row] != self._contents[first]):
                     return True
@@ -109,6 +107,8 @@ class _Table:
             contents = [hash(row.tobytes()) for row in self._contents]
         keys = []
         for row, (path, content) in enumerate(zip(self.paths, contents, strict=True)):
+            if not (path.isascii() or os.path.lexists(path)):  # Two files may have one form.
+                path = composed(path)
             if self._ids[row] and by_id and (not by_content or self.is_file(row)):
                 keys.append((path, None))
             elif self._ids[row] and content is not None:

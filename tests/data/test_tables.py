@@ -141,7 +141,7 @@ def test_a_class_in_two_unicode_forms_is_one_as_it_was_first_written(tmp_path, c
     assert {*photos.class_names} == {"cafe", min(names[:2])} and photos.num_classes == 2
     assert "case" not in capsys.readouterr().err
     assert {*find_images(str(tmp_path / "splits")).class_names[:2]} == {"crème", decomposed}
-    note = "classes that differ only in upper and lower case: 1, such as Crème and crème"
+    note = "classes that differ only in case: 1, such as Crème and crème"
     assert note in capsys.readouterr().err
 
 
