@@ -152,9 +152,7 @@ def measured(
     """
     measurements, reasons = _measure(images)
     if reasons:
-        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()]
-        if len(named) > _MAX_NAMED:
-            named = [*named[:_MAX_NAMED], "..."]
+        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()][:_MAX_NAMED]
         problem = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
         if not skip_corrupt or len(reasons) == len(images):
             raise UserError(f"{problem}; fix them, or set --config.data.skip_corrupt=True")
