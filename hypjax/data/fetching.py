@@ -12,7 +12,7 @@ import tqdm
 from PIL import Image
 
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
-from hypjax.data.folders import is_users
+from hypjax.data.folders import OF_SYSTEMS
 from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
 from hypjax.system import console
@@ -77,12 +77,12 @@ def local_path(where: str) -> pathlib.Path:
             unfinished.mkdir(parents=True)
             unpack(path, unfinished, encoding or None)
     # Many archives hold a single folder, which holds the folders of the classes.
-    paths = [path for path in folder.iterdir() if is_users(path.name)]
+    paths = [path for path in folder.glob("[!.]*") if not OF_SYSTEMS.match(path.name)]
     folders = [path for path in paths if path.is_dir()]
     if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, paths)):
         return folder
-    has_classes = any(path.is_dir() and is_users(path.name) for path in folders[0].iterdir())
-    return folders[0] if has_classes else folder
+    paths = [path for path in folders[0].glob("[!.]*") if not OF_SYSTEMS.match(path.name)]
+    return folders[0] if any(path.is_dir() for path in paths) else folder
 
 
 def _holds_folders(path: pathlib.Path) -> bool:

@@ -12,17 +12,12 @@ from hypjax.system import console
 from hypjax.types import composed
 
 # Thumbnails, bins and notes that storage devices and systems keep beside photographs.
-_OF_SYSTEMS = re.compile(
+OF_SYSTEMS = re.compile(
     r"\._|\.Trash|(@eaDir|@tmp|@SynoResource|#recycle|#snapshot|@Recycle|@Recently-Snapshot"
     r"|\.@__thumb|__MACOSX|\.AppleDouble|Network Trash Folder|Temporary Items|\$RECYCLE\.BIN"
     r"|System Volume Information|(eh)?thumbs\.db|desktop\.ini|lost\+found)$",
     re.IGNORECASE,
 )
-
-
-def is_users(name: str) -> bool:
-    """Whether a file or folder is visible, and none of those that systems keep for themselves."""
-    return not (name.startswith(".") or _OF_SYSTEMS.match(name))
 
 
 @dataclasses.dataclass
@@ -77,7 +72,7 @@ class FolderWalk:
         for name in names:
             path = self.exclude and pathlib.PurePath(composed(os.path.join(folder, name)))
             patterns = [pattern for pattern in self.exclude if path.match(composed(pattern))]
-            if system := _OF_SYSTEMS.match(name):
+            if system := OF_SYSTEMS.match(name):
                 patterns.append(system[0])
             if patterns:
                 self._left_out.setdefault(patterns[0], set()).add(os.path.join(folder, name))
