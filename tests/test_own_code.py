@@ -184,6 +184,17 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(tmp_path, kind):
     np.testing.assert_allclose(model.embed(list(pixels)), expected, atol=1e-6)
 
 
+def test_a_saved_head_is_the_one_that_was_passed_in_any_layout(tmp_path):
+    net = create_embedder(small_runs.load("unused", "model.head=norm_dense"))
+    params = net.init(jax.random.key(0), np.zeros((1, 16, 16, 3), np.float32))["params"]
+    kernel = np.asarray(params["head"]["kernel"])
+    head = {"kernel": np.asfortranarray(kernel), "bias": np.arange(8.0, dtype=">f4")[::-1]}
+    hypjax.save({**params, "head": head}, BALL, tmp_path / "model", encoder=net, image_size=16)
+    saved = hypjax.load(tmp_path / "model").params["head"]
+    np.testing.assert_array_equal(saved["kernel"], kernel)
+    np.testing.assert_array_equal(saved["bias"], np.arange(8.0)[::-1])
+
+
 def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_folder):
     images, names = pictures[0][:8], ["cat", "cat", "dog", "dog", "owl", "owl", "yak", "yak"]
     arrays = [np.asarray(image) for image in images]

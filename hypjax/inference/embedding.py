@@ -30,7 +30,7 @@ from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.files import locked
+from hypjax.system.files import contiguous, locked
 from hypjax.types import View
 
 PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
@@ -145,7 +145,7 @@ def fingerprint(facts: object, params: PyTree = None) -> str:
     """Hash of parameters and of facts, which are compared by their `repr`."""
     digest = hashlib.sha256(repr(facts).encode())
     for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(leaf))
+        digest.update(contiguous(leaf))
     return digest.hexdigest()[:32]
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
-from safetensors.numpy import save_file
 
 from hypjax.config import default_config, identity, validate
 from hypjax.config.choices import CUSTOM, IN_MEMORY
@@ -28,7 +27,7 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
-from hypjax.system.files import replacing, write_json
+from hypjax.system.files import replacing, write_json, write_safetensors
 
 _ELSEWHERE = custom_name("a loop of its own")  # Objective of models not trained by hypjax.
 
@@ -139,7 +138,7 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     config, model, params, _ = trained
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
-        save_file(jax.tree.map(np.asarray, params["head"]), folder / files.HEAD)
+        write_safetensors(folder / files.HEAD, params["head"])
     if not isinstance(model.encoder, CustomEncoder):
         write_json(folder / files.CONFIG, timm_config(params, model, config.data))
     content = {"provenance": provenance, "all": identity(config)}  # Without `config.run`.

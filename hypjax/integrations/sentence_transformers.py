@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
-from safetensors.numpy import save_file
 
 from hypjax import __version__
 from hypjax.errors import UserError, writing
@@ -25,7 +24,7 @@ from hypjax.inference.save import describe
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.system.files import replacing, write_json, write_text
+from hypjax.system.files import replacing, write_json, write_safetensors, write_text
 
 _MAX_IMAGES = 2000  # Images for checking that all features are clipped.
 _ONNX_HINT = "--format=onnx writes the whole model, with its space"
@@ -91,7 +90,7 @@ def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
         (folder / path).mkdir()
         write_json(folder / path / "config.json", settings)
         if weights:
-            save_file(weights, folder / path / "model.safetensors", {"format": "pt"})
+            write_safetensors(folder / path / "model.safetensors", weights, {"format": "pt"})
     write_json(folder / "modules.json", rows)
     settings = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
     write_json(folder / "config_sentence_transformers.json", settings)
@@ -108,7 +107,7 @@ def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
         kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
         settings = {"in_features": dim, "out_features": model.head_dim, "bias": True}
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
-        weights = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
+        weights = {"linear.weight": kernel.T, "linear.bias": bias}
         modules.append(("Dense", settings, weights))
     return [*modules, ("Normalize", {}, {})]
 
@@ -189,6 +188,6 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
         if name.endswith("running_mean"):
             state[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     settings["num_classes"] = pixels["num_classes"] = 0
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_safetensors(folder / "model.safetensors", state, {"format": "pt"})
     write_json(folder / "config.json", settings)
     write_json(folder / "sentence_bert_config.json", _POOLED)

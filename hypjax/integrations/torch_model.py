@@ -19,6 +19,7 @@ from hypjax.models.custom import CustomEncoder
 from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import rmac_regions
 from hypjax.models.pretrained import pools_as_timm, timm_model, timm_state_dict
+from hypjax.system.files import contiguous
 
 _SMALLEST_NORM = 1e-30
 
@@ -135,8 +136,8 @@ _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {  # As in `hypjax.models.lay
 
 def _dense(kernel: np.ndarray, bias: np.ndarray) -> nn.Linear:
     layer = nn.Linear(*np.shape(kernel))
-    layer.weight.data = torch.tensor(np.asarray(kernel, np.float32).T)
-    layer.bias.data = torch.tensor(np.asarray(bias, np.float32))
+    layer.weight.data = torch.tensor(contiguous(np.asarray(kernel, np.float32).T))
+    layer.bias.data = torch.tensor(contiguous(np.asarray(bias, np.float32)))
     return layer
 
 

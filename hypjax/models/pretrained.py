@@ -20,7 +20,7 @@ from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
-from hypjax.system.files import replacing
+from hypjax.system.files import contiguous, replacing, write_safetensors
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
 # Tensors that no encoder needs: classifiers, update counts of BatchNorm, mask tokens; and in files
@@ -115,7 +115,7 @@ def convert_timm(
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
     """Converts an encoder's parameters to arrays under timm's names; inverts `convert_timm`."""
     return {
-        name_in_timm(encoder, path): np.ascontiguousarray(to_timm(encoder, path, np.asarray(x)))
+        name_in_timm(encoder, path): contiguous(to_timm(encoder, path, np.asarray(x)))
         for path, x in flatten_dict(params).items()
     }
 
@@ -125,20 +125,18 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
     # timm averages both copies' outputs, which is the head's output for the mean of both tokens.
     state = {}
     for name in encoder.classifiers:
-        state[f"{name}.weight"] = np.array(np.asarray(head["kernel"]).T, order="C")
-        state[f"{name}.bias"] = np.array(head["bias"])
+        state[f"{name}.weight"] = contiguous(np.asarray(head["kernel"]).T)
+        state[f"{name}.bias"] = contiguous(head["bias"])
     return state
 
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     """Writes a model as .safetensors under timm's names; a dense head becomes the classifier."""
-    from safetensors.numpy import save
-
     state = timm_state_dict(params["encoder"], model.encoder)
     if model.head_kind == "dense":  # timm has no other heads.
         state |= timm_classifier(params["head"], model.encoder)
     with writing(path), replacing(path) as temporary:
-        temporary.write_bytes(save(state))
+        write_safetensors(temporary, state)
 
 
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
@@ -172,7 +170,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
         jnp.issubdtype(value.dtype, jnp.floating) for value in head.values()
     ):
         raise UserError("the head has other parameters: it belongs to another model")
-    return {name: np.ascontiguousarray(value, np.float32) for name, value in head.items()}
+    return {name: contiguous(np.asarray(value, np.float32)) for name, value in head.items()}
 
 
 def timm_constructor(params: PyTree, model: Embedder) -> str:

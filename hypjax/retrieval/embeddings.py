@@ -24,7 +24,7 @@ from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Gallery
 from hypjax.system import hub, integrations
-from hypjax.system.files import replacing
+from hypjax.system.files import contiguous, replacing
 
 _COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
@@ -124,7 +124,7 @@ class Embeddings(ArrayGallery):
         if (features := columns.pop("raw_features")) is not None:
             columns["features"] = features
             del columns["vectors"]
-        arrays = {name: column for name, column in columns.items() if column is not None}
+        arrays = {name: contiguous(x) for name, x in columns.items() if x is not None}
         arrays["unreadable"] = np.array([*self.unreadable.items()], dtype=str).reshape(-1, 2)
         arrays["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
@@ -247,6 +247,6 @@ def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
         embeddings.check()
-        return write(embeddings, path)
+        return write(dataclasses.replace(embeddings, vectors=contiguous(embeddings.vectors)), path)
 
     return export

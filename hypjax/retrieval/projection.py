@@ -13,7 +13,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.system.files import read_npz, replacing
+from hypjax.system.files import contiguous, read_npz, replacing
 
 _BLOCK_BYTES = 32 * 2**20  # Largest size of a block of features, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
@@ -54,12 +54,12 @@ class Projection:
         """Fingerprint of projected embeddings: the projection's and the input's."""
         digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
         for array in (self.mean, self.components, self.variances):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(contiguous(array))
         return digest.hexdigest()[:32]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
-        arrays = {name: x for name, x in vars(self).items() if name != "space"}
+        arrays = {name: contiguous(x) for name, x in vars(self).items() if name != "space"}
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
 

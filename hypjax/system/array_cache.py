@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
+from hypjax.system.files import contiguous
 
 # For each array: the end of its bytes, their CRC-32 with `failed` as initial value, and whether the
 # array could not be computed, in which case the bytes hold the reason as text.
@@ -83,7 +84,7 @@ class ArrayCache:
         reasons = reasons or {}
         for i, array in enumerate(arrays):
             failed = i in reasons
-            content = np.ascontiguousarray(array).data
+            content = contiguous(array).data
             if failed:
                 content = reasons[i].encode() or b"?"  # Each entry needs at least one byte.
             self._file.write(content)

@@ -15,10 +15,11 @@ import pickle
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hypjax.errors import UserError, require_package, writing
 from hypjax.system import console
@@ -106,6 +107,27 @@ def sha256(path: pathlib.Path) -> str:
     """Returns the SHA-256 hash of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def contiguous(array: ArrayLike) -> np.ndarray:
+    """Copies an array, if necessary, to the layout that every file format can hold.
+
+    The result is on the host, in C order and native byte order; bfloat16 becomes float32. Writers
+    such as safetensors copy memory without a look at its strides, so they write other numbers.
+    """
+    array = np.asarray(array)
+    is_bfloat16 = array.dtype.kind == "V" and array.dtype.names is None
+    dtype = np.dtype(np.float32) if is_bfloat16 else array.dtype.newbyteorder("=")
+    return np.asarray(array, dtype, order="C")  # `np.ascontiguousarray` makes scalars vectors.
+
+
+def write_safetensors(
+    path: pathlib.Path, arrays: Mapping[str, ArrayLike], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes arrays to a .safetensors file; raises `OSError` if this fails."""
+    from safetensors.numpy import save
+
+    path.write_bytes(save({name: contiguous(x) for name, x in arrays.items()}, metadata))
 
 
 def sync(path: pathlib.Path) -> None:

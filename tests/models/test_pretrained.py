@@ -50,6 +50,7 @@ RESNET = ResNet(image_size=32, depths=(1, 2), width=4)
 ENCODERS = {
     "vit": SMALL,
     "distilled": DISTILLED,
+    "learned gem": SMALL.clone(pooling="gem", learn_gem=True),
     "resnet": RESNET,
     "convnext": ConvNeXt(image_size=16, depths=(1, 2), widths=(4, 6)),
     "lite": EfficientNetLite(image_size=16, width_factor=0.25),

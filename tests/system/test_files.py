@@ -1,10 +1,30 @@
-"""Files and folders that replace others."""
+"""Files and folders that replace others, and arrays in files."""
 
 import pathlib
 
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pyarrow.parquet
 import pytest
+from safetensors.numpy import load_file
 
-from hypjax.system.files import absolute, checksum, replacing
+from hypjax.geometry import Sphere
+from hypjax.retrieval.embeddings import Embeddings, find_export
+from hypjax.system.files import absolute, checksum, replacing, write_safetensors
+
+# Unit vectors, which bfloat16 can hold, too.
+POINTS = np.eye(5, dtype=np.float32)[[3, 4, 0, 1, 2, 2, 0]] * np.float32([[1, -1, 1, 1, -1]])
+LAYOUTS = {
+    "Fortran": np.asfortranarray(POINTS),
+    "sliced": np.repeat(np.repeat(POINTS, 2, 0), 3, 1)[::2, ::3],
+    "reversed": np.ascontiguousarray(POINTS[::-1, ::-1])[::-1, ::-1],
+    "broadcast": np.broadcast_to(POINTS[0], POINTS.shape),
+    "big-endian": POINTS.astype(">f4"),
+    "bfloat16": np.asfortranarray(POINTS.astype(ml_dtypes.bfloat16)),
+    "float16": POINTS.astype(np.float16)[:, ::-1],
+    "jax": jnp.asarray(POINTS).T.T,
+}
 
 
 def test_a_folder_is_replaced_by_a_complete_one(tmp_path):
@@ -40,3 +60,19 @@ def test_absolute_paths_have_no_dots_and_follow_links_only_before_them(tmp_path,
 
 def test_checksums_differ_where_crc_32_collides():
     assert checksum(b"plumless") != checksum(b"buckeroo")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_hold_the_values_of_arrays_in_any_layout(layout, tmp_path):
+    array = LAYOUTS[layout]
+    expected = np.array(array.tolist(), np.float32)
+    write_safetensors(tmp_path / "a", {"a": array, "scalar": array[0, 0]})
+    arrays = load_file(tmp_path / "a")
+    np.testing.assert_array_equal(arrays["a"], expected)
+    assert arrays["scalar"].shape == () and arrays["scalar"] == expected[0, 0]
+    gallery = Embeddings(array, np.arange(7).astype(str), np.full(7, ""), Sphere())
+    gallery.save(tmp_path / "a.npz")
+    find_export("parquet")(gallery, tmp_path / "a.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    for vectors in (Embeddings.load(tmp_path / "a.npz").vectors, table["vector"].to_pylist()):
+        np.testing.assert_array_equal(vectors, expected)
