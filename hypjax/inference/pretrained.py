@@ -14,10 +14,12 @@ from hypjax.inference.weights import TrainedModel
 from hypjax.models import Embedder, pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.encoder import Encoder
-from hypjax.models.weight_files import PROXIES, read_state_dict, repository, timm_weights
+from hypjax.models.weight_files import repository, timm_weights, weights_in
+from hypjax.models.weight_names import PROXIES
 from hypjax.objectives import create_objective
 from hypjax.objectives.proxy_losses import proxy_parameters
 from hypjax.parallel import processes
+from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
 from hypjax.system import console
@@ -93,11 +95,12 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
     code of Hyp-ViT, HypMix or HIER also the "head" and the "hierarchy", which is HIER's proxies.
     """
     weights = config.model.weights
-    params = {"encoder": pretrained_encoder(config, model.encoder)}
-    if _is_run(weights) or repository(weights):
-        return params
+    if not weights or _is_run(weights) or repository(weights):
+        return {"encoder": pretrained_encoder(config, model.encoder)}
     try:
-        state = read_state_dict(weights)
+        state = pretrained.read_weights(weights, model.encoder, config.data.channels)
+        encoder = pretrained.convert_timm(state, model.encoder, config.data.channels)
+        params = {"encoder": encoder}
         if (head := pretrained.released_head(state, model)) is not None:
             params["head"] = head
     except UserError as error:
@@ -148,7 +151,9 @@ def warn_of_known_classes(config: ConfigDict, images_fingerprint: str) -> None:
 
 
 def _is_run(weights: str) -> bool:
-    return is_url(weights) or pathlib.Path(weights).expanduser().is_dir()
+    folder = pathlib.Path(weights).expanduser()
+    is_run = files.is_published(folder) or (folder / files.CHECKPOINTS).exists()
+    return is_url(weights) or is_run or (folder.is_dir() and not weights_in(folder))
 
 
 def _restore(config: ConfigDict, encoder: Encoder) -> TrainedModel:

@@ -262,6 +262,7 @@ FAMILIES = (
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
 ARCHITECTURES = tuple(_FAMILY_OF)
 _MAX_LISTED = 5  # Names in a message.
+_SIMILARITY = 0.6  # Least ratio of `difflib` of a name in a message that shares no word.
 
 
 def create_encoder(
@@ -310,8 +311,16 @@ def published_weights(name: str) -> Weights | None:
 
 def supported(name: str) -> str:
     """Lists, for a message, the supported architectures with the most similar names."""
-    nearest = difflib.get_close_matches(name, ARCHITECTURES, _MAX_LISTED, cutoff=0)
-    return f"{', '.join(nearest)} or another of docs/encoders.md"
+    words = re.findall(r"[a-z]+|\d+", name.lower())
+
+    def similarity(other: str) -> tuple[int, float]:
+        starts = {x[:n] for x in re.findall(r"[a-z]+", other) for n in range(1, len(x) + 1)}
+        shared = len(starts.union(re.findall(r"\d+", other)).intersection(words))
+        return shared, difflib.SequenceMatcher(None, name.lower(), other).ratio()
+
+    ranked = sorted(ARCHITECTURES, key=similarity, reverse=True)[:_MAX_LISTED]
+    nearest = [x for x in ranked if max(similarity(x)) >= _SIMILARITY]
+    return f"{', '.join(nearest or ['one'])} {'or another ' if nearest else ''}of docs/encoders.md"
 
 
 def check_encoder(encoder: Encoder) -> Encoder:

@@ -3,7 +3,6 @@
 import json
 import math
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +18,12 @@ from hypjax.models.architectures import create_encoder, encoder_shapes, timm_nam
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
-from hypjax.models.weight_files import PROXIES, StateDict, read_state_dict
+from hypjax.models.weight_files import StateDict, read_state_dict, split_key
+from hypjax.models.weight_names import HEADS, check_names, find_encoder
+from hypjax.system import console
 from hypjax.system.files import contiguous, replacing, write_safetensors
 
-HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
-# Tensors that no encoder needs: classifiers, update counts of BatchNorm, mask tokens; and in files
-# of the papers' authors, heads, proxies, and the second names of a ResNet's layers.
-_IGNORED = re.compile(
-    r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*\.num_batches_tracked|mask_token"
-    rf"|({'|'.join(HEADS)})\.(weight|bias)|{PROXIES}|layer_blocks\..*"
-)
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
-_MAX_LISTED = 3  # Names of tensors in a message.
 _LEAVES = dict(kernel="weight", scale="weight", mean="running_mean", variance="running_var")
 
 
@@ -68,14 +61,39 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
     """Loads an encoder's parameters from the hub or a file, as float32 NumPy arrays.
 
     Weights are named as in timm, such as `vit_small_patch16_224.dino`, or as another model of the
-    hub whose tensors have timm's names, such as `hf-hub:OWNER/NAME`. Files end in `.safetensors`,
-    or in `.pth`, `.pt` or `.bin`, which need torch and may contain only tensors. Raises a
-    `UserError` for weights that are missing, damaged or of another model.
+    hub whose tensors have timm's names, such as `hf-hub:OWNER/NAME`; or they are in a file of
+    safetensors, PyTorch (which needs torch) or Google (.npz), or in a folder with such a file.
+    `FILE?key=ENTRY` names one of several models in a file. Raises a `UserError` for weights that
+    are missing, damaged or of another model.
     """
     try:
-        return convert_timm(read_state_dict(name_or_path), encoder, channels)
+        return convert_timm(read_weights(name_or_path, encoder, channels), encoder, channels)
     except UserError as error:
         raise UserError(f"weights {name_or_path}: {error}") from error
+
+
+def read_weights(name_or_path: str, encoder: Encoder, channels: int = 3) -> StateDict:
+    """Reads weights as for `load_timm`: arrays by timm's names, and heads by hypjax's."""
+    location, key = split_key(name_or_path)
+    expected = _timm_shapes(encoder_shapes(encoder, channels), encoder)
+    content = read_state_dict(location)
+    names = find_encoder(content, expected.keys(), key)
+    state = {name: content[source] for name, source in names.items()}
+    if names.get("norm.weight", "").endswith("fc_norm.weight"):
+        if encoder.pooling.startswith("cls"):
+            flags = "--config.model.pooling=avg --config.model.eval_pooling=avg"
+            raise UserError(f"fc_norm is the norm of models that average tokens; set {flags}")
+        console.warn("timm applies the weights' fc_norm after the average, and hypjax before")
+    positions = state.get("pos_embed")
+    num_patches = 0 if positions is None else positions.shape[1] - 1
+    if (
+        getattr(encoder, "positions", "") == "patches"
+        and num_patches == math.isqrt(num_patches) ** 2
+    ):
+        # As timm, for DINOv2's registers: the class token's position becomes part of the token.
+        state["cls_token"] = np.float32(state["cls_token"]) + positions[:, :1]
+        state["pos_embed"] = positions[:, 1:]
+    return state
 
 
 def convert_timm(
@@ -92,11 +110,11 @@ def convert_timm(
     """
     shapes = encoder_shapes(encoder, channels)
     expected = _timm_shapes(shapes, encoder)
-    state = {name: value for name, value in state_dict.items() if not _IGNORED.fullmatch(name)}
+    state = dict(state_dict)
     if encoder.learn_gem:  # timm's weights have no exponent.
         state.setdefault("gem_exponent", np.float32(encoder.gem_exponent))
-    _raise_on_names("they lack", expected.keys() - state.keys())
-    _raise_on_names("unlike the encoder, they contain", state.keys() - expected.keys())
+    check_names(expected.keys() - state.keys(), state.keys() - expected.keys())
+    state = {name: state[name] for name in expected}
     for name, value in state.items():  # A cast would drop imaginary parts and integers' scales.
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
@@ -105,11 +123,21 @@ def convert_timm(
     if interpolate and isinstance(encoder, VisionTransformer) and np.ndim(positions) == 3:
         state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
+        state[name] = _with_channels(state[name], *shape[1:2])
         if state[name].shape != shape:
             theirs, ours = ("×".join(map(str, x)) for x in (state[name].shape, shape))
             raise UserError(f"{name} is {theirs}, not {ours}: the weights belong to another model")
     arrays = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
     return unflatten_dict({path: from_timm(encoder, path, x) for path, x in arrays.items()})
+
+
+def _with_channels(kernel: np.ndarray, channels: int = 0) -> np.ndarray:
+    """Sums a first kernel's channels for grey images, or repeats the only one, as timm does."""
+    if kernel.ndim == 4 and {kernel.shape[1], channels} == {1, 3}:
+        if channels == 1:
+            return kernel.sum(axis=1, keepdims=True)
+        return np.repeat(kernel, channels, axis=1) * (1 / channels)
+    return kernel
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
@@ -252,11 +280,3 @@ def _timm_shapes(params: PyTree, encoder: Encoder) -> dict[str, tuple[int, ...]]
         name_in_timm(encoder, path): to_timm(encoder, path, array).shape
         for path, array in arrays.items()
     }
-
-
-def _raise_on_names(problem: str, names: set[str]) -> None:
-    if names:
-        listed = ", ".join(sorted(names)[:_MAX_LISTED])
-        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-        rule = "the weights belong to another model, or have other names than timm's"
-        raise UserError(f"{problem} {listed}{more}: {rule}")

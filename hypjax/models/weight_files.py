@@ -1,46 +1,53 @@
 """Pretrained weights from packages, from the Hugging Face hub, or from files."""
 
+import difflib
+import json
 import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from hypjax.errors import UserError, explained, installation
-from hypjax.models import packaged
+from hypjax.models import google_weights, packaged
 from hypjax.models.architectures import ARCHITECTURES, supported
-from hypjax.models.encoder import renamed
 from hypjax.system import hub
-from hypjax.system.files import read_torch
+from hypjax.system.files import read_npz, read_torch
 
-StateDict = dict[str, np.ndarray]  # Arrays under timm's names.
+StateDict = dict[str, np.ndarray]  # Arrays by name.
 
-# Keys under which scripts save a model; the last key is HIER's spelling.
-_WRAPPERS = ("model", "state_dict", "model_state", "student", "stduent")
-PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
-# Patterns of names in files of Hyp-ViT, HypMix and HIER, and their replacements: timm's names for
-# the encoder, and the kind of head (`model.head`) for the head.
-_RELEASES = (
-    (r"^module\.", ""),  # PyTorch's prefix for training in several processes.
-    (r"^body\.(?:model\.)?", ""),
-    (r"^(?:head\.0|head_linear)\.", "dense."),
-    (r"^last_layer\.1\.", "norm_dense."),
-    (rf"^.*\b{PROXIES}$", PROXIES),
-)
-_HUB_FILE = "model.safetensors"
+_HUB_FILE, _INDEX = "model.safetensors", ".safetensors.index.json"
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".json")
+# Patterns of weights in folders by timm or the hub's client; the first that matches counts.
+_IN_FOLDERS = (_HUB_FILE, f"*{_INDEX}", "pytorch_model.bin", "*.bin.index.json")
+_IN_FOLDERS += tuple(f"*{suffix}" for suffix in (".safetensors", ".pth", ".pth.tar", ".bin"))
+_LFS_POINTER = b"version https://git-lfs"  # Begins what git leaves of large files.
+
+
+def split_key(weights: str) -> tuple[str, str]:
+    """Splits 'FILE?key=ENTRY' into the file and the name of an entry; '' without an entry."""
+    location, _, key = weights.partition("?key=")
+    return location, key
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
-    """Reads weights, named as for `pretrained.load_timm`, as arrays under timm's names."""
+    """Reads arrays by their names in a file, a folder or a repository of the hub.
+
+    Names of nested entries are joined by dots. The content of a file counts, not its suffix.
+    """
     path = pathlib.Path(name_or_path).expanduser()
-    if path.suffix not in _READERS:
+    if path.is_dir():
+        path = _in_folder(path)
+    elif not path.is_file():
         is_packaged = timm_weights(name_or_path) == packaged.WEIGHTS
         if is_packaged and (state := packaged.read_packaged()):
             return state
         path = _download(name_or_path)
-    elif not path.is_file():
-        raise UserError("there is no such file")
     with explained(f"{path} is damaged, or holds other objects than an encoder's arrays"):
-        state = _READERS[path.suffix](path)
-        return {renamed(name, _RELEASES): value for name, value in state.items()}
+        if state := _arrays(_read(path)):
+            return state
+        raise ValueError("it holds no arrays with names; save model.state_dict()")
 
 
 def timm_weights(name: str) -> str:
@@ -50,16 +57,35 @@ def timm_weights(name: str) -> str:
 
 def repository(weights: str) -> str | None:
     """Hub repository of pretrained weights by their name, such as timm's; None for a path."""
+    weights, _ = split_key(weights)
     name = weights.removeprefix("hf-hub:")
+    path = pathlib.Path(weights).expanduser()
     if weights.startswith(hub.SCHEME):
         name, _ = hub.split(weights)
-    elif pathlib.Path(weights).suffix in _READERS:
+    elif path.suffix.lower() in _SUFFIXES or path.exists():
         return None
     elif "/" not in name:
         name = f"timm/{name.replace('_quickgelu_', '_')}"  # Two architectures share one file.
     elif name == weights and not name.startswith("timm/"):
         return None  # Other names with a slash but without a prefix are paths.
     return name if hub.is_name(name) else None
+
+
+def weights_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Files of weights in a folder by timm or the hub's client, or in its cache of revisions."""
+    for pattern in _IN_FOLDERS:
+        if paths := [*folder.glob(pattern), *folder.glob(f"snapshots/*/{pattern}")]:
+            return sorted(paths)
+    return []
+
+
+def _in_folder(folder: pathlib.Path) -> pathlib.Path:
+    paths = weights_in(folder)
+    if len(paths) == 1:
+        return paths[0]
+    names = ", ".join(str(path.relative_to(folder)) for path in paths)
+    problem = f"holds several files of weights ({names})" if paths else "holds no file of weights"
+    raise UserError(f"the folder {problem}; name one file")
 
 
 def _download(name: str) -> pathlib.Path:
@@ -70,7 +96,16 @@ def _download(name: str) -> pathlib.Path:
     source = repository(name)
     short_name = name.removeprefix("hf-hub:")
     architecture = short_name.split(".")[0]
-    if source is None or ("/" not in short_name and architecture not in ARCHITECTURES):
+    if source is None:
+        path = pathlib.Path(name).expanduser()
+        beside = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
+        closest = difflib.get_close_matches(path.name, beside, n=1)
+        advice = f"; did you mean {path.with_name(*closest)}?" if closest else ""
+        raise UserError(
+            "there is neither such a file nor such a run; a model on the hub is "
+            f"hf-hub:OWNER/NAME{advice}"
+        )
+    if "/" not in short_name and architecture not in ARCHITECTURES:
         raise UserError(
             "neither a file, nor a run, nor timm's name of weights, which begins with "
             f"{supported(architecture)}; another model on the hub is hf-hub:OWNER/NAME"
@@ -93,26 +128,35 @@ def _download(name: str) -> pathlib.Path:
         ) from error
 
 
-def _read_safetensors(path: pathlib.Path) -> StateDict:
-    from safetensors.flax import load_file
+def _read(path: pathlib.Path) -> Any:
+    """Reads a file by its content: safetensors, an index of parts, NumPy's .npz, or PyTorch's."""
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+    if start == _LFS_POINTER:
+        raise UserError(f"{path} is a pointer of Git LFS, not the file; run `git lfs pull`")
+    if path.suffix.lower() == ".safetensors" or start[8:9] == b"{":  # After the header's length.
+        from safetensors.flax import load_file
 
-    return {name: np.asarray(value) for name, value in load_file(path).items()}
+        return {name: np.asarray(value) for name, value in load_file(path).items()}
+    if start[:1] == b"{":
+        parts = {path.with_name(x) for x in json.loads(path.read_text())["weight_map"].values()}
+        if missing := sorted(part.name for part in parts if not part.is_file()):
+            raise UserError(f"{missing[0]} is missing beside {path}; download all parts")
+        return {name: array for part in sorted(parts) for name, array in _read(part).items()}
+    if zipfile.is_zipfile(path) and any(
+        name.endswith(".npy") for name in zipfile.ZipFile(path).namelist()
+    ):
+        return google_weights.to_timm(read_npz(path))
+    return read_torch(path, ignore_objects=True)
 
 
-def _read_torch(path: pathlib.Path) -> StateDict:
-    content = read_torch(path)
-    state = content
-    for wrapper in _WRAPPERS:
-        state = state.get(wrapper, state)
-    # Proxies are parameters of HIER's loss, which a file may save next to the model.
-    tables = [content, *(value for value in content.values() if isinstance(value, dict))]
-    for table in tables:
-        state = state | {name: x for name, x in table.items() if str(name).endswith(PROXIES)}
-    return {  # NumPy has no bfloat16; integers keep their type.
-        name: (value.float() if value.is_floating_point() else value).detach().numpy()
-        for name, value in state.items()
-    }
-
-
-_READERS = dict.fromkeys((".pth", ".pt", ".bin"), _read_torch)
-_READERS[".safetensors"] = _read_safetensors
+def _arrays(content: Any, name: str = "") -> StateDict:
+    """Arrays in nested dicts, by their keys, joined by dots."""
+    if isinstance(content, Mapping):
+        keys = {key: f"{name}.{key}" if name else str(key) for key in content}
+        arrays = [_arrays(content[key], keys[key]) for key in content]
+        return {name: array for part in arrays for name, array in part.items()}
+    if hasattr(content, "detach"):  # NumPy has no bfloat16; integers keep their type.
+        content = content.float() if content.is_floating_point() else content
+        content = content.detach().numpy()
+    return {name: content} if name and isinstance(content, np.ndarray) else {}

@@ -1,6 +1,7 @@
 """Writes files atomically, locks folders, and reads tables and arrays without running code."""
 
 import argparse
+import collections
 import contextlib
 import csv
 import errno
@@ -15,6 +16,7 @@ import pickle
 import shutil
 import socket
 import time
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -252,18 +254,37 @@ def _reject_objects(error: Exception, name: str) -> None:
         raise ValueError(f"{name} has dtype object; {remedy}") from error
 
 
-def read_torch(path: pathlib.Path) -> Any:
-    """Reads a PyTorch file of tensors, numbers and strings, perhaps in lists and dicts."""
+class _Ignored:
+    """Stands for classes and functions that a PyTorch file names; each object is an empty dict."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> collections.OrderedDict:
+        return collections.OrderedDict()
+
+
+def read_torch(path: pathlib.Path, *, ignore_objects: bool = False) -> Any:
+    """Reads a PyTorch file of tensors, arrays, numbers and strings, perhaps in lists and dicts.
+
+    Nothing in the file is executed: objects of other classes are an error, or, with
+    `ignore_objects`, become dicts.
+    """
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
 
     # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
+    # Checkpoints of training scripts often hold the script's flags, and scores by NumPy.
+    allowed = [argparse.Namespace, np.ndarray, np.dtype]
+    allowed += [getattr(np.dtypes, name) for name in np.dtypes.__all__]
+    for function in (np.float32(0).__reduce__()[0], np.zeros(0).__reduce__()[0]):
+        modules = ("numpy.core.multiarray", "numpy._core.multiarray")  # Before NumPy 2, and after.
+        allowed += [(function, f"{module}.{function.__name__}") for module in modules]
     try:
-        # Checkpoints of training scripts often hold the script's flags.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        if ignore_objects and zipfile.is_zipfile(path):
+            with torch.serialization.safe_globals(allowed):
+                names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            allowed += [(_Ignored, name) for name in names]
+        with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch's message advises to allow running code.
-        problem = "damaged, or more than tensors, numbers and strings"
-        raise ValueError(f"{problem}; convert NumPy arrays to tensors") from error
+        raise ValueError("damaged, or more than tensors, arrays, numbers and strings") from error

@@ -1,9 +1,14 @@
 """Weights under timm's names: conversion, files, and errors."""
 
+import argparse
+import collections
 import functools
+import itertools
+import json
 import math
 import pathlib
 import re
+import shutil
 from unittest import mock
 
 import jax
@@ -38,6 +43,7 @@ from hypjax.models.pretrained import (
     timm_constructor,
     timm_state_dict,
 )
+from hypjax.models.weight_names import check_names, find_encoder
 from hypjax.runs.files import read_object
 from hypjax.runs.workdir import saved_config, saved_fingerprint
 from hypjax.system import hub
@@ -86,7 +92,11 @@ def test_round_trip_through_timm_names_is_exact(encoder):
     [
         (lambda s: s.pop("blocks.1.attn.qkv.bias"), "they lack blocks.1.attn.qkv.bias"),
         (lambda s: s.update(extra=np.ones(2)), "unlike the encoder, they contain extra"),
-        (lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 1, 8, 8))}), "24×1×8×8"),
+        (
+            lambda s: s.update({f"block.{i}": s.pop(f"blocks.0.norm{i}.bias") for i in (1, 2)}),
+            "lack blocks.0.norm1.bias, blocks.0.norm2.bias; .* contain block.1, block.2: the wei",
+        ),
+        (lambda s: s.update({"patch_embed.proj.weight": np.ones((24, 2, 8, 8))}), "24×2×8×8"),
         (lambda s: s.update({"norm.bias": np.zeros(24, np.int8)}), "int8"),
     ],
 )
@@ -116,14 +126,118 @@ def test_the_papers_names_are_those_of_timm(tmp_path):
     assert_equal(load_timm(str(tmp_path / "w.safetensors"), RESNET), weights_of(RESNET))
 
 
+@pytest.mark.parametrize(
+    ("prefix", "others"),
+    [
+        ("_orig_mod.module.", ()),
+        ("model_state_dict.", ("optimizer_state_dict.state.0.exp_avg", "epoch")),
+        ("net.encoder.", ("net.encoder.mask_token", "net.decoder.0.weight")),
+        ("state_dict.model.backbone.", ("state_dict.criterion.proxies",)),
+        ("teacher.backbone.", ("teacher.head.mlp.0.weight", "teacher.head.last_layer.weight_v")),
+        ("state_dict.module.base_encoder.", ("state_dict.module.base_encoder.head.1.weight",)),
+        ("visual.trunk.", ("visual.head.proj.weight", "transformer.resblocks.0.ln_1.weight")),
+        ("", ("mask_token", "decoder_embed.weight", "decoder_blocks.0.norm1.weight")),
+    ],
+)
+def test_an_encoder_is_found_under_any_prefix(prefix, others):
+    names = timm_state_dict(weights_of(SMALL), SMALL).keys()
+    found = find_encoder([*others, *(prefix + name for name in names)], names)
+    assert {name: found.pop(name) for name in names} == {name: prefix + name for name in names}
+    check_names((), found)
+
+
+def test_of_several_encoders_in_a_file_the_average_counts_unless_one_is_named(tmp_path, capsys):
+    first, second = weights_of(SMALL), weights_of(SMALL, seed=1)
+    for names in (("state_dict", "state_dict_ema"), ("student.module", "teacher.backbone")):
+        states = zip(names, (first, second), strict=True)
+        states = [(x, timm_state_dict(params, SMALL)) for x, params in states]
+        path = str(tmp_path / "w.safetensors")
+        save_file({f"{x}.{name}": array for x, y in states for name, array in y.items()}, path)
+        assert_equal(load_timm(path, SMALL), second)
+        assert f"{names[1]} is read, not {names[0]}; " in capsys.readouterr().err
+        assert_equal(load_timm(f"{path}?key={names[0].partition('.')[0]}", SMALL), first)
+        assert not capsys.readouterr().err
+    with pytest.raises(UserError, match="no entry teachr; .* student, teacher; did you mean"):
+        load_timm(f"{path}?key=teachr", SMALL)
+
+
+def touch(path):
+    path.touch()
+
+
+class Touch:
+    """Creates a file if it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return touch, (self.path,)
+
+
+@pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt", ".weights", ""])
+def test_other_objects_in_a_file_of_torch_are_passed_over_and_never_executed(suffix, tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    params, path = weights_of(SMALL), tmp_path / f"model_best{suffix}"
+    state = {x: torch.tensor(array) for x, array in timm_state_dict(params, SMALL).items()}
+    others = [argparse.Namespace(lr=1), np.float64(0.5), np.arange(3), Touch(tmp_path / "run")]
+    others += [collections.defaultdict(list, a=[1]), pathlib.Path("a"), SMALL.blocks]
+    torch.save({"net": state, "others": others, "optimizer": {0: state["norm.bias"]}}, path)
+    assert_equal(load_timm(str(path), SMALL), params)
+    assert not (tmp_path / "run").exists()
+    torch.save({"model": SMALL.blocks}, path)
+    with pytest.raises(UserError, match="holds no arrays with names; save model.state_dict()"):
+        load_timm(str(path), SMALL)
+
+
+def test_weights_in_parts_and_folders(tmp_path, photos_folder):
+    config = small_runs.load(photos_folder, f"model.weights={tmp_path}")
+    encoder = create_embedder(config).encoder
+    params = weights_of(encoder)
+    state, names = (
+        timm_state_dict(params, encoder),
+        ["a-1-of-2.safetensors", "a-2-of-2.SAFETENSORS"],
+    )
+    parts = dict(zip(state, itertools.cycle(names)))
+    for part in names:
+        save_file({x: y for x, y in state.items() if parts[x] == part}, tmp_path / part)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": parts}))
+    (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
+    assert_equal(load_timm(str(index), encoder), params)
+    assert_equal(pretrained_encoder(config, encoder), params)  # The folder is no run.
+    index.unlink()
+    shutil.copy(tmp_path / names[0], tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match="several files of weights .*; name one file"):
+        load_timm(str(tmp_path), encoder)
+
+
+def test_the_norm_of_averages_is_loaded_for_averages(tmp_path, capsys):
+    state = timm_state_dict(weights_of(SMALL), SMALL)
+    for leaf in ("weight", "bias"):
+        state[f"fc_norm.{leaf}"] = state.pop(f"norm.{leaf}")
+    save_file(state, path := tmp_path / "w.safetensors")
+    assert_equal(load_timm(str(path), SMALL.clone(pooling="avg")), weights_of(SMALL))
+    assert "fc_norm after the average" in capsys.readouterr().err
+    with pytest.raises(UserError, match="set --config.model.pooling=avg "):
+        load_timm(str(path), SMALL)
+
+
 def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("damaged.safetensors").write_bytes(b"\x10\x00\x00")
+    pathlib.Path("pointer.pth").write_text("version https://git-lfs.github.com/spec/v1\n")
+    pathlib.Path("parts.json").write_text('{"weight_map": {"norm.bias": "w-00002.bin"}}')
     unreachable = mock.Mock(side_effect=hub.UnreachableError("no network"))
     monkeypatch.setattr(hub, "fetch", unreachable)
     for name, message in (
         ("damaged.safetensors", "is damaged"),
         ("vit_smal_patch16_224.dino", "which begins with vit_small_patch16_224, "),
+        ("dinov2_vits14", "which begins with vit_[a-z]+_patch14_dinov2, "),
+        ("RESNET5O", "which begins with resnet50, resnet101 or another of "),
+        ("damagd.safetensors", "did you mean damaged.safetensors"),
+        ("pointer.pth", "is a pointer of Git LFS"),
+        ("parts.json", "w-00002.bin is missing beside parts.json; download all parts"),
         ("vit_small_patch16_224.dino", "download https://.*small_patch16_224.dino.*weights="),
     ):
         with pytest.raises(UserError, match=message):

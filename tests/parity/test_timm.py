@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.metadata
+import re
 
 import jax
 import jax.numpy as jnp
@@ -68,10 +69,11 @@ def as_torch(images):
 
 def shapes_of(model):
     """Names and shapes of all tensors but those of classifiers."""
+    others = r"(head|head_dist|fc|head\.fc|classifier)\.(weight|bias)|.*num_batches_tracked"
     return {
         name: tuple(value.shape)
         for name, value in model.state_dict().items()
-        if not pretrained._IGNORED.fullmatch(name)
+        if not re.fullmatch(others, name)
     }
 
 
