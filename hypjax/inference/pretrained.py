@@ -35,8 +35,11 @@ def pretrained_encoder(config: ConfigDict, encoder: Encoder) -> PyTree:
         return _restore(config, encoder).params["encoder"]
     published = published_weights(timm_weights(weights))
     scaling = tuple(config.data.mean), tuple(config.data.std)
-    if published and scaling != (published.mean, published.std):
-        mean, std = (",".join(map(str, x)) for x in (published.mean, published.std))
+    expected = published and (published.mean, published.std)
+    if published and config.data.channels == 1:  # Kernels are summed over the channels.
+        expected = tuple((round(sum(x) / len(x), 3),) for x in expected)
+    if published and scaling != expected:
+        mean, std = (",".join(map(str, x)) for x in expected)
         flags = f"--config.data.mean={mean} --config.data.std={std}"
         console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
     return pretrained.load_timm(weights, encoder, config.data.channels)

@@ -5,7 +5,7 @@ The files are those of vision_transformer and of big_vision, which may stack all
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,40 +38,30 @@ _ATTENTION = re.compile(r"(.*\battn(?:_pool)?)\.(query|key|value)\.(weight|bias)
 def to_timm(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Converts arrays under Google's names; arrays under other names stay as they are."""
     state, parts = {}, {}
-    for name, array in _single_blocks(arrays):
+    for name, array in arrays.items():
         if array.dtype.kind == "V":  # NumPy cannot read bfloat16.
             array = array.view(jnp.bfloat16)
-        timm_name = renamed(name.replace("/", "."), _NAMES)
-        if timm_name.endswith(".bias"):
-            array = array.ravel()
-        elif name.endswith("kernel"):
-            array = _transposed(array, sums_heads=".proj." in timm_name)
-        if match := _ATTENTION.fullmatch(timm_name):  # timm joins them.
-            module, part, leaf = match.groups()
-            joint = "qkv" if module.endswith("attn") else "q" if part == "query" else "kv"
-            parts.setdefault(f"{module}.{joint}.{leaf}", {})[part] = array
-        else:
-            state[timm_name] = array
+        blocks = array if "/encoderblock/" in name else [array]
+        for i, block in enumerate(blocks):
+            google_name = name.replace("/encoderblock/", f"/encoderblock_{i}/").replace("/", ".")
+            timm_name = renamed(google_name, _NAMES)
+            if timm_name.endswith(".bias"):
+                block = block.ravel()
+            elif name.endswith("kernel"):
+                block = _transposed(block, joins_heads=".proj." in timm_name)
+            if match := _ATTENTION.fullmatch(timm_name):  # timm joins them.
+                module, part, leaf = match.groups()
+                joint = "qkv" if module.endswith("attn") else "q" if part == "query" else "kv"
+                parts.setdefault(f"{module}.{joint}.{leaf}", {})[part] = block
+            else:
+                state[timm_name] = block
     for name, group in parts.items():
         state[name] = np.concatenate([group[x] for x in ("query", "key", "value") if x in group])
     return state
 
 
-def _single_blocks(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays, one block after the other where all blocks are stacked."""
-    for name, array in arrays.items():
-        if "/encoderblock/" not in name:
-            yield name, array
-            continue
-        for i, block in enumerate(array):
-            yield name.replace("/encoderblock/", f"/encoderblock_{i}/"), block
-
-
-def _transposed(kernel: np.ndarray, *, sums_heads: bool) -> np.ndarray:
-    """A kernel of inputs and outputs, one of which may be split into heads, in timm's layout."""
+def _transposed(kernel: np.ndarray, *, joins_heads: bool) -> np.ndarray:
+    """A kernel in timm's layout; of three axes, two are heads and their dimensions."""
     if kernel.ndim == 4:
         return rearrange(kernel, "h w i o -> o i h w")
-    if kernel.ndim == 3:
-        pattern = "heads i o -> o (heads i)" if sums_heads else "i heads o -> (heads o) i"
-        return rearrange(kernel, pattern)
-    return kernel.T
+    return kernel.reshape((-1, kernel.shape[-1]) if joins_heads else (len(kernel), -1)).T

@@ -85,14 +85,12 @@ def read_weights(name_or_path: str, encoder: Encoder, channels: int = 3) -> Stat
             raise UserError(f"fc_norm is the norm of models that average tokens; set {flags}")
         console.warn("timm applies the weights' fc_norm after the average, and hypjax before")
     positions = state.get("pos_embed")
-    num_patches = 0 if positions is None else positions.shape[1] - 1
-    if (
-        getattr(encoder, "positions", "") == "patches"
-        and num_patches == math.isqrt(num_patches) ** 2
-    ):
-        # As timm, for DINOv2's registers: the class token's position becomes part of the token.
-        state["cls_token"] = np.float32(state["cls_token"]) + positions[:, :1]
-        state["pos_embed"] = positions[:, 1:]
+    if getattr(encoder, "positions", "") == "patches" and positions is not None:
+        num_patches = positions.shape[1] - 1
+        if positions.shape != expected["pos_embed"] and math.isqrt(num_patches) ** 2 == num_patches:
+            # As timm, for DINOv2's registers: the class token's position is added to the token.
+            state["cls_token"] = np.float32(state["cls_token"]) + positions[:, :1]
+            state["pos_embed"] = positions[:, 1:]
     return state
 
 

@@ -1,6 +1,5 @@
 """Pretrained weights from packages, from the Hugging Face hub, or from files."""
 
-import difflib
 import json
 import pathlib
 import zipfile
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hypjax.errors import UserError, explained, installation
+from hypjax.errors import UserError, explained, installation, similar
 from hypjax.models import google_weights, packaged
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
@@ -83,9 +82,8 @@ def _in_folder(folder: pathlib.Path) -> pathlib.Path:
     paths = weights_in(folder)
     if len(paths) == 1:
         return paths[0]
-    names = ", ".join(str(path.relative_to(folder)) for path in paths)
-    problem = f"holds several files of weights ({names})" if paths else "holds no file of weights"
-    raise UserError(f"the folder {problem}; name one file")
+    names = ", ".join(str(path.relative_to(folder)) for path in paths) or "none"
+    raise UserError(f"the folder must hold one file of weights, not {names}; name a file")
 
 
 def _download(name: str) -> pathlib.Path:
@@ -99,12 +97,8 @@ def _download(name: str) -> pathlib.Path:
     if source is None:
         path = pathlib.Path(name).expanduser()
         beside = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
-        closest = difflib.get_close_matches(path.name, beside, n=1)
-        advice = f"; did you mean {path.with_name(*closest)}?" if closest else ""
-        raise UserError(
-            "there is neither such a file nor such a run; a model on the hub is "
-            f"hf-hub:OWNER/NAME{advice}"
-        )
+        problem = "neither such a file nor such a run; a model on the hub is hf-hub:OWNER/NAME"
+        raise UserError(f"there is {problem}{similar(path.name, beside)}")
     if "/" not in short_name and architecture not in ARCHITECTURES:
         raise UserError(
             "neither a file, nor a run, nor timm's name of weights, which begins with "
@@ -143,9 +137,7 @@ def _read(path: pathlib.Path) -> Any:
         if missing := sorted(part.name for part in parts if not part.is_file()):
             raise UserError(f"{missing[0]} is missing beside {path}; download all parts")
         return {name: array for part in sorted(parts) for name, array in _read(part).items()}
-    if zipfile.is_zipfile(path) and any(
-        name.endswith(".npy") for name in zipfile.ZipFile(path).namelist()
-    ):
+    if zipfile.is_zipfile(path) and ".npy" in "".join(zipfile.ZipFile(path).namelist()):
         return google_weights.to_timm(read_npz(path))
     return read_torch(path, ignore_objects=True)
 
@@ -153,8 +145,8 @@ def _read(path: pathlib.Path) -> Any:
 def _arrays(content: Any, name: str = "") -> StateDict:
     """Arrays in nested dicts, by their keys, joined by dots."""
     if isinstance(content, Mapping):
-        keys = {key: f"{name}.{key}" if name else str(key) for key in content}
-        arrays = [_arrays(content[key], keys[key]) for key in content]
+        start = f"{name}." if name else ""
+        arrays = [_arrays(value, f"{start}{key}") for key, value in content.items()]
         return {name: array for part in arrays for name, array in part.items()}
     if hasattr(content, "detach"):  # NumPy has no bfloat16; integers keep their type.
         content = content.float() if content.is_floating_point() else content

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from hypjax.config import load_config
 from hypjax.errors import UserError
@@ -208,8 +208,22 @@ def test_weights_in_parts_and_folders(tmp_path, photos_folder):
     assert_equal(pretrained_encoder(config, encoder), params)  # The folder is no run.
     index.unlink()
     shutil.copy(tmp_path / names[0], tmp_path / "b.safetensors")
-    with pytest.raises(UserError, match="several files of weights .*; name one file"):
+    with pytest.raises(UserError, match="one file of weights, not a-1.*, b.safetensors; name"):
         load_timm(str(tmp_path), encoder)
+
+
+def test_kernels_of_three_channels_are_summed_for_grey_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = "vit_small_patch16_224.dino"  # A file, though timm has weights of this name.
+    grey = ("data.channels=1", "data.mean=(0.5,)", "data.std=(0.5,)", f"model.weights={path}")
+    config = small_runs.load("unused", *grey)
+    encoder = create_embedder(config).encoder
+    state = timm_state_dict(weights_of(encoder), encoder)
+    pathlib.Path(path).write_bytes(save(state))
+    kernel = pretrained_encoder(config, encoder)["patch_embed"]["kernel"]
+    expected = state["patch_embed.proj.weight"].sum(axis=1).reshape(len(kernel.T), -1).T
+    np.testing.assert_allclose(kernel, expected, rtol=1e-6)
+    assert "set --config.data.mean=0.449 --config.data.std=0.226" in capsys.readouterr().err
 
 
 def test_the_norm_of_averages_is_loaded_for_averages(tmp_path, capsys):
