@@ -97,8 +97,8 @@ def _download(name: str) -> pathlib.Path:
     if source is None:
         path = pathlib.Path(name).expanduser()
         beside = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = "neither such a file nor such a run; a model on the hub is hf-hub:OWNER/NAME"
-        raise UserError(f"there is {problem}{similar(path.name, beside)}")
+        problem = "there is no such file or run; a model on the hub is hf-hub:OWNER/NAME"
+        raise UserError(problem + similar(path.name, beside))
     if "/" not in short_name and architecture not in ARCHITECTURES:
         raise UserError(
             "neither a file, nor a run, nor timm's name of weights, which begins with "

@@ -9,22 +9,22 @@ from hypjax.system import console
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
 PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
-# Other names of arrays, and timm's: of DINOv2, DINOv3, and timm's models that pool by "avg".
+# Other names of arrays, and timm's: of DINOv2, and of timm's models that pool by "avg".
 _SYNONYMS = (
-    (r"^(register|storage)_tokens$", "reg_token"),
+    (r"^register_tokens$", "reg_token"),
     (r"^blocks\.\d+\.(?=\d+\.)", "blocks."),  # Blocks in chunks.
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
-    (r"\.ls(\d)\.gamma$", r".gamma_\1"),
     (r"^fc_norm\.", "norm."),
 )
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|teacher)(?:[._]|$)")  # Averages over training.
 # Heads beside `body` in files of Hyp-ViT, HypMix and HIER, and their kinds.
 _RELEASED_HEADS = {"head.0": "dense", "head_linear": "dense", "last_layer.1": "norm_dense"}
-# Arrays that no encoder needs: classifiers, pretraining decoders, counts, mask tokens.
+# Arrays that no encoder needs: heads, decoders of pretraining, counts of updates, mask tokens.
 _IGNORED = re.compile(
-    r"(head|head_dist|fc|classifier|pre_logits)\..*|decoder_.*|mask(ed)?_(token|embed)|n_averaged"
-    rf"|.*\.num_batches_tracked|(.*\.)?rope(_embed)?\.periods|({'|'.join(HEADS)})\..*|{PROXIES}"
+    r"(head|head_dist|fc|classifier|pre_logits|projection_head|projector|predictor|prototypes)\..*"
+    r"|decoder_.*|mask_token|masked_embed|n_averaged|.*\.num_batches_tracked"
+    rf"|({'|'.join(HEADS)})\..*|{PROXIES}"
 )
 _MAX_LISTED = 3  # Names in a message.
 
@@ -77,7 +77,7 @@ def _choose(found: Mapping[str, Mapping[str, str]], size: int, key: str) -> str:
 
 def _heads(names: Collection[str], start: str) -> dict[str, str]:
     """Names of a released head, which lies beside the encoder `body`, and of HIER's proxies."""
-    heads = {name.rpartition(".")[2]: name for name in names if name.endswith(PROXIES)}
+    heads = {leaf: name for name in names if (leaf := name.rpartition(".")[2]) == PROXIES}
     outer, body, _ = start.partition("body.")
     for released, kind in _RELEASED_HEADS.items():
         for leaf in ("weight", "bias"):
