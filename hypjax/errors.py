@@ -27,6 +27,11 @@ _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
+# Messages of XLA, whose kind differs: RESOURCE_EXHAUSTED or INTERNAL; of PyTorch; and of YNNPACK,
+# which XLA uses on CPUs.
+_OUT_OF_MEMORY = re.compile(
+    "RESOURCE_EXHAUSTED|out of memory|allocate memory|bad_alloc|YNNPACK operation failed", re.I
+)
 # Line breaks, other control characters, and bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -126,10 +131,18 @@ def reason(error: Exception) -> str:
     """Returns the first line of a library's error, or the cause that the line quotes."""
     if isinstance(error, UnicodeDecodeError):
         return "it is no UTF-8 text"
+    if isinstance(error, MemoryError) and not str(error):
+        return "it takes too much memory"
     text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
     # requests quotes the cause in "Max retries exceeded", and urllib in <urlopen error ...>.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
     return (cause and cause[cause.lastindex]) or text or type(error).__name__
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on the host or on a device."""
+    is_message = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or bool(is_message)
 
 
 class TryAgainError(UserError):
@@ -160,8 +173,12 @@ def reported() -> Iterator[None]:
         kind = "error:" if isinstance(error, UserError) else "interrupted;"
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
-    except (AssertionError, RuntimeError):  # JAX raises these if it finds no device.
-        if _has_devices():
+    except (AssertionError, MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            remedy = "lower the batch size, or give fewer or smaller images or arrays"
+            print(f"error: out of memory ({reason(error)}); {remedy}", file=sys.stderr)
+            sys.exit(1)
+        if _has_devices():  # JAX raises these if it finds no device.
             raise
         print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
         sys.exit(1)

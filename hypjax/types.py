@@ -133,6 +133,12 @@ class Frame(NamedTuple):
     # Top, left, height and width, in pixels of the resized image.
     box: tuple[int, int, int, int] | Int[np.ndarray, "batch 4"]
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether the box of one image extends beyond the image, where it is black."""
+        top, left, height, width = self.box
+        return min(top, left, self.size[0] - top - height, self.size[1] - left - width) < 0
+
     def box_within(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Scales the box to an image of another (height, width), such as the original image."""
         top, left, height, width = self.box

@@ -133,7 +133,7 @@ def _expected_fields(row: Row) -> dict[str, Any]:
     compared += [change.partition("=")[0] for change in changes]
     if row.state == "trained":
         compared += _TRAINING_FIELDS
-    elif recipe.data.test_view != "squash":
+    elif recipe.data.test_view == "centre_crop":
         compared.append("data.resize")
     ignored = {f"objective.{field}" for field in (*_RATES, *unused_fields(recipe.objective))}
     if recipe.train.sampling not in GROUPED:

@@ -4,10 +4,12 @@ import tempfile
 
 import jax
 import pytest
+from jax.errors import JaxRuntimeError
 
 from hypjax import errors, evaluate, train
 from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
+from hypjax.system import machine
 from hypjax.training import setup
 from hypjax.training.dry_run import dry_run
 from tests.helpers import small_runs
@@ -102,6 +104,31 @@ def test_changed_images(mistake, tmp_path):
     for mode in (evaluate.evaluate, train.train_and_evaluate):
         error = mistake(tmp_path / "photos", *overrides, workdir=tmp_path / "run", mode=mode)
         assert "the images have changed" in error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        JaxRuntimeError("INTERNAL: Generated function failed: Out of memory allocating 64 bytes."),
+        JaxRuntimeError("RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB on device"),
+        JaxRuntimeError("INTERNAL: YNNPACK operation failed"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"),
+        MemoryError("Unable to allocate 128. GiB for an array with shape (17179869184,)"),
+        MemoryError(),
+    ],
+)
+def test_exhausted_memory_is_explained_in_a_sentence(error, capsys):
+    with pytest.raises(errors.UserError, match="out of memory on .*; lower run.eval_batch_size"):
+        with machine.memory_explained("run.eval_batch_size"):
+            raise error
+    with pytest.raises(SystemExit, match="1"), errors.reported():
+        raise error
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: out of memory (") and "; lower the batch size, or" in line
+    for other in (JaxRuntimeError("INVALID_ARGUMENT: shapes differ"), RuntimeError("no memory")):
+        with pytest.raises(RuntimeError, match=str(other)), errors.reported():
+            with machine.memory_explained("run.eval_batch_size"):
+                raise other
 
 
 @pytest.mark.slow

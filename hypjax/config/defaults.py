@@ -107,7 +107,8 @@ _FIELDS = {
     "data.image_size": Field(224, within(1, SIDE)),  # Side of the model's square input, in pixels.
     # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
     "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),
-    # The centre of the resized image; or 'squash', the whole image squashed to a square (IRT).
+    # The centre of the resized image; 'letterbox', the whole image, padded with black to a square;
+    # or 'squash', the whole image squashed to a square (IRT).
     "data.test_view": Field("centre_crop", one_of(*views.TEST_VIEWS)),
     # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
     "data.resize": Field(224, within(1, SIDE)),

@@ -149,7 +149,7 @@ class Dataset:
                 left, top, right, bottom = self._box(i, *array.shape[:2])
                 array = array[top:bottom, left:right]
                 frame = frame_of(*array.shape[:2])
-                if frame.size == array.shape[:2]:  # The image is cropped without resizing it.
+                if frame.size == array.shape[:2] and not frame.is_padded:  # It is only cropped.
                     top, left, height, width = frame.box
                     region = array[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
@@ -158,13 +158,14 @@ class Dataset:
                 # The frame's box is relative to the image's box, the decoder's to the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
                 size = bottom - top, right - left
-                y, x, height, width = frame_of(*size).box_within(size)
+                frame = frame_of(*size)
+                y, x, height, width = frame.box_within(size)
                 box = top + y, left + x, height, width
                 region = pixels.show_fast(self.content(i), channels, box, side, self.upright)
-                if region is not None:
+                if region is not None and not frame.is_padded:
                     return region
-        image = self.image(i, channels)
-        return pixels.show(image, frame_of(image.height, image.width), side)
+            image = self.image(i, channels)
+            return pixels.show(image, frame_of(image.height, image.width), side)
 
     def _box(self, i: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Returns left, top, right and bottom of the i-th image's box, within the image."""

@@ -93,13 +93,15 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
     height, width = sizes[:, 0], sizes[:, 1]
     layouts = [_lay_out(sizes, swap, channels) for swap in (height < width, height > width)]
     layout = min(layouts, key=lambda layout: math.prod(layout.shape))
-    needed, free = math.prod(layout.shape), machine.free_memory(mesh)
+    # A crop pads its image to a square of float32, which a single very long image makes large.
+    extent = max(layout.max_rows, layout.shape[1] // channels)
+    needed, free = math.prod(layout.shape) + 4 * channels * extent**2, machine.free_memory(mesh)
     if free is not None and needed > _MAX_SHARE * free:
         kind = mesh.devices.flat[0].device_kind
         raise UserError(
-            f"the training images take {_in_bytes(needed)}, more than {_MAX_SHARE:.0%} of the "
-            f"{_in_bytes(free)} free on each device ({kind}); set --config.run.cache=host, or "
-            "lower config.data.stored_side (with config.data.train_view=area_crop)"
+            f"the training images and a crop of the longest take {_in_bytes(needed)}, more than "
+            f"{_MAX_SHARE:.0%} of the {_in_bytes(free)} free on each device ({kind}); set "
+            "--config.run.cache=host, or lower config.data.stored_side (with config.data.train_view=area_crop)"
         )
     return layout
 

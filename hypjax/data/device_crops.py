@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import PIL
 from jaxtyping import Array, Float, Int, Shaped, UInt8
 
+from hypjax.data.pixels import bicubic
 from hypjax.types import Crops
 
 _MAX_IMAGES = 32  # Images resized at the same time.
@@ -84,17 +85,14 @@ def weights(
 ) -> Float[Array, "side extent"]:
     """Returns the weight of each pixel of an axis in each pixel of the resized box.
 
-    The filter is Pillow's bicubic one (Keys with a = −1/2), widened by the scale when shrinking.
+    The filter is Pillow's bicubic one, widened by the scale when shrinking.
     The box has `size` pixels from `start` on; the other of the axis's `extent` pixels weigh 0.
     """
     scale = size.astype(jnp.float32) / side
     position = jnp.arange(extent) - start
     center = (jnp.arange(side, dtype=jnp.float32) + 0.5) * scale
     distance = (position + 0.5) - center[:, None]
-    t = jnp.abs(distance) / jnp.maximum(scale, 1)
-    near = (1.5 * t - 2.5) * t * t + 1
-    far = ((2.5 - 0.5 * t) * t - 4) * t + 2
-    values = jnp.where(t < 1, near, jnp.where(t < 2, far, 0))
+    values = bicubic(jnp.abs(distance) / jnp.maximum(scale, 1), jnp)
     values = jnp.where((position >= 0) & (position < size), values, 0)
     return values / values.sum(axis=1, keepdims=True)
 

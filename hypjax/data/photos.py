@@ -80,7 +80,7 @@ def _table_of_image(image: ImageLike, name: str) -> Dataset:
         if not hasattr(image, "__array__"):
             kind = type(image).__name__
             raise UserError(f"{kind} is no image; give a path, bytes, a Pillow image or an array")
-        image = pixels.from_pixels(np.asarray(image), name)
+        pixels.from_pixels(image := np.asarray(image), name)  # Only checks it.
     return table_of_names([image], [name], [""])
 
 

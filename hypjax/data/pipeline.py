@@ -17,6 +17,7 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
+from hypjax.data.brightness import Brightness
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError, reason
@@ -139,6 +140,20 @@ def _test_view(
     return dataset.test_view(i, view) if i < len(dataset) else None
 
 
+def _watched(
+    dataset: Dataset, pieces: _Pieces, batch_size: int, workers: int
+) -> Generator[ReadableBatch, None, None]:
+    """Yields batches of test views, and warns at the end if images of 16 bits are all dark."""
+    brightness = Brightness(dataset)
+    firsts = itertools.count(pieces.rows.start, batch_size)
+    with contextlib.closing(pieces.assembled(workers)) as batches:
+        for first, (views, broken) in zip(firsts, batches, strict=False):
+            for row in set(range(len(views[: max(0, len(dataset) - first)]))) - broken.keys():
+                brightness.see(first + row, views[row].max())
+            yield views, broken
+    brightness.warn()
+
+
 def training_batches(
     dataset: Dataset,
     plans: Callable[[int], Batch],
@@ -184,6 +199,7 @@ def readable_batches(
     batches = range(math.ceil(len(dataset) / batch_size))
     if dataset.vectors is None:
         read_image = functools.partial(_test_view, dataset, view, batch_size)
-        return _Pieces(read_image, batches, rows, view, tolerant).assembled(workers)
+        pieces = _Pieces(read_image, batches, rows, view, tolerant)
+        return _watched(dataset, pieces, batch_size, workers)
     vectors = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
     return ((padded_rows(batch, rows, 0), {}) for batch in vectors)

@@ -7,11 +7,12 @@ import os
 import pathlib
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import PIL
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, features
 
 from hypjax.errors import UserError, installation
 from hypjax.types import Frame
@@ -23,11 +24,13 @@ with contextlib.suppress(ImportError):  # The extra `heif`.
 
 HEIF_INSTALLATION = installation("hypjax[heif]")
 # Version of `decode` and of the libraries that determine its pixels; part of cache names.
-DECODER = f"1-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
+DECODER = f"2-{PIL.__version__}-{features.version('libjpeg_turbo') or features.version('jpg')}"
 _MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels.
 _CHANNELS = ((), (1,), (2,), (3,), (4,))  # Shapes of users' pixels after height and width.
 _JPEG = b"\xff\xd8"  # First bytes of a JPEG file.
 _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)  # First bytes of a HEIC file.
+_BITS, _PHOTOMETRIC, _MAX_VALUE, _PALETTE = 258, 262, 281, 320  # Tags of TIFF.
+_MAX_ENLARGEMENT = 8  # Of an image's pixels, beyond which only the pixels of a box are computed.
 _MIN_RATIO = 2  # A box decoded at a reduced size has at least so many times the square's side.
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
@@ -44,12 +47,13 @@ def decode(
 ) -> Image.Image:
     """Decodes the bytes of an image file exactly, or converts a Pillow image or a user's pixels.
 
-    Transparent images are drawn on white, 16 bits are scaled to 8, and only the first frame is
+    Transparent images are drawn on white, more bits are scaled to 8, and only the first frame is
     read. With `upright`, files are rotated as EXIF says, like viewers do; protocols of datasets,
     and therefore published results, ignore EXIF. With `min_side`, a JPEG is decoded at a fraction
     of its size whose sides have at least so many pixels. Damaged files raise almost any exception.
     """
     if isinstance(content, Image.Image):
+        content = _of_8_bits(content)  # A rotated image has no tags.
         with contextlib.suppress(Exception):  # EXIF data may be damaged, as in `_converted`.
             content = ImageOps.exif_transpose(content)
         return _converted(content, channels, upright=False)
@@ -58,6 +62,9 @@ def decode(
     try:
         image = Image.open(io.BytesIO(content))
     except UnidentifiedImageError as error:
+        if content.startswith(tuple(TiffImagePlugin.PREFIXES)):
+            kind = "it is damaged, or a TIFF of a kind that Pillow cannot read"
+            raise ValueError(f"{kind}; save it as grey or RGB, with 8 or 16 bits") from error
         heic = f"HEIC needs {HEIF_INSTALLATION}"
         raise ValueError(heic if _HEIF.match(content) else "not an image") from error
     except Image.DecompressionBombError as error:
@@ -70,18 +77,58 @@ def decode(
         return _converted(image, channels, upright)
 
 
+def _grey_bits(image: Image.Image) -> int:
+    """Bits of a grey image of more than 8: white is 2**bits − 1, unless a tag says the opposite.
+
+    They are 16 in PNG and JPEG 2000, and in PGM, whose maximum Pillow scales to 2¹⁶ − 1. In TIFF
+    they are those of BitsPerSample, or of MaxSampleValue, if that is such a white: some programs
+    write the largest value of the pixels instead. 0 for other images.
+    """
+    if image.mode == "I" and image.format == "PPM":
+        return 16
+    if not image.mode.startswith("I;16"):
+        return 0
+    tags = getattr(image, "tag_v2", {})
+    bits, white = tags.get(_BITS, (16,))[0], tags.get(_MAX_VALUE, (0,))[0]
+    return next((n for n in range(8, bits) if white == 2**n - 1), bits)
+
+
+def is_deep(content: Any) -> bool:
+    """Whether a file or an image is of 16 bits, of which it may use fewer, by its header."""
+    if not isinstance(content, bytes | Image.Image):
+        return np.asarray(content).dtype.itemsize == 2
+    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
+    bits = _grey_bits(image)
+    return bits == 16 if bits else ";16" in str(getattr(image, "tile", ""))
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """Scales greys to 8 bits, white to 255; Pillow scales other modes when it reads them."""
+    tags, info = getattr(image, "tag_v2", {}), image.info
+    if bits := _grey_bits(image):
+        white, values = 2**bits - 1, np.asarray(image)
+        values = np.where(values == info.get("transparency"), white, values.clip(0, white))
+        values = (values >> (bits - 8)).astype(np.uint8)
+        image = Image.fromarray(255 - values if tags.get(_PHOTOMETRIC) == 0 else values)
+        image.info = {key: value for key, value in info.items() if key != "transparency"}
+    elif image.mode in ("P", "PA") and 0 < max(tags.get(_PALETTE, (0,))) < 256:
+        # Pillow expects colours up to 65535. libtiff takes such small ones for 8 bits, too.
+        image = image.copy()
+        image.putpalette(np.reshape(tags[_PALETTE], (3, -1)).T.astype(np.uint8).tobytes())
+    elif image.mode in ("I", "F"):
+        raise ValueError("its numbers are signed, of 32 bits or no integers; save it with 8 or 16")
+    return image
+
+
 def _converted(image: Image.Image, channels: int, upright: bool) -> Image.Image:
     """Rotates an image if `upright`, and converts it to the mode of `channels`."""
+    image = _of_8_bits(image)
     if upright:
         image.load()
         # Pillow raises almost anything on damaged EXIF data, before it rotates, when it reads them,
         # or afterwards, when it writes them without the orientation. Either error is harmless.
         with contextlib.suppress(Exception):
             ImageOps.exif_transpose(image, in_place=True)
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):  # Such pixels have no common scale.
-        raise ValueError("it has 32 bits per pixel; save it with 8 or 16")
     if image.mode == "La":  # Pillow converts this mode to LA only.
         image = image.convert("LA")
     if image.has_transparency_data:
@@ -133,10 +180,48 @@ def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channe
 
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:
-    """Resizes an image to the frame's size, crops the frame's box, and resizes that to a square."""
+    """Resizes an image to the frame's size, crops the frame's box, and resizes that to a square.
+
+    Computes no pixels of a greatly enlarged image outside the box: a line of 20,000 × 1 pixels,
+    enlarged to a height of 256, would take gigabytes. The pixels are the same.
+    """
     top, left, height, width = frame.box
-    region = scaled(image, frame.size).crop((left, top, left + width, top + height))
+    grows = frame.size[0] >= image.height and frame.size[1] >= image.width
+    limit = _MAX_ENLARGEMENT * max(image.height * image.width, height * width)
+    if grows and math.prod(frame.size) > limit:
+        region = from_array(enlarged_box(array(image), frame))
+    else:
+        region = scaled(image, frame.size).crop((left, top, left + width, top + height))
     return resize(region, side)
+
+
+def enlarged_box(
+    values: UInt8[np.ndarray, "rows columns channels"], frame: Frame
+) -> UInt8[np.ndarray, "height width channels"]:
+    """Crops a frame's box out of an enlarged image, of which it computes only the box.
+
+    Pillow resizes the columns, then the rows, in whole numbers: weights are multiples of 2⁻²², and
+    each sum is rounded to 8 bits.
+    """
+    for axis in (1, 0):
+        length, new_length = values.shape[axis], frame.size[axis]
+        positions = np.arange(frame.box[axis], frame.box[axis] + frame.box[2 + axis])
+        centres = (positions + 0.5) * (length / new_length)
+        first, last = max(0, int(centres[0]) - 2), min(length, int(centres[-1]) + 3)
+        weights = bicubic(np.abs(np.arange(first, last) + 0.5 - centres[:, None]))
+        weights /= weights.sum(axis=1, keepdims=True)
+        weights = np.rint(weights * 2**22)
+        part = np.moveaxis(values, axis, 0)[first:last]
+        sums = np.floor(np.tensordot(weights, part, 1) / 2**22 + 0.5)
+        values = np.moveaxis(sums.clip(0, 255).astype(np.uint8), 0, axis)
+    return values
+
+
+def bicubic(t: Any, numpy: Any = np) -> Any:
+    """Pillow's bicubic filter (Keys with a = −1/2) at distances t ≥ 0, for NumPy or jax.numpy."""
+    near = (1.5 * t - 2.5) * t * t + 1
+    far = ((2.5 - 0.5 * t) * t - 4) * t + 2
+    return numpy.where(t < 1, near, numpy.where(t < 2, far, 0))
 
 
 def show_fast(

@@ -94,6 +94,17 @@ def centre_crop(height: int, width: int, view: View) -> Frame:
     return Frame(size, (top, left, view.side, view.side))
 
 
+def letterbox(height: int, width: int, view: View) -> Frame:
+    """Resizes the longer side to the square's, and pads the shorter with black, centred.
+
+    The pixels are those of Pillow's `ImageOps.pad`. A box outside the image is black there.
+    """
+    longer = max(height, width)
+    size = tuple(max(1, round(length / longer * view.side)) for length in (height, width))
+    top, left = (-round((view.side - length) / 2) for length in size)
+    return Frame(size, (top, left, view.side, view.side))
+
+
 # Functions that build a training view from `config.data`.
 TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
     "area_crop": lambda data: RandomCrop(
@@ -104,6 +115,7 @@ TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
 # Functions that compute a test view's frame from an image's height and width.
 TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {
     "centre_crop": centre_crop,
+    "letterbox": letterbox,
     # The whole image, resized to the square whatever its shape (IRT's particular objects).
     "squash": lambda _, __, view: Frame((view.side, view.side), (0, 0, view.side, view.side)),
 }

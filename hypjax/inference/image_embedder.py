@@ -13,6 +13,7 @@ import tqdm
 from jaxtyping import Float
 from PIL import Image
 
+from hypjax.data.brightness import Brightness
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, reason, writing
 from hypjax.geometry import Space, Sphere
@@ -24,6 +25,7 @@ from hypjax.system.files import locked, remove
 from hypjax.system.machine import usable_cores
 
 _BATCH_SIZE = 64  # Images that another library embeds at once.
+_LONGEST = 1000  # Ratio of an image's sides, from which its library would need gigabytes.
 
 # Embeddings of a batch, and by index why images could not be read.
 Embedded = tuple[Float[np.ndarray, "n d"], dict[int, str]]
@@ -177,7 +179,8 @@ class ExternalEmbedder(ImageEmbedder):
         del few  # Batches are not padded here.
         if dataset.vectors is not None:
             raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
-        prepare = functools.partial(self._prepare, dataset)
+        brightness = Brightness(dataset)
+        prepare = functools.partial(self._prepare, dataset, brightness)
         starts = range(0, len(dataset), self.batch_size)
         batches = [range(len(dataset))[start : start + self.batch_size] for start in starts]
         pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
@@ -193,13 +196,18 @@ class ExternalEmbedder(ImageEmbedder):
                 if readable:
                     rows[readable] = self._encoder.features([prepared[i] for i in readable])
                 yield rows, reasons
+            brightness.warn()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _prepare(self, dataset: Dataset, i: int) -> Any | str:
+    def _prepare(self, dataset: Dataset, brightness: Brightness, i: int) -> Any | str:
         """Prepares an image for the encoder, or returns why the image cannot be read."""
         try:
-            return self._encoder.prepare(dataset.image(i, channels=3))
+            image = dataset.image(i, channels=3)
+            if max(image.size) > _LONGEST * min(image.size):  # Libraries enlarge it, then crop it.
+                raise ValueError(f"it is a line of {image.width} × {image.height} pixels; crop it")
+            brightness.see(i, max(high for _, high in image.getextrema()))
+            return self._encoder.prepare(image)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return reason(error.__cause__ or error)
 

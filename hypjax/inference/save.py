@@ -62,7 +62,8 @@ def save(
         mean: Mean of each channel of pixels from 0 to 1, to normalise images; by default 0.5.
         std: Deviation of each channel; by default 0.5.
         resize: Shorter side of images before they are cropped; by default `image_size`.
-        test_view: 'centre_crop', or 'squash', which resizes images to squares.
+        test_view: 'centre_crop'; 'letterbox', which pads images to squares; or 'squash', which
+            resizes them to squares.
 
     Raises:
         UserError: Parameters do not fit, the space is not registered, or the folder cannot be

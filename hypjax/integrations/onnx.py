@@ -36,12 +36,15 @@ _BATCH = 8
 Batch = Shaped[np.ndarray, "batch ..."]  # Images, features or points.
 
 # The test view of `hypjax.data.views`, for images of any size. Each channel is resized as an image:
-# otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and then refuses it.
+# otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and then refuses it. If
+# one side is more than eight times the other, it is resized and cropped first: a line of 20,000
+# pixels, enlarged to the view's height, would take gigabytes. Negative padding crops.
 _VIEW = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 view (uint8[batch, height, width, {channels}] images)
   => (uint8[batch, {side}, {side}, {channels}] seen)
-<int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[2] v_side = {{{side}, {side}}},
+<int64[1] v_0 = {{0}}, int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[1] v_8 = {{8}},
+ int64[2] v_axes = {{2, 3}}, int64[2] v_side = {{{side}, {side}}}, double[1] v_half = {{0.5}},
  int64[2] v_flat = {{-1, 1}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
 {{
   v_shape = Shape(images)
@@ -49,31 +52,47 @@ view (uint8[batch, height, width, {channels}] images)
   v_channels_first = Transpose<perm = [0, 3, 1, 2]>(images)
   v_flat_shape = Concat<axis = 0>(v_flat, v_image_size)
   v_planes = Reshape(v_channels_first, v_flat_shape)
-  %(size)s
-  v_resized = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
-    exclude_outside = 1>(v_planes, , , v_size)
-  %(crop)s
-  v_square = Reshape(v_cropped, v_channels)
+  v_longer = ReduceMax<keepdims = 1>(v_image_size)
+  {size}
+  v_free = Sub(v_side, v_size)
+  v_float_free = Cast<to = 11>(v_free)
+  v_float_half = Mul(v_float_free, v_half)
+  v_rounded_half = Round(v_float_half)
+  v_before = Cast<to = 7>(v_rounded_half)
+  v_after = Sub(v_free, v_before)
+  v_pads = Concat<axis = 0>(v_before, v_after)
+  v_eighth = Div(v_longer, v_8)
+  v_first = GreaterOrEqual(v_image_size, v_eighth)
+  v_first_pads = Concat<axis = 0>(v_first, v_first)
+  v_size_1 = Where(v_first, v_size, v_image_size)
+  v_pads_1 = Where(v_first_pads, v_pads, v_0)
+  v_resized_1 = Resize<{filter}>(v_planes, , , v_size_1)
+  v_cropped_1 = Pad(v_resized_1, v_pads_1, , v_axes)
+  v_size_2 = Where(v_first, v_side, v_size)
+  v_pads_2 = Sub(v_pads, v_pads_1)
+  v_resized_2 = Resize<{filter}>(v_cropped_1, , , v_size_2)
+  v_cropped_2 = Pad(v_resized_2, v_pads_2, , v_axes)
+  v_square = Reshape(v_cropped_2, v_channels)
   seen = Transpose<perm = [0, 2, 3, 1]>(v_square)
 }}
 """
-_SQUASH = {"size": "v_size = Identity(v_side)", "crop": "v_cropped = Identity(v_resized)"}
-_CENTRE = {
-    "size": """v_resize = Constant<value_ints = [{resize}]>()
+_FILTER = """axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
+    exclude_outside = 1"""
+# The size to which each test view resizes an image, which is then cropped or padded to the square.
+_SIZES = {
+    "squash": "v_size = Identity(v_side)",
+    "centre_crop": """v_resize = Constant<value_ints = [{resize}]>()
   v_shorter = ReduceMin<keepdims = 1>(v_image_size)
   v_scaled = Mul(v_image_size, v_resize)
   v_size = Div(v_scaled, v_shorter)""",
-    # The margin is half the rest, halves rounded to even numbers.
-    "crop": """v_two = Constant<value_ints = [2, 2]>()
-  v_axes = Constant<value_ints = [2, 3]>()
-  v_rest = Sub(v_size, v_side)
-  v_half = Div(v_rest, v_two)
-  v_odd = Mod(v_rest, v_two)
-  v_odd_half = Mod(v_half, v_two)
-  v_up = Mul(v_odd, v_odd_half)
-  v_first = Add(v_half, v_up)
-  v_last = Add(v_first, v_side)
-  v_cropped = Slice(v_resized, v_first, v_last, v_axes)""",
+    "letterbox": """v_float_longer = Cast<to = 11>(v_longer)
+  v_float_size = Cast<to = 11>(v_image_size)
+  v_ratio = Div(v_float_size, v_float_longer)
+  v_float_side = Cast<to = 11>(v_side)
+  v_scaled = Mul(v_ratio, v_float_side)
+  v_rounded = Round(v_scaled)
+  v_whole = Cast<to = 7>(v_rounded)
+  v_size = Max(v_whole, v_1)""",
 }
 
 
@@ -144,9 +163,9 @@ def to_onnx(embedder: Model) -> onnx.ModelProto:
 
 def view_model(view: View) -> onnx.ModelProto:
     """The model that resizes and crops `images` as a test view does; its output is `seen`."""
-    steps = _SQUASH if view.test == "squash" else _CENTRE
-    sizes = {"side": view.side, "resize": view.resize, "channels": view.channels}
-    return parser.parse_model((_VIEW % steps).format(ir=_IR_VERSION, opset=_OPSET, **sizes))
+    steps = {"size": _SIZES[view.test].format(resize=view.resize), "filter": _FILTER}
+    sizes = {"side": view.side, "channels": view.channels}
+    return parser.parse_model(_VIEW.format(ir=_IR_VERSION, opset=_OPSET, **sizes, **steps))
 
 
 def _random_inputs(embedder: Model) -> tuple[str, Batch]:
@@ -165,7 +184,7 @@ def _random_inputs(embedder: Model) -> tuple[str, Batch]:
 
 def _add_margin(images: Batch, view: View) -> Batch:
     """Adds the margin that the exported model crops, so that it embeds the images unchanged."""
-    if view.test == "squash":
+    if view.test != "centre_crop":
         return images
     margin = view.resize - view.side
     margins = (round(margin / 2), margin - round(margin / 2))

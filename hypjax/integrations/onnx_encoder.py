@@ -11,8 +11,10 @@ from onnx import load
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from PIL import Image
 
+from hypjax.data.pixels import show
 from hypjax.errors import UserError, explained
 from hypjax.system.files import sha256
+from hypjax.types import Frame
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")  # The first that works.
@@ -106,8 +108,7 @@ def _crop_and_scale(
     """Resizes the shorter side, crops a square, and normalises its pixels [side, side, 3]."""
     width, height = (resize * length // min(image.size) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    pixels = np.asarray(image.crop((left, top, left + side, top + side)))
+    pixels = show(image, Frame((height, width), (top, left, side, side)), side)
     if mean is None:
         return pixels
     return (np.float32(pixels) * np.float32(1 / 255) - np.float32(mean)) / np.float32(std)

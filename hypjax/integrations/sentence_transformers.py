@@ -125,6 +125,8 @@ def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> Non
         reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ONNX_HINT}"
     elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
         reason = f"sets eval.scales or eval.pca.head, which no module computes; {_ONNX_HINT}"
+    elif config.data.test_view == "letterbox":
+        reason = f"pads images with black, where Transformers takes their mean; {_ONNX_HINT}"
     elif not {space_name(part) for part, _ in parts} <= {"sphere", "poincare", "lorentz"}:
         reason = f"compares images in {space}, whose distance this format cannot hold"
     if reason:

@@ -216,8 +216,8 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
     crop_mode, crop_pct = "center", side / data.resize
     if math.floor(side / crop_pct) != data.resize:  # timm rounds down.
         crop_pct = math.nextafter(crop_pct, 0)
-    if data.test_view == "squash":
-        crop_mode, crop_pct = "squash", 1.0
+    if data.test_view in ("letterbox", "squash"):  # timm pads with the mean colour, not with black.
+        crop_mode, crop_pct = {"letterbox": "border", "squash": "squash"}[data.test_view], 1.0
     return {
         "architecture": name or _ANY_TRANSFORMER,
         "num_classes": num_classes,

@@ -17,14 +17,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import hypjax
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, is_out_of_memory, redacted
 
 if TYPE_CHECKING:  # Commands that need no JAX start in less than half a second without it.
     from jax.sharding import Mesh
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
-# Messages of exhausted memory: XLA's, and YNNPACK's, which XLA uses on CPUs.
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "YNNPACK operation failed")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # Parameters of glibc's mallopt.
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")  # JAX's modules for accelerators.
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/accel0", "/dev/vfio/0")  # Of GPUs and TPUs.
@@ -60,16 +58,17 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def memory_explained(remedy: str) -> Iterator[None]:
-    """Turns a device's out-of-memory error into a `UserError`; `remedy` names what to lower."""
+    """Turns an out-of-memory error into a `UserError`; `remedy` names what to lower."""
     import jax
 
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if not any(message in str(error) for message in _OUT_OF_MEMORY):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
-        device = jax.local_devices()[0].device_kind
-        raise UserError(f"out of memory on {device}; lower {remedy}") from error
+        on_host = isinstance(error, MemoryError)
+        place = "this machine" if on_host else jax.local_devices()[0].device_kind
+        raise UserError(f"out of memory on {place}; lower {remedy}") from error
 
 
 def free_memory(mesh: "Mesh") -> int | None:

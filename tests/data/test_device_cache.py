@@ -135,12 +135,15 @@ def test_images_are_laid_out_in_the_least_memory():
 def test_images_that_do_not_fit_are_refused(photos_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda mesh: 40_000)
     config = small_runs.load(photos_folder, "run.cache=device")
-    with pytest.raises(UserError, match=r"take 4\d\.\dkB, more than 80% of the 40.0kB free"):
+    with pytest.raises(UserError, match=r"take 5\d\.\dkB, more than 80% of the 40.0kB free"):
         train.train_and_evaluate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     smaller = build(small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10"))
     assert (smaller.plans.sizes.min(axis=1) == 10).all()
     assert "shorter sides are scaled down to 10 pixels" in smaller.splits.notes[0]
+    monkeypatch.setattr(machine, "free_memory", lambda mesh: 2**30)
+    with pytest.raises(UserError, match=r"and a crop of the longest take 4\.\d+GB"):
+        lay_out(np.array([(1, 20_000), (10, 10)]), 3)  # A crop would pad it to a square.
     monkeypatch.setattr(machine, "free_memory", lambda mesh: None)
     fields = ["data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"]
     squares = build(small_runs.load(photos_folder, *fields, "run.cache=device"))

@@ -4,6 +4,7 @@ import io
 import os
 import pathlib
 import shutil
+import struct
 import urllib.error
 import urllib.request
 import zipfile
@@ -13,13 +14,15 @@ import pytest
 from PIL import Image
 
 from hypjax.config import default_config
-from hypjax.data import pixels
+from hypjax.data import brightness, pixels
 from hypjax.data import splits as opening
 from hypjax.data.fetching import local_path
-from hypjax.data.photos import find_images, list_folder
+from hypjax.data.photos import find_images, given_images, list_folder
+from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from hypjax.runs.tables import noted
+from hypjax.types import View
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table
 
 
@@ -219,6 +222,109 @@ def test_any_colour_mode_is_read():
             pixels.decode(gradient().astype(kind), 3)
     with pytest.raises(UserError, match=r"shape \[0, 5, 3\]"):
         pixels.decode(np.zeros((0, 5, 3), np.uint8), 3)
+
+
+RAMP = np.tile(np.linspace(0, 255, 12).astype(int), (8, 1))  # From black to white.
+
+
+def tiff(bits, values, photometric=1, order="<", **tags):
+    """Returns a TIFF, uncompressed, of 12 bits packed, or 16 in either order of bytes."""
+    values = np.asarray(values)
+    if bits == 12:
+        a, b = values.reshape(-1, 2).T
+        data = np.stack([a >> 4, (a & 15) << 4 | b >> 8, b & 255], 1).astype(np.uint8).tobytes()
+    else:
+        data = values.astype(f"{order}u{-(-bits // 8)}").tobytes()
+    entries = {256: [12], 257: [8], 258: [bits], 259: [1], 262: [photometric], 277: [1]}
+    entries |= {278: [8], 279: [len(data)]} | {int(tag[1:]): x for tag, x in tags.items()}
+    start, extra, body = 8 + 2 + 12 * (len(entries) + 1) + 4, b"", b""
+    entries[273] = [start + sum(2 * len(x) for x in entries.values() if len(x) > 2)]
+    for tag, numbers in sorted(entries.items()):
+        content = struct.pack(f"{order}{len(numbers)}H", *numbers)
+        if len(content) > 4:
+            offset, extra = start + len(extra), extra + content
+            content = struct.pack(f"{order}I", offset)
+        body += struct.pack(f"{order}HHI", tag, 3, len(numbers)) + content.ljust(4, b"\0")
+    magic = struct.pack(f"{order}2sHIH", {"<": b"II", ">": b"MM"}[order], 42, 8, len(entries))
+    return magic + body + bytes(4) + extra + data
+
+
+def pgm(maximum, values):
+    return b"P5 12 8 %d\n" % maximum + np.asarray(values).astype(">u2").tobytes()
+
+
+def ramp_of(maximum):
+    return RAMP * maximum // 255
+
+
+GREYS = {
+    "12": tiff(12, ramp_of(4095)),
+    "16": tiff(16, ramp_of(65535)),
+    "16, big-endian": tiff(16, ramp_of(65535), order=">"),
+    "16, white is 0": tiff(16, 65535 - ramp_of(65535), photometric=0),
+    "12 of 16, declared": tiff(16, ramp_of(4095), t281=[4095]),
+    "10 of 16, declared": tiff(16, ramp_of(1023), order=">", t281=[1023]),
+    "16, largest value": tiff(16, ramp_of(65535), t281=[65000]),
+    "8, white is 0": tiff(8, 255 - RAMP, photometric=0),
+    "palette of 8 bits": tiff(8, RAMP, 3, t320=[*range(256)] * 3),
+    "palette of 16 bits": tiff(8, RAMP, 3, t320=[257 * i for i in range(256)] * 3),
+    "PGM of 16": pgm(65535, ramp_of(65535)),
+    "PGM of 12": pgm(4095, ramp_of(4095)),
+    "PGM of 1000": pgm(1000, ramp_of(1000)),
+    "PNG of 16": encoded(Image.fromarray(ramp_of(65535).astype(np.uint16))),
+    "PNG of 16, transparent": encoded(
+        Image.fromarray(np.where(RAMP == 255, 77, ramp_of(65535)).astype(np.uint16)),
+        transparency=77,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GREYS)
+def test_greys_of_any_number_of_bits_are_scaled_to_8(name):
+    for content in (GREYS[name], Image.open(io.BytesIO(GREYS[name]))):
+        image = np.asarray(pixels.decode(content, 3, upright=True), int)
+        assert image.shape == (8, 12, 3) and np.abs(image - RAMP[..., None]).max() <= 1
+
+
+def test_pixels_without_a_white_are_refused():
+    signed, kind = tiff(16, RAMP, t339=[2]), "a TIFF of a kind that Pillow cannot read; save it as"
+    floats = encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF")
+    for content, message in [
+        (signed, "are signed, of 32 bits"),
+        (floats, "save it with 8 or 16"),
+        (encoded(Image.fromarray(RAMP.astype(np.int32)), "TIFF"), "save it with 8 or 16"),
+        (tiff(12, RAMP, photometric=0), kind),
+        (tiff(14, RAMP), kind),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pixels.decode(content, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_that_use_few_of_their_bits_are_named_once(workers, tmp_path, capsys):
+    """If all are dark: of 16 bits, and with one suffix, unlike the dark JPEG and the PNGs."""
+    view = View(8, 8, 3)
+
+    def warnings(*images):
+        for _ in readable_batches(given_images([*images]), view, 2, workers):
+            pass
+        return capsys.readouterr().err.count("read nearly black")
+
+    dark, bright = ramp_of(4095).astype(np.uint16), ramp_of(65535).astype(np.uint16)
+    for name, values in {"a.tif": dark, "b.tif": dark, "c.png": dark, "d.png": bright}.items():
+        Image.fromarray(values).save(tmp_path / name)
+    write_picture(tmp_path / "dark.jpg", (9, 9, 9))
+    assert warnings(*(tmp_path / name for name in ("a.tif", "c.png", "d.png", "dark.jpg"))) == 1
+    assert warnings(tmp_path / "a.tif", tmp_path / "b.tif") == 0  # Already said.
+    assert warnings(tmp_path / "b.tif", tmp_path / "a.tif", bright) == 1
+    assert warnings(bright, dark) == warnings(np.zeros((8, 8), np.uint8)) == 0
+
+
+def test_dark_pixels_of_16_bits_from_python_are_named(capsys):
+    for images in (ramp_of(4095).astype(np.uint16), Image.fromarray(ramp_of(255).astype("u2"))):
+        brightness._warn_once.cache_clear()
+        [*readable_batches(given_images(images), View(8, 8, 3), 2)]
+        assert "such as image 0, stay below a sixteenth of white" in capsys.readouterr().err
 
 
 def images_of_all_modes():

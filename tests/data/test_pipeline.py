@@ -122,11 +122,12 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
         cached = dataclasses.replace(exact, decoded=decoded)
         fill_cache(cached, channels)
         cached = pickle.loads(pickle.dumps(cached.take(np.array([4, 0, 2, 3]))))
-        view = View(32, 40, channels)
+        view, padded = View(32, 40, channels), View(500, 500, channels, "letterbox")
         for i, j in enumerate([4, 0, 2, 3]):
             for images in (
                 (crop(cached, i, 32, channels), crop(exact, j, 32, channels)),
                 (cached.test_view(i, view), exact.test_view(j, view)),
+                (cached.test_view(i, padded), exact.test_view(j, padded)),
                 (cached.image(i, channels), exact.image(j, channels)),
             ):
                 np.testing.assert_array_equal(*images)
@@ -155,7 +156,7 @@ def test_the_fast_decoder_gives_nearly_the_same_pixels():
     for i, channels, (side, tolerance) in itertools.product(range(2), (1, 3), [(250, 2), (32, 12)]):
         a, b = (crop(d, i, side, channels) for d in (exact, fast))
         assert nearly_the_same(a, b, tolerance)
-        for kind in ("centre_crop", "squash"):
+        for kind in ("centre_crop", "letterbox", "squash"):
             view = View(side, side + 20, channels, kind)
             assert nearly_the_same(*(d.test_view(i, view) for d in (exact, fast)), tolerance)
 

@@ -1,9 +1,67 @@
-"""Changes of colours on the device."""
+"""Views of images, and changes of their colours on the device."""
 
 import jax
 import numpy as np
+import pytest
+from PIL import Image, ImageOps
 
+from hypjax.data import pixels
+from hypjax.data.pipeline import readable_batches
+from hypjax.data.views import TEST_VIEWS, centre_crop
 from hypjax.models import colours
+from hypjax.types import View
+from tests.helpers.pictures import dataset_without_images, encoded
+
+BICUBIC = Image.Resampling.BICUBIC
+
+
+def noise(height, width, channels=3):
+    shape = height, width, channels
+    return np.random.default_rng(0).integers(0, 2, shape, np.uint8) * np.uint8(255)
+
+
+@pytest.mark.parametrize("size", [(90, 120), (121, 90), (50, 50), (37, 500), (1, 400), (2000, 3)])
+def test_a_letterbox_pads_as_pillow_does(size):
+    image, view = pixels.from_array(noise(*size)), View(40, 7, 3, "letterbox")
+    shown = pixels.show(image, TEST_VIEWS["letterbox"](*size, view), 40)
+    if max(size) < 80 * min(size):  # Else Pillow's line has no rows.
+        np.testing.assert_array_equal(shown, ImageOps.pad(image, (40, 40), BICUBIC))
+    columns, rows = (np.count_nonzero(shown.any(axis=(axis, 2))) for axis in (0, 1))
+    assert max(rows, columns) == 40 and min(rows, columns) >= 1
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 300), (2, 299), (300, 3), (7, 97), (53, 11), (24, 25)]
+)
+@pytest.mark.parametrize("view", [View(32, 37, 3), View(30, 30, 1), View(25, 64, 3)])
+def test_a_box_of_an_enlarged_image_needs_only_its_own_pixels(size, view):
+    frame, values = centre_crop(*size, view), noise(*size, view.channels)
+    top, left, height, width = frame.box
+    enlarged = pixels.from_array(values).resize(frame.size[::-1], BICUBIC)
+    expected = pixels.array(enlarged.crop((left, top, left + width, top + height)))
+    np.testing.assert_array_equal(pixels.enlarged_box(values, frame), expected)
+
+
+@pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (2, 90_000), (1, 3_000_000)])
+def test_a_line_is_not_enlarged_as_a_whole(size, monkeypatch):
+    """20,000 × 1 pixels took gigabytes; an image that does so still is named, and left out."""
+    resize, sizes = Image.Image.resize, []
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda *x, **y: sizes.append(x[1]) or resize(*x, **y)
+    )
+    files = [encoded(Image.new("L", size[::-1], 90)), encoded(Image.new("L", (9, 9)))]
+    dataset, view = dataset_without_images([0, 1], records=files), View(32, 36, 3)
+    assert (dataset.test_view(0, view) == 90).all() and set(sizes) == {(32, 32)}
+    show = pixels.show
+
+    def exhausted(image, *args):
+        if image.size == size[::-1]:
+            raise MemoryError
+        return show(image, *args)
+
+    monkeypatch.setattr(pixels, "show", exhausted)
+    ((_, broken),) = readable_batches(dataset, view, 2)
+    assert broken == {0: "it takes too much memory"}
 
 
 def test_colours_are_changed_for_each_image_alone():
