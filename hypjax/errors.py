@@ -27,10 +27,9 @@ _PARAMETER = re.compile(
     r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
-# Messages of XLA, whose kind differs: RESOURCE_EXHAUSTED or INTERNAL; of PyTorch; and of YNNPACK,
-# which XLA uses on CPUs.
+# Messages of exhausted memory: XLA's, PyTorch's, and YNNPACK's, which XLA uses on CPUs.
 _OUT_OF_MEMORY = re.compile(
-    "RESOURCE_EXHAUSTED|out of memory|allocate memory|bad_alloc|YNNPACK operation failed", re.I
+    "(?i)RESOURCE_EXHAUSTED|out of memory|allocate memory|YNNPACK .* failed"
 )
 # Line breaks, other control characters, and bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -141,8 +140,7 @@ def reason(error: Exception) -> str:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out, on the host or on a device."""
-    is_message = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
-    return isinstance(error, MemoryError) or bool(is_message)
+    return isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)) is not None
 
 
 class TryAgainError(UserError):

@@ -101,7 +101,8 @@ def plan_layout(sizes: Int[np.ndarray, "images 2"], mesh: Mesh, channels: int) -
         raise UserError(
             f"the training images and a crop of the longest take {_in_bytes(needed)}, more than "
             f"{_MAX_SHARE:.0%} of the {_in_bytes(free)} free on each device ({kind}); set "
-            "--config.run.cache=host, or lower config.data.stored_side (with config.data.train_view=area_crop)"
+            "--config.run.cache=host, or lower config.data.stored_side (with "
+            "config.data.train_view=area_crop)"
         )
     return layout
 

@@ -140,20 +140,6 @@ def _test_view(
     return dataset.test_view(i, view) if i < len(dataset) else None
 
 
-def _watched(
-    dataset: Dataset, pieces: _Pieces, batch_size: int, workers: int
-) -> Generator[ReadableBatch, None, None]:
-    """Yields batches of test views, and warns at the end if images of 16 bits are all dark."""
-    brightness = Brightness(dataset)
-    firsts = itertools.count(pieces.rows.start, batch_size)
-    with contextlib.closing(pieces.assembled(workers)) as batches:
-        for first, (views, broken) in zip(firsts, batches, strict=False):
-            for row in set(range(len(views[: max(0, len(dataset) - first)]))) - broken.keys():
-                brightness.see(first + row, views[row].max())
-            yield views, broken
-    brightness.warn()
-
-
 def training_batches(
     dataset: Dataset,
     plans: Callable[[int], Batch],
@@ -193,13 +179,24 @@ def readable_batches(
 
     The last batch is padded with zeros, so that all batches fit one compiled program. Only the
     given rows of each batch are delivered (default: all). If `tolerant`, unreadable images are
-    black and reported; otherwise they raise a UserError. Close the generator to end the workers.
+    black and reported; otherwise they raise a UserError. Warns at the end if images of 16 bits are
+    nearly black. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
     batches = range(math.ceil(len(dataset) / batch_size))
-    if dataset.vectors is None:
-        read_image = functools.partial(_test_view, dataset, view, batch_size)
-        pieces = _Pieces(read_image, batches, rows, view, tolerant)
-        return _watched(dataset, pieces, batch_size, workers)
-    vectors = (dataset.vectors[i * batch_size : (i + 1) * batch_size] for i in batches)
-    return ((padded_rows(batch, rows, 0), {}) for batch in vectors)
+    if dataset.vectors is not None:
+        for i in batches:
+            vectors = dataset.vectors[i * batch_size : (i + 1) * batch_size]
+            yield padded_rows(vectors, rows, 0), {}
+        return
+    read_image = functools.partial(_test_view, dataset, view, batch_size)
+    pieces = _Pieces(read_image, batches, rows, view, tolerant)
+    brightness = Brightness(dataset)
+    with contextlib.closing(pieces.assembled(workers)) as delivered:
+        for i, (views, broken) in zip(batches, delivered, strict=True):
+            images = range(len(dataset))[i * batch_size : (i + 1) * batch_size]
+            for row, image in enumerate(images[rows.start : rows.stop]):
+                if row not in broken:
+                    brightness.see(image, views[row].max())
+            yield views, broken
+    brightness.warn()

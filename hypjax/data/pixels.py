@@ -99,7 +99,9 @@ def is_deep(content: Any) -> bool:
         return np.asarray(content).dtype.itemsize == 2
     image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
     bits = _grey_bits(image)
-    return bits == 16 if bits else ";16" in str(getattr(image, "tile", ""))
+    if not bits:  # Colours: what Pillow reads from a file, or the maximum of a PPM.
+        return re.search(r";16|, 65535\)\)", str(getattr(image, "tile", ""))) is not None
+    return bits == 16
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
@@ -116,7 +118,8 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
         image = image.copy()
         image.putpalette(np.reshape(tags[_PALETTE], (3, -1)).T.astype(np.uint8).tobytes())
     elif image.mode in ("I", "F"):
-        raise ValueError("its numbers are signed, of 32 bits or no integers; save it with 8 or 16")
+        problem = "its pixels are signed, floating-point or of 32 bits, so their white is unknown"
+        raise ValueError(f"{problem}; save it with 8 or 16 bits")
     return image
 
 

@@ -290,9 +290,9 @@ def test_pixels_without_a_white_are_refused():
     signed, kind = tiff(16, RAMP, t339=[2]), "a TIFF of a kind that Pillow cannot read; save it as"
     floats = encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF")
     for content, message in [
-        (signed, "are signed, of 32 bits"),
-        (floats, "save it with 8 or 16"),
-        (encoded(Image.fromarray(RAMP.astype(np.int32)), "TIFF"), "save it with 8 or 16"),
+        (signed, "are signed, floating-point"),
+        (floats, "save it with 8 or 16 bits"),
+        (encoded(Image.fromarray(RAMP.astype(np.int32)), "TIFF"), "save it with 8 or 16 bits"),
         (tiff(12, RAMP, photometric=0), kind),
         (tiff(14, RAMP), kind),
     ]:
