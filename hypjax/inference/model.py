@@ -34,6 +34,7 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import View
 
 AnyImages = ImageLike | Sequence[ImageLike]
+_BATCH_SIZE = "the batch size (--batch_size, or run.eval_batch_size)"
 
 
 class Model(ImageEmbedder):
@@ -145,7 +146,7 @@ class Model(ImageEmbedder):
         num_rows = size * num_devices
         view, workers = View.of(self.config.data), self.config.run.workers
         batches = readable_batches(dataset, view, num_rows, workers)
-        with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
+        with contextlib.closing(batches), machine.memory_explained(_BATCH_SIZE):
             for first, (pixels, broken) in zip(range(0, total, num_rows), batches, strict=True):
                 points = np.asarray(embed(pixels)[self.part])[: total - first]
                 for start in range(0, len(points), size):

@@ -163,6 +163,8 @@ def to_onnx(embedder: Model) -> onnx.ModelProto:
 
 def view_model(view: View) -> onnx.ModelProto:
     """The model that resizes and crops `images` as a test view does; its output is `seen`."""
+    if view.test not in _SIZES:
+        raise UserError(f"ONNX files have no steps for the test view {view.test}; add its _SIZES")
     steps = {"size": _SIZES[view.test].format(resize=view.resize), "filter": _FILTER}
     sizes = {"side": view.side, "channels": view.channels}
     return parser.parse_model(_VIEW.format(ir=_IR_VERSION, opset=_OPSET, **sizes, **steps))

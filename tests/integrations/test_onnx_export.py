@@ -165,7 +165,9 @@ def test_principal_components_follow_the_points():
     check(trained)
 
 
-@pytest.mark.parametrize("size", [(50, 37), (37, 50), (90, 61), (20, 31), (37, 37), (300, 200)])
+@pytest.mark.parametrize(
+    "size", [(50, 37), (37, 50), (90, 61), (20, 31), (37, 37), (300, 200), (1, 9000), (9000, 2)]
+)
 @pytest.mark.parametrize("test_view", ["centre_crop", "letterbox", "squash"])
 def test_images_are_resized_and_cropped_as_by_hypjax(size, test_view):
     view = View(32, 37, 3, test_view)
