@@ -83,3 +83,5 @@ def test_lengths_that_matter_are_refused(runs, tmp_path):
     assert not (tmp_path / "unit/model").exists()
     with pytest.raises(UserError, match="gem"):
         convert(runs / "colour", tmp_path / "gem", {"model.eval_pooling": "gem"})
+    with pytest.raises(UserError, match="pads images with black"):
+        convert(runs / "colour", tmp_path / "padded", {"data.test_view": "letterbox"})
