@@ -28,8 +28,9 @@ def main(
         workdir: Folder of a trained run, or its URL.
         external: An encoder instead of a run.
         images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
-            file with one path per line, a .csv or .parquet table, a .zip or .tar.gz file of a
-            folder, a dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or https://IMAGE.
+            file with a path, or a path and a class, per line, a .csv or .parquet table (its columns
+            may be named, as in 't.csv?path=file&label=kind'), a .zip or .tar.gz file of a folder, a
+            dataset in Parquet, Arrow or tar files, hf://OWNER/NAME, or https://IMAGE.
         exclude: With --images: files and folders to leave out: a name such as thumbs, or an end of
             paths such as '*_small.jpg'; repeat the flag for several.
         dataset: A prepared dataset, instead of --images.

@@ -24,7 +24,7 @@ _MAX_LISTED = 20  # Names that a message may list.
 _LOGIN = re.compile(r"\b(?!(?:abfss?|az|wasbs?|github)://)([a-zA-Z][\w+.-]*://)[^/?#\n]*@")
 # A URL's parameter, except those that name a version or select data.
 _PARAMETER = re.compile(
-    r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:super)?label)=)"
+    r"([?&#](?!(?:versionId|generation|revision|region|subset|split|image|(?:coarse_)?label)=)"
     r"[\w.%-]+=)[^\s&#]*?(?=['\")]*(?:[\s&#]|$))"
 )
 # Messages of exhausted memory: XLA's, PyTorch's, and YNNPACK's, which XLA uses on CPUs.

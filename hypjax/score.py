@@ -16,9 +16,9 @@ class Source:
     """The flags of what is scored: embeddings in files, or a prepared dataset.
 
     Args:
-        embeddings: Without --encoder: file of features or embeddings: .npz, with the arrays
-            features and labels; .npy, with --labels; .parquet, .csv or .pt; or a file that
-            python -m hypjax.embed wrote.
+        embeddings: Without --encoder: file of features or embeddings: .npz or .h5, with the arrays
+            features and labels, or others that are named, as in 'f.h5?features=emb&label=kind';
+            .npy, with --labels; .parquet, .csv or .pt; or a file that python -m hypjax.embed wrote.
         labels: Without --encoder: file with the classes: .npy, .pt, or .txt with one class per
             line.
         coarse_labels: Without --encoder: file with the coarse classes, such as Food, or

@@ -1,9 +1,10 @@
 """Damaged files of others are read, or refused in one sentence."""
 
+import h5py
 import numpy as np
 import pytest
 
-from hypjax.data.photos import read_table
+from hypjax.data.photos import find_images
 from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
 from hypjax.retrieval.embeddings import Embeddings
@@ -17,13 +18,25 @@ def write_gallery(path):
     np.savez(path, features=np.ones((2, 4), np.float32), ids=names, labels=names)
 
 
+def write_lines(path):
+    path.write_text("".join(f"{row['path']} {row['label']}\n" for row in ROWS))
+
+
+def write_features(path):
+    with h5py.File(path, "w") as file:
+        file["features"] = np.random.default_rng(0).normal(size=(9, 4))
+        file["y"] = np.array([b"a", b"b", b"c"] * 3)
+
+
 def read_images(path):
     train = open_photos(str(path.parents[1]), Decoding(3, False, None), HeldOutClasses(2, 0, 0))
     return [train.train.image(i, 3) for i in range(len(train.train))]
 
 
 @pytest.mark.hygiene
-@pytest.mark.parametrize("name", ["table.csv", "table.parquet", "g.npz", "a/1.jpg", "a/1.png"])
+@pytest.mark.parametrize(
+    "name", ["table.csv", "table.parquet", "l.txt", "g.npz", "f.h5", "a/1.jpg", "a/1.png"]
+)
 def test_damaged_files_are_read_or_refused(name, tmp_path):
     path, rng = tmp_path / name, np.random.default_rng(0)
     images = [f"{label}/{i}.{name[-3:]}" for label in "abcd" for i in (1, 2)]
@@ -31,8 +44,9 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
         write_pictures(tmp_path, images)
         read = read_images
     else:
-        read = Embeddings.load if name == "g.npz" else read_table
-        write_gallery(path) if name == "g.npz" else write_table(path, ROWS)
+        read = Embeddings.load if name in ("g.npz", "f.h5") else lambda path: find_images(str(path))
+        write = {"g.npz": write_gallery, "f.h5": write_features, "l.txt": write_lines}
+        write.get(name, lambda path: write_table(path, ROWS))(path)
     content = path.read_bytes()
     read(path)
     for _ in range(60):

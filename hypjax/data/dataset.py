@@ -109,6 +109,8 @@ class Dataset:
     def content(self, i: int) -> Any:
         """Returns the bytes of the i-th image's file, or the image in memory."""
         record = self.records[int(self.positions[i])]
+        if record is None:
+            raise ValueError("its row has no image")
         if isinstance(record, dict):  # The library `datasets` stores images so.
             record = record["path"] if record["bytes"] is None else record["bytes"]
         return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record

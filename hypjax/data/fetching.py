@@ -17,11 +17,11 @@ from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
+from hypjax.system.columns import split_options
 from hypjax.system.files import checksum, replacing
 from hypjax.types import SPLITS, split_name
 
-_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-ENCODING = "?encoding="  # Stands between an archive and the encoding of the names in it.
+TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _SAMPLED_MEMBERS = 1000  # First members of a .tar file, from which its kind is guessed.
 _TIMEOUT = 30  # Seconds.
 _HEADERS = {"User-Agent": "hypjax"}  # Some servers refuse Python's default.
@@ -51,7 +51,7 @@ def _open_zip(path: pathlib.Path, stream: IO[bytes], encoding: str | None) -> zi
     except (LookupError, UnicodeDecodeError) as error:
         if encoding:
             raise UserError(f"names in {path} are not of the encoding {encoding}") from error
-        remedy = f"if it is another, name it, as in {path}{ENCODING}cp932"
+        remedy = f"if it is another, name it, as in {path}?encoding=cp932"
         console.warn(f"names in {path} are of an unknown encoding, and read as cp437; {remedy}")
         return zipfile.ZipFile(stream)
 
@@ -61,11 +61,12 @@ def local_path(where: str) -> pathlib.Path:
 
     After an archive may follow the encoding of the names in it, as in photos.zip?encoding=cp932.
     """
-    location, _, encoding = where.partition(ENCODING)
+    location, options = split_options(where)
     path = pathlib.Path(location).expanduser()
-    if not path.name.lower().endswith(_ARCHIVES) or not os.path.isfile(path):
+    name, encoding = path.name.lower(), options.get("encoding", "")
+    if not name.endswith((".zip", *TARS)) or not os.path.isfile(path):
         return path
-    if path.suffix.lower() == ".tar" and not _holds_folders(path):
+    if name.endswith(TARS) and not _holds_folders(path):
         return path
     stat = path.stat()
     version = str(path.absolute()), stat.st_size, stat.st_mtime_ns, encoding
@@ -86,13 +87,14 @@ def local_path(where: str) -> pathlib.Path:
 
 
 def _holds_folders(path: pathlib.Path) -> bool:
-    """Whether a .tar file holds folders of images, and not the samples of a WebDataset."""
+    """Whether a .tar file, perhaps compressed, holds no samples of a WebDataset."""
+    is_compressed = path.suffix.lower() != ".tar"
     try:
         with tarfile.open(path) as archive:
             members = itertools.islice(archive, _SAMPLED_MEMBERS)
             files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
-    except (OSError, tarfile.TarError):  # The reader reports the error.
-        return False
+    except Exception:  # Decompressors raise almost anything; the reader reports the error.
+        return is_compressed
     # A WebDataset's sample is an image and other files, with names that are equal up to the suffix.
     image_stems, other_stems = set(), set()
     for file in files:
@@ -100,7 +102,7 @@ def _holds_folders(path: pathlib.Path) -> bool:
             stems = image_stems if _is_image(file) else other_stems
             stems.add(file.parent / file.name.partition(".")[0])
     are_in_folders = bool(image_stems) and all(len(stem.parts) > 1 for stem in image_stems)
-    return are_in_folders and image_stems.isdisjoint(other_stems)
+    return (are_in_folders or is_compressed) and image_stems.isdisjoint(other_stems)
 
 
 def _is_image(path: pathlib.PurePath) -> bool:

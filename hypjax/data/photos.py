@@ -1,7 +1,6 @@
 """Lists users' own images or features: from folders, tables, lists of paths, and Python."""
 
 import collections
-import csv
 import functools
 import glob
 import io
@@ -17,25 +16,22 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import Dataset, hash_facts, stacked, table_of_names
-from hypjax.data.fetching import ENCODING, image_at, local_path
+from hypjax.data.dataset import Dataset, stacked, table_of_names
+from hypjax.data.fetching import image_at, local_path
 from hypjax.data.folders import FolderWalk
+from hypjax.data.pixels import image_suffixes
 from hypjax.data.shards import SHARDS, find_dataset, table_of
-from hypjax.errors import UserError, counted, explained, require_utf8
+from hypjax.data.tables import file_version, read_table, table_of_files
+from hypjax.errors import UserError, require_utf8
 from hypjax.retrieval.embeddings import read_features
 from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
 from hypjax.system import console
-from hypjax.system.caches import cache_folder
-from hypjax.system.files import absolute, checksum, read_csv, read_parquet, write_text
+from hypjax.system.columns import require_options, split_options
+from hypjax.system.files import checksum
 from hypjax.types import SPLITS, cased_alike, class_name, split_name, split_names
 
-# Formats that Pillow registers without a decoder, or that hold no pixels.
-_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 _CLASS_FOLDERS = "put each class's images into a sub-folder, or list them in a table"
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's types, the same on all machines.
-_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of boxes in open-metric-learning.
-# Cells of the columns is_query and is_gallery in open-metric-learning.
-_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 Pixels = UInt8[np.ndarray, "height width *channels"]
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Pixels | Float[np.ndarray, "*images dim"]
 
@@ -96,87 +92,59 @@ def find_images(where: str, exclude: Sequence[str] = ()) -> Dataset:
 def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool = True) -> Dataset:
     """Lists the images at a location; unknown classes are ''.
 
-    A location is a folder (see `list_folder`), a .csv or .parquet table (see `read_table`), a .txt
-    file of paths relative to its folder, a pattern such as 'photos/*.jpg', an image, the URL of an
-    image, an archive, a dataset (see `find_dataset`), or a file of features (see
-    `hypjax.retrieval.feature_files`). `FolderWalk` describes the other arguments, which are for
-    folders, archives and patterns. Raises a UserError if there are no images.
+    A location is a folder (see `list_folder`), a .csv or .parquet table or a .txt list (see
+    `hypjax.data.tables`), a pattern such as 'photos/*.jpg', an image, the URL of an image, an
+    archive, a dataset (see `find_dataset`), or a file of features (see
+    `hypjax.retrieval.feature_files`). Options may follow, as in photos.csv?label=species, see
+    `hypjax.system.columns`. `FolderWalk` describes the other arguments, which are for folders,
+    archives and patterns. Raises a UserError if there are no images.
     """
     if where.startswith(("http://", "https://")):
         return image_at(where)
     path = local_path(where)
-    where = where.partition(ENCODING)[0]
+    location, options = split_options(where)
     if not all(pathlib.PurePath(pattern).parts for pattern in exclude):
         raise UserError("a pattern to exclude is empty; give a name, or the end of a path")
     if exclude and ("://" in where or os.path.isfile(path)):
-        raise UserError(f"{where} is no folder, archive or pattern, of which to exclude files")
-    if has_features(path):
-        return read_vectors(path)
+        raise UserError(f"{location} is no folder, archive or pattern, of which to exclude files")
+    if has_features(path, options):
+        return read_vectors(where)
     walk = FolderWalk(exclude, skip_corrupt)
-    if os.path.isdir(path) and len(images := list_folder(path, walk)):
+    if os.path.isdir(path):
+        options.pop("encoding", None)  # Of the archive.
+    if os.path.isdir(path) and not options and len(images := list_folder(path, walk)):
         return images
     is_image = path.suffix.lower() in image_suffixes()
-    if not is_image and (dataset := find_dataset(where)) is not None:
+    if not is_image and (dataset := find_dataset(location, options)) is not None:
         return dataset
-    if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-        images = read_table(path)
-    elif path.suffix.lower() == ".txt":
-        with explained(f"cannot read {path}"):
-            lines = map(str.strip, path.read_text("utf-8-sig").split("\n"))
-        images = _table_of_files([path.parent / line for line in lines if line])
+    if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".txt"):
+        images = read_table(path, options)
     else:
+        require_options(options, (), location)
         names = [] if os.path.isdir(path) else walk.matches(str(path))
-        images = _table_of_files([*map(pathlib.Path, names)])
+        images = table_of_files([*map(pathlib.Path, names)])
     if not len(images):
-        is_missing = not os.path.lexists(path) and not glob.has_magic(where)
-        is_pattern = "[" in where and not os.path.isdir(path)
+        is_missing = not os.path.lexists(path) and not glob.has_magic(location)
+        is_pattern = "[" in location and not os.path.isdir(path)
         advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
         raise UserError(
-            f"{where} does not exist" if is_missing else f"no images at {where}; {advice}"
+            f"{location} does not exist" if is_missing else f"no images at {location}; {advice}"
         )
     return images
 
 
-@functools.cache
-def image_suffixes() -> frozenset[str]:
-    """Returns the suffixes of all image formats that Pillow reads."""
-    suffixes = Image.registered_extensions().items()  # Loads all plugins, which fill Image.OPEN.
-    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Pillow's reader of JPEG opens MPO.
-    return frozenset(suffix for suffix, name in suffixes if name in formats)
-
-
-def _table_of_files(
-    paths: Sequence[pathlib.Path],
-    classes: Sequence[str] = (),
-    splits: Sequence[str] = (),
-    coarse_labels: Sequence[str] = (),
-) -> Dataset:
-    """Makes a table of image files, whose records are their paths."""
-    names = [str(absolute(path)) for path in paths]
-    classes = classes or [""] * len(paths)
-    versions = map(_file_version, paths)
-    return table_of_names(
-        names, names, classes, splits=splits, coarse_labels=coarse_labels, file_versions=versions
+def read_vectors(where: str, labels: str | None = None) -> Dataset:
+    """Reads a file of features or points; `labels` is the file of their labels, if separate."""
+    files = [split_options(os.fspath(file))[0] for file in (where, labels) if file is not None]
+    return _read_vectors(
+        where, labels, *(file_version(pathlib.Path(x).expanduser()) for x in files)
     )
 
 
-def _file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
-    """Returns a file's absolute path, and its size and time of change; None if it is missing."""
-    if not os.path.exists(path):
-        return str(absolute(path)), None
-    stat = path.stat()
-    return str(absolute(path)), (stat.st_size, stat.st_mtime_ns)
-
-
-def read_vectors(path: str | os.PathLike[str], labels: str | None = None) -> Dataset:
-    """Reads a file of features or points; `labels` is the file of their labels, if separate."""
-    files = [pathlib.Path(file).expanduser() for file in (path, labels) if file is not None]
-    return _read_vectors(*map(_file_version, files))
-
-
 @functools.lru_cache(maxsize=1)  # A run reads the features' dimension before the features.
-def _read_vectors(*file_versions: tuple[str, tuple[int, int] | None]) -> Dataset:
-    return _table_of_features(read_features(*(path for path, _ in file_versions)))
+def _read_vectors(where: str, labels: str | None, *versions: object) -> Dataset:
+    del versions  # They tell the cache whether the files have changed.
+    return _table_of_features(read_features(where, labels))
 
 
 def _table_of_features(features: FeatureTable) -> Dataset:
@@ -239,13 +207,13 @@ def list_folder(root: pathlib.Path, walk: FolderWalk | None = None) -> Dataset:
         example = f"{'/'.join(parts)} has images of the class {parts[depth - 1]}"
         console.say(f"sub-folders of class folders are not classes: {example} (in {root})")
     if not any(folders) or not has_splits:
-        return _table_of_files(paths, classes=top_folders)
+        return table_of_files(paths, classes=top_folders)
     if other_folders:
         other = min(other_folders) or "images"
         problem = f"{root} has {other} beside folders of splits ({', '.join(SPLITS)})"
         raise UserError(f"{problem}; move {other} away, or list the images in a table")
     classes = ["".join(parts[1:2]) for parts in folders]
-    return _table_of_files(paths, classes, splits=top_folders)
+    return table_of_files(paths, classes, splits=top_folders)
 
 
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
@@ -261,89 +229,6 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
         heif = f"; .heic needs {pixels.HEIF_INSTALLATION}" if ".heic" in counts else ""
         left_out = f"{counts.total()} of {len(files)} files in {root} are left out"
         console.warn(f"{left_out}, of kinds that cannot be read: {kinds}{heif}")
-
-
-def read_table(table: pathlib.Path) -> Dataset:
-    """Reads the images that a CSV or Parquet table lists.
-
-    The table's columns are `path` (absolute, or relative to the table's folder), `label`, and
-    optionally `coarse_label` and `split`. Like open-metric-learning, it may have `is_query` and
-    `is_gallery` instead of `split`.
-    """
-    rows = _read_rows(table)
-    row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
-    coarse_labels, labels_of = [], collections.defaultdict(set)
-    for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
-        where, path = f"{table}, row {number}", row.get("path")
-        label = class_name(row.get("label"), where)
-        coarse_label = class_name(row.get("coarse_label"), where)
-        if not (isinstance(path, str) and path and "\0" not in path and label):
-            raise UserError(f"{where} needs a path without null bytes, and a label")
-        if "\n" in path + label:
-            raise UserError(f"{where} has a line break in its path or label; mend its quotes")
-        file = absolute(table.parent / path)
-        labels_of[file].add(label)
-        for split in splits:
-            if (file, label, split) in row_of:
-                raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
-            row_of[file, label, split] = number
-            coarse_labels.append(coarse_label)
-    if not rows:
-        raise UserError(f"{table} has no rows")
-    several = [file for file, labels in labels_of.items() if len(labels) > 1]
-    if several:
-        images = counted(len(several), "image")
-        console.warn(f"{table} has {images} with several labels, such as {min(several)}")
-    if any(row.get(name) for row in rows for name in _BOX):
-        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
-    files, labels, splits = zip(*row_of, strict=True)
-    return _table_of_files(files, labels, splits, coarse_labels)
-
-
-def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Returns the splits of each row: from the column `split`, or from is_query and is_gallery.
-
-    If the queries are the same images as the gallery, both are one split, test. Without a column
-    `split`, rows that are neither queries nor in the gallery are training images.
-    """
-
-    def flags(column: str) -> list[bool]:
-        return [_FLAGS[class_name(row.get(column), str(table)).lower()] for row in rows]
-
-    try:
-        is_query, is_gallery = flags("is_query"), flags("is_gallery")
-    except KeyError as error:
-        raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
-    named_splits = split_names(row.get("split") for row in rows)
-    if not any(is_query + is_gallery):
-        return [[split] for split in named_splits]
-    query_and_gallery = ["test"] if is_query == is_gallery else ["query", "gallery"]
-    splits_of = {
-        (True, True): query_and_gallery,
-        (True, False): ["query"],
-        (False, True): ["gallery"],
-    }
-    splits = []
-    for i, split in enumerate(named_splits):
-        roles = is_query[i], is_gallery[i]
-        if any(roles) and split == "train":
-            raise UserError(f"{table}, row {i + 1} is a query or in the gallery, and in train")
-        splits.append(splits_of.get(roles, [split if "split" in rows[i] else "train"]))
-    return splits
-
-
-def _read_rows(table: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the rows of a CSV or Parquet table as dictionaries."""
-    with explained(f"cannot read {table}"):
-        if table.suffix.lower() == ".parquet":
-            content = read_parquet(table)
-            columns, rows = content.column_names, content.to_pylist()
-        else:
-            columns, cells = read_csv(table)
-            rows = [dict(zip(columns, row, strict=True)) for row in cells]
-    if missing := {"path", "label"} - set(columns):
-        raise UserError(f"{table} has no column {max(missing)}, only {', '.join(columns)}")
-    return rows
 
 
 def labelled_images(dataset: Any) -> Dataset:
@@ -391,17 +276,5 @@ def _labelled(dataset: Any) -> Dataset:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"
         raise UserError(f"{missing}, such as image {classes.index('')}; give one, or leave it out")
     if images and isinstance(images[0], str | os.PathLike):
-        return _table_of_files([pathlib.Path(image).expanduser() for image in images], classes)
+        return table_of_files([pathlib.Path(image).expanduser() for image in images], classes)
     return table_of_names(images, [""] * len(images), classes)
-
-
-def write_table(images: Dataset) -> pathlib.Path:
-    """Writes a table of image files to the cache, with a hash of its content as its name."""
-    splits = [""] * len(images) if images.splits is None else images.splits
-    text = io.StringIO()
-    rows = zip(images.names, images.class_names, splits, strict=True)
-    csv.writer(text).writerows([("path", "label", "split"), *rows])
-    file = cache_folder() / "tables" / f"{hash_facts([text.getvalue()])}.csv"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text.getvalue())
-    return file

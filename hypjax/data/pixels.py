@@ -1,6 +1,7 @@
 """Decodes images on the host, exactly or fast, and resizes crops."""
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -32,10 +33,20 @@ _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)  # First bytes of 
 _BITS, _PHOTOMETRIC, _MAX_VALUE, _PALETTE = 258, 262, 281, 320  # Tags of TIFF.
 _MAX_ENLARGEMENT = 8  # Of an image's pixels, beyond which only the pixels of a box are computed.
 _MIN_RATIO = 2  # A box decoded at a reduced size has at least so many times the square's side.
+# Formats that Pillow registers without a decoder, or that hold no pixels.
+_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
 # Decoding takes up to 10 bytes per pixel, so the threads of a process take turns with large images.
 _LARGE_IMAGE = 50_000_000  # Pixels.
 _DECODING_LARGE = threading.Lock()
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Returns the suffixes of all image formats that Pillow reads."""
+    suffixes = Image.registered_extensions().items()  # Loads all plugins, which fill Image.OPEN.
+    formats = Image.OPEN.keys() - _NO_IMAGES | {"MPO"}  # Pillow's reader of JPEG opens MPO.
+    return frozenset(suffix for suffix, name in suffixes if name in formats)
 
 
 def decode(

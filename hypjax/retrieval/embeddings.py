@@ -148,9 +148,8 @@ class Embeddings(ArrayGallery):
         are files with the images' classes. Raises UserError if a file cannot be read, is damaged or
         of another kind, or if a row is not finite.
         """
-        path = pathlib.Path(path).expanduser()
-        names = {"labels": labels, "coarse_labels": coarse_labels}
-        return cls._from_file(feature_files.read_arrays(path, **names), str(path), space)
+        arrays = feature_files.read_arrays(path, labels=labels, coarse_labels=coarse_labels)
+        return cls._from_file(arrays, str(path), space)
 
     @classmethod
     def _from_file(
@@ -196,7 +195,6 @@ def read_features(
     path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
 ) -> FeatureTable:
     """Reads a table of features from a file of features or points, as `Embeddings.load` does."""
-    path = pathlib.Path(path).expanduser()
     arrays = feature_files.read_arrays(path, labels=labels)
     if "features" not in arrays and "space" in arrays:
         arrays |= {"features": Embeddings._from_file(arrays, str(path), None).features()}
@@ -218,7 +216,8 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
 def is_gallery(location: str | os.PathLike[str]) -> bool:
     """Whether a location looks like a gallery that `open_gallery` can open."""
     location = os.fspath(location)
-    return location.endswith(".npz") or _engine(location) in integrations.names("open")
+    is_file = location.partition("?")[0].endswith(".npz")  # Perhaps with options.
+    return is_file or _engine(location) in integrations.names("open")
 
 
 def _engine(location: str) -> str:

@@ -1,31 +1,34 @@
 """Files of features of any model, with labels, paths and splits of their images.
 
-An .npz file has the array `features` [n, d] and optional arrays `labels` [n], `ids` [n] (paths of
-images, or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of such tensors
-or lists. A .parquet or .csv table has numbered columns such as f0 and f1, or, if it is .parquet,
-the column `features`; and optional columns `label`, `path`, `split` and `coarse_label`. An .npy
-file and a .pt file of one tensor have only features. A .pt file of (x, y) or (x, y, index), as the
-code of Hyp-ViT, HypMix and HIER writes it, holds points x with labels y.
+An .npz or .h5 file has the array `features` [n, d] and optional arrays `labels` [n], `ids` [n]
+(paths of images, or other names), `splits` [n] and `coarse_labels` [n]; a .pt file has a dict of
+such tensors or lists. A .parquet, .csv or .tsv table has numbered columns such as f0 and f1, or, if
+it is .parquet, the column `features`; and optional columns `label`, `path`, `split` and
+`coarse_label`. Options name other arrays or columns, as in features.h5?features=emb&label=y, see
+`hypjax.system.columns`. An .npy file and a .pt file of one tensor have only features. A .pt file of
+(x, y) or (x, y, index), as the code of Hyp-ViT, HypMix and HIER writes it, holds points x with
+labels y.
 """
 
 import collections
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Shaped
 
-from hypjax.errors import UserError, counted, explained
+from hypjax.errors import UserError, counted, explained, require_package
 from hypjax.retrieval import inputs
 from hypjax.system import console, files
+from hypjax.system.columns import Options, find_column, require_options, split_options
 from hypjax.types import MISSING, class_name, one_spelling, split_names
 
 IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
-_COLUMNS = {"label": "labels", "path": "ids", "split": "splits", "coarse_label": "coarse_labels"}
+_OPTIONS = ("features", "path", "label", "coarse_label")
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Index columns of pandas; '' in CSV.
 _CHECKED_ROWS = 1 << 16  # Rows that are checked at once.
 
@@ -40,27 +43,36 @@ class FeatureTable(NamedTuple):
     coarse_labels: Shaped[np.ndarray, " n"] | None = None
 
 
-def has_features(path: pathlib.Path) -> bool:
+_ROLES = ("features", "path", "label", "split", "coarse_label")  # Of the fields above.
+
+
+def has_features(path: pathlib.Path, options: Options) -> bool:
     """Whether a file holds features, by its name, or by the columns of a table."""
     suffix = path.suffix.lower()
-    if suffix not in (".parquet", ".csv"):  # These may be tables of images.
+    if suffix not in (".parquet", ".csv", ".tsv"):  # These may be tables of images.
         return suffix in _READERS
+    holds_lists = False
     try:
-        if suffix == ".csv":
-            names = files.csv_header(path)[1]
-        else:
+        if suffix == ".parquet":
             import pyarrow.parquet
 
-            names = pyarrow.parquet.read_schema(path).names
+            schema = pyarrow.parquet.read_schema(path)
+            names, holds_lists = schema.names, "binary" not in str(schema.types)  # And no images.
+        else:
+            names = files.csv_header(path)[1]
         names = files.column_names(names)
-        return "features" in names or bool(_numbered_columns(names))
+        columns = _columns_of_arrays(names, options, path)
+        if "features" in options or "features" in names or _numbered_columns(names, columns):
+            return True
+        return holds_lists and "features" in columns and "ids" not in columns
     except Exception:  # Damaged or missing: reading it reports that.
         return False
 
 
-def _numbered_columns(names: Sequence[str]) -> list[str]:
-    """Columns of features: all columns of no known name, if numbered from 0 or 1; else none."""
-    unknown = {name for name in names if name not in _COLUMNS and not _INDEX.fullmatch(name)}
+def _numbered_columns(names: Sequence[str], columns: Mapping[str, str]) -> list[str]:
+    """Columns of features: all columns of no known use, if numbered from 0 or 1; else none."""
+    known = columns.values()
+    unknown = {name for name in names if name not in known and not _INDEX.fullmatch(name)}
     stem = min(unknown, default="").rstrip("0123456789")
     for first in (0, 1):
         numbered = [f"{stem}{number}" for number in range(first, first + len(unknown))]
@@ -73,7 +85,7 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     """Checks named arrays and makes a table of them; a `UserError` names the source."""
     if "features" not in arrays:
         names = ", ".join(sorted(arrays)) or "none"
-        raise UserError(f"{source} has no array features; its arrays are {names}")
+        raise UserError(f"{source} has no array features; name one by ?features=ARRAY ({names})")
     features = np.asarray(arrays["features"])
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         kind = f"{features.dtype} of shape {list(features.shape)}"
@@ -85,7 +97,8 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
         if len(infinite):
             raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
     count = len(features)
-    columns = {name: as_names(arrays.get(name), name, count, source) for name in _COLUMNS.values()}
+    _, *others = FeatureTable._fields
+    columns = {name: as_names(arrays.get(name), name, count, source) for name in others}
     if columns["ids"] is None:
         columns["ids"] = np.arange(count).astype(str)
     if columns["labels"] is None:
@@ -121,35 +134,64 @@ def as_names(
     return np.array(names if name == "ids" else one_spelling(names), dtype=str)
 
 
-def read_arrays(
-    path: pathlib.Path, **label_files: str | os.PathLike[str] | None
-) -> dict[str, np.ndarray]:
+def read_arrays(where: str | os.PathLike[str], **label_files: Any) -> dict[str, np.ndarray]:
     """Reads the arrays of a file of features, and arrays such as `labels` from other files.
 
-    Executes nothing in a file. Raises UserError if a file is damaged or of another kind.
+    `where` may end in options, see `hypjax.system.columns`. Executes nothing in a file. Raises
+    UserError if a file is damaged or of another kind.
     """
-    arrays = _read(path, _READERS)
+    location, options = split_options(os.fspath(where))
+    require_options(options, _OPTIONS, location)
+    arrays = _read(location, _READERS, options)
     for name, file in label_files.items():
         if file is not None:
-            arrays[name] = _read(pathlib.Path(file).expanduser(), _LABEL_READERS)
+            arrays[name] = _read(os.fspath(file), _LABEL_READERS)
     return arrays
 
 
-def _read(path: pathlib.Path, readers: Mapping[str, Callable[[pathlib.Path], Any]]) -> Any:
+def _read(location: str, readers: Mapping[str, Callable[..., Any]], *options: Options) -> Any:
+    path = pathlib.Path(location).expanduser()
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     with explained(f"cannot read {path}"):
-        return read(path)
+        return read(path, *options)
 
 
-def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _columns_of_arrays(names: Collection[str], options: Options, path: object) -> dict[str, str]:
+    """Finds the columns of a file, by the name of the array that each fills."""
+    columns = [find_column(names, role, options, path) for role in _ROLES]
+    return {x: y for x, y in zip(FeatureTable._fields, columns, strict=True) if y is not None}
+
+
+def _named(arrays: Mapping[str, Any], options: Options, path: object) -> dict[str, Any]:
+    """Adds the arrays of `FeatureTable` that have other names; arrays of pixels are none."""
+    names = [name for name, x in arrays.items() if np.ndim(x) < 3 or name in FeatureTable._fields]
+    columns = _columns_of_arrays(names, options, path)
+    return {**arrays, **{name: np.asarray(arrays[column]) for name, column in columns.items()}}
+
+
+def _read_h5(path: pathlib.Path, options: Options) -> dict[str, Any]:
+    require_package("h5py", f"reading a {path.suffix} file", "hypjax[hdf5]")
+    import h5py
+
+    with path.open("rb") as opened, h5py.File(opened) as file:
+        names: list[str] = []
+        file.visit(names.append)  # Of groups, too.
+        arrays = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
+        named = _named(arrays, options, path)
+        read = {name: x for name, x in named.items() if name in FeatureTable._fields}
+        return read if "features" in read else dict.fromkeys(names)
+
+
+def _read_tensors(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
     content = files.read_torch(path)
     if isinstance(content, tuple) and len(content) in (2, 3):
         return _paper_arrays(*content)
     if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     arrays = content if isinstance(content, dict) else {"features": content}
-    return {_COLUMNS.get(name, name): _to_numpy(value) for name, value in arrays.items()}
+    arrays = {name: _to_numpy(value) for name, value in arrays.items()}
+    return _named(arrays, options, path)
 
 
 def _paper_arrays(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
@@ -168,57 +210,73 @@ def _to_numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_csv(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
     import pyarrow.csv
 
     delimiter, header = files.csv_header(path)
     names = files.column_names(header)
-    types = dict.fromkeys(_COLUMNS, pyarrow.string())
-    types |= dict.fromkeys(_numbered_columns(names), pyarrow.float32())
-    options = (
-        pyarrow.csv.ReadOptions(column_names=names, skip_rows=1),
+    columns = _columns_of_arrays(names, options, path)
+    types = dict.fromkeys(columns.values(), pyarrow.string())
+    types |= dict.fromkeys(_numbered_columns(names, columns), pyarrow.float32())
+    encoding = files.encoding(path).removesuffix("-sig")
+    arguments = (
+        pyarrow.csv.ReadOptions(column_names=names, skip_rows=1, encoding=encoding),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
         pyarrow.csv.ConvertOptions(column_types=types),
     )
-    return _table_arrays(pyarrow.csv.read_csv(path, *options))
+    return _table_arrays(pyarrow.csv.read_csv(path, *arguments), columns)
 
 
-def _table_arrays(table: Any) -> dict[str, np.ndarray]:
+def _read_parquet(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
+    table = files.read_parquet(path)
+    return _table_arrays(table, _columns_of_arrays(table.column_names, options, path))
+
+
+def _table_arrays(table: Any, columns: dict[str, str]) -> dict[str, np.ndarray]:
     """Arrays of a table's columns; raises `ValueError` without columns of features."""
     names = table.column_names
-    if "features" in names:
+    if name := columns.pop("features", None):
         import pyarrow.compute
 
-        rows = table.column("features").combine_chunks()
+        rows = table.column(name).combine_chunks()
         if not hasattr(rows.type, "value_type"):
-            raise ValueError("the column features holds no lists; use columns f0, f1, ...")
+            raise ValueError(f"the column {name} holds no lists; use columns f0, f1, ...")
         lengths = pyarrow.compute.list_value_length(rows).to_numpy(zero_copy_only=False)
         if len(set(lengths.tolist())) != 1:  # The length of a missing list is NaN.
-            raise ValueError("the lists in the column features differ in length")
+            raise ValueError(f"the lists in the column {name} differ in length")
         features = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), -1)
-    elif numbered := _numbered_columns(names):
+    elif numbered := _numbered_columns(names, columns):
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
-        unknown = [name for name in names if name not in _COLUMNS]
+        unknown = [name for name in names if name not in columns.values()]
         shown = [name for name in unknown if not re.search(r"\d$", name)] or unknown[:9]
         problem = "no column features, and others are not all numbered without gaps, as f0 and f1"
         raise ValueError(f"it has {problem}: {', '.join(shown)}")
     arrays = {"features": features}
-    for column, name in _COLUMNS.items():
-        if column in names:
-            arrays[name] = np.array(table.column(column).to_pylist(), dtype=object)
+    for array, name in columns.items():
+        arrays[array] = np.array(table.column(name).to_pylist(), dtype=object)
     return arrays
 
 
+def _read_npy(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
+    require_options(options, (), path)
+    return {"features": files.read_npy(path, "features", mapped=True)}
+
+
 _READERS = {
-    ".npz": files.read_npz,
-    ".npy": lambda path: {"features": files.read_npy(path, "features", mapped=True)},
-    ".parquet": lambda path: _table_arrays(files.read_parquet(path)),
+    ".npz": lambda path, options: _named(files.read_npz(path), options, path),
+    ".npy": _read_npy,
+    ".parquet": _read_parquet,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".pt": _read_tensors,
+    ".h5": _read_h5,
+    ".hdf5": _read_h5,
 }
 _LABEL_READERS = {
     ".npy": lambda path: files.read_npy(path, "labels"),
-    ".txt": lambda path: np.array([*map(str.strip, path.read_text("utf-8-sig").splitlines())]),
+    ".txt": lambda path: np.array(
+        [*map(str.strip, path.read_text(files.encoding(path)).splitlines())]
+    ),
     ".pt": lambda path: _to_numpy(files.read_torch(path)),
 }

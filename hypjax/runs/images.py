@@ -11,6 +11,7 @@ from hypjax.config.rules import validate_relations
 from hypjax.data import photos, splits
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.parts import HeldOutClasses, Splits
+from hypjax.data.tables import write_table
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
 
@@ -27,7 +28,7 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
         return {"name": "folder", "path": os.fspath(dataset)}
     images = photos.labelled_images(dataset)
     if images.path(0):  # Then all images are files, not only the first.
-        return {"name": "folder", "path": str(photos.write_table(images))}
+        return {"name": "folder", "path": str(write_table(images))}
     _in_memory[:] = [splits.measured(images, skip_corrupt=skip_corrupt)]
     return {"name": IN_MEMORY, "path": None}
 

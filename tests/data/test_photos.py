@@ -429,6 +429,28 @@ def test_tar_files_of_samples_are_no_folders(tmp_path):
     for files in ("a/1.png a/1.cls", "1.png 2.png", "x/a.b/1.png x/a.b/1.seg.json"):
         archive = packed(tmp_path / files.replace("/", "-"), "tar", files)
         assert str(local_path(archive)) == archive
+    archive = packed(tmp_path / "samples", "gztar", "a/1.png a/1.cls")
+    assert str(local_path(archive)) == archive
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("a.png b.png c.png d.png e.png f.png g.1.png h.20.png", "2 of 8 .* such as g.1.png: "),
+        ("gull.png gull.1.png", "1 of 2 images would be lost, .* gull.1.png: .* the first dot"),
+        ("bird.001.png bird.002.png bird.003.png", "2 of 3 .* bird.002.png: .* other dots as -"),
+        ("i.01.png i.01.cls i.02.png i.02.cls", "1 of 2 .* i.02.png: .* the first dot ends"),
+        ("a.png a.cls b.jpg b.cls", "1 of 2 .* b.jpg: .* same suffix; convert .* .png, jpg"),
+        ("a.png b.png c.png d.png e.png f.png f.cls", "f.cls would be lost: .* samples have .cls"),
+        ("README.md a.png a.cls b.png b.cls", "README.md would be lost: not all .* have .md"),
+    ],
+)
+def test_tar_files_whose_images_would_be_lost(tmp_path, files, message):
+    archive = packed(tmp_path / "photos", "tar", files)
+    pathlib.Path(archive).rename(tmp_path / "photos-0.tar")
+    for where in ("photos-0.tar", "photos-*.tar"):
+        with pytest.raises(UserError, match=message):
+            find_images(str(tmp_path / where))
 
 
 def test_an_image_at_an_address_of_the_web_is_fetched(monkeypatch):

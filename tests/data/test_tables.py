@@ -35,6 +35,14 @@ def read(path, text):
         ('path, label\na.jpg, "x, y"\nb.jpg, 5" disk\n', ["x, y", '5" disk']),
         ("path,label\na.jpg,3\nb.jpg,3.0\n", ["3", "3"]),
         ("path,label\na.jpg,007\nb.jpg,v3.0\n", ["007", "v3.0"]),
+        ("\ufeffFilePath,Class\r\na.jpg,x\r\nb.jpg,y\r\n", ["x", "y"]),
+        ("id|file_name|Category\n0|a.jpg|x\n1|b.jpg|y\n", ["x", "y"]),
+        ('"","img","y","label"\n"0","a.jpg","3","x"\n"1","b.jpg","4","y"\n', ["x", "y"]),
+        ("a.jpg,x\nb.jpg,y\n", ["x", "y"]),  # Without a header.
+        ("x,a.jpg\ny,b.jpg\n", "row 1 needs a path .* and a label"),
+        ("a.jpg,x,train\n", "line 1 has more than a path and a label; add a first line"),
+        ("image,filename,label\n", "columns image and filename; name its path by .path=COLUMN"),
+        ("path,kind\na.jpg,x\n", "no column label; name it by .label=COLUMN, .* path, kind"),
         ("path,label\na.jpg,x\nb.jpg,Boeing 737, red\n", "2 columns, and row 2 has 3"),
         ("path,label,split\na.jpg,x\n", "row 1 has 2"),
         ("path;label\na.jpg;x;y\n", "row 1 .* contain ';'"),
@@ -60,6 +68,77 @@ def test_cells_of_tables(tmp_path, text, expected):
     else:
         names, images = read(tmp_path / "t.csv", text)
         assert names == ["a.jpg", "b.jpg"] and images.class_names.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [  # Names and classes of the images, or a part of the error.
+        ("a.jpg\n\nb c.jpg\n", {"a.jpg": "", "b c.jpg": ""}),
+        ("a.jpg 0\nb c.jpg 007\n", {"a.jpg": "0", "b c.jpg": "007"}),
+        ("a.jpg\tgreat tit\r\nb c.jpg  wren \r\n", {"a.jpg": "great tit", "b c.jpg": "wren"}),
+        ('a.jpg,x\n"b, c.jpg","y z"\n', {"a.jpg": "x", "b, c.jpg": "y z"}),
+        ("a 0\nb c 1\n", {"a": "0", "b c": "1"}),  # Without the suffix of an image.
+        ("image_id class_id path\n1 5 a.jpg\n2 6 b.jpg\n", {"a.jpg": "5", "b.jpg": "6"}),
+        ("filename\tlabel\na.jpg\tx\n", {"a.jpg": "x"}),
+        ("a.jpg 0\nb.jpg\n", "row 2 needs a path .* and a label"),
+        ("a.jpg 0 1\n", "line 1 has more than a path and a label; add a first line"),
+        ("s3://bucket/a.jpg 0\n", "row 1: s3://bucket/a.jpg is a URL; download"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lists_of_paths_and_of_labels(tmp_path, text, expected, encoding):
+    path = tmp_path / "train.txt"
+    path.write_bytes(text.encode(encoding))
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            find_images(str(path))
+    else:
+        images = find_images(str(path))
+        names = [str(tmp_path / name) for name in expected]
+        assert images.names.tolist() == names
+        assert images.class_names.tolist() == [*expected.values()]
+
+
+def test_options_name_the_columns_of_tables(tmp_path):
+    rows = [{"file": "a.jpg", "label": "x", "Species": "robin", "family": "chat"}]
+    for table in (write_table(tmp_path / name, rows) for name in ("t.csv", "t.parquet")):
+        images = find_images(f"{table}?path=file&label=species&coarse_label=family")
+        assert images.names.tolist() == [str(tmp_path / "a.jpg")]
+        assert images.class_names.tolist() == ["robin"]
+        assert images.coarse_labels.tolist() == ["chat"]
+        for option, message in (
+            ("label=genus", "no column genus; its columns are file, label, species, family"),
+            ("lable=species", "lable is none of the options path"),
+            ("split=train", "split is none of the options path, label, coarse_label"),
+        ):
+            with pytest.raises(UserError, match=message):
+                find_images(f"{table}?{option}")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [  # The file below the table's folder, or a part of the error.
+        (r"sub\a b.jpg", "sub/a b.jpg"),
+        ("sub/a b.jpg ", "sub/a b.jpg"),
+        ("~/a b.jpg", "sub/a b.jpg"),
+        ("file://FOLDER/sub/a%20b.jpg", "sub/a b.jpg"),
+        (r"odd\name.jpg", r"odd\name.jpg"),
+        (r"missing\a.jpg", "missing/a.jpg"),
+        (r"C:\photos\a.jpg", "row 1: C:.photos.a.jpg is a path on Windows; write it relative to"),
+        ("https://host/a.jpg", "row 1: https://host/a.jpg is a URL; download the images"),
+        ("s3://bucket/a.jpg", "row 1: s3://bucket/a.jpg is a URL"),
+    ],
+)
+def test_paths_in_tables_may_be_of_other_programs(tmp_path, monkeypatch, path, expected):
+    write_pictures(tmp_path, ["sub/a b.jpg", r"odd\name.jpg"])
+    monkeypatch.setenv("HOME", str(tmp_path / "sub"))
+    rows = [{"path": path.replace("FOLDER", str(tmp_path)), "label": "x"}]
+    table = write_table(tmp_path / "t.csv", rows)
+    if expected.startswith("row"):
+        with pytest.raises(UserError, match=expected):
+            find_images(str(table))
+    else:
+        assert find_images(str(table)).names.tolist() == [str(tmp_path / expected)]
 
 
 def test_links_and_repeated_paths_are_images_of_their_own(tmp_path):

@@ -70,7 +70,7 @@ def written(photos_folder, tmp_path_factory):
         hub.put("datasets/me/photos", root / "hub/me/photos")
         yield {
             "saved splits": root / "saved splits?split=train+val",
-            "parquet": root / "photos.parquet",
+            "parquet": root / "phot*.parquet",
             "hub": "hf://me/photos",
             "webdataset": root / "photos-*.tar",
         }

@@ -2,16 +2,19 @@
 
 import csv
 import dataclasses
+import sys
 
+import h5py
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import inputs
-from hypjax.retrieval.embeddings import Embeddings, read_features
+from hypjax.retrieval.embeddings import Embeddings, open_gallery, read_features
 
 BALL = PoincareBall(0.1, 2.3)
 
@@ -59,6 +62,42 @@ def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkey
         np.testing.assert_array_equal(actual.features(), features)
         assert actual.labels.tolist() == [str(label) for label in labels]
         np.testing.assert_array_equal(read_features(path, other).features, features)
+
+
+def test_arrays_have_usual_names_or_those_of_options(features, tmp_path):
+    names = [b"wren", b"robin", b"wr\xc3\xa9n"] * 7
+    np.savez(tmp_path / "a.npz", X=features, y=names, image=np.zeros((21, 2, 2, 3)), kind=names)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["train/Embeddings"], file["train/target"] = features, names
+        file["kind"] = np.array(names, object)
+        file.create_dataset("pixels", (10**9, 10**9), "f4")  # More than any memory.
+    columns = {"embedding": [*features]} | {
+        x: [n.decode() for n in names] for x in ("Class", "kind")
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    for name, matrix in (("a.npz", "X"), ("a.h5", "train/Embeddings"), ("a.parquet", "embedding")):
+        path = str(tmp_path / name)
+        for where in (path, f"{path}?label=kind", f"{path}?features={matrix}&label=kind"):
+            table = read_features(where)
+            np.testing.assert_array_equal(table.features, features)
+            assert table.labels.tolist() == ["wren", "robin", "wrén"] * 7
+            loaded = Embeddings.load(where)
+            assert loaded.labels.tolist() == find_images(where).class_names.tolist()
+            assert len(open_gallery(where)) == 21
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["test/Embeddings"], file["numbers"] = features, np.arange(21.0)
+    assert read_features(f"{path[:-8]}.h5?features=test/Embeddings&label=numbers").labels[3] == "3"
+    with pytest.raises(UserError, match="test/Embeddings and train/Embeddings; name its features"):
+        read_features(tmp_path / "a.h5")
+    (tmp_path / "a.h5").write_bytes(b"no file of HDF5")
+    with pytest.raises(UserError, match="cannot read .*a.h5 "):
+        read_features(tmp_path / "a.h5")
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match=r"reading a .h5 file needs h5py: pip install .*hdf5"):
+        read_features(tmp_path / "a.h5")
 
 
 def test_numbered_columns_may_be_in_any_order(tmp_path):
@@ -126,7 +165,9 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.npz", {"features": np.eye(2), "labels": [1, 0.5]}, "labels of .*a.npz, row 1: 0.5 is "),
         ("a.npz", {"features": np.eye(2), "labels": [b"a", b"\xe9"]}, r"a.npz, row 1: b'\\xe9' "),
         ("a.npz", {"features": np.eye(2), "splits": ["test", "eval"]}, "test and eval are both"),
-        ("a.npz", {"embeddings": np.eye(2)}, "no array features"),
+        ("a.npz", {"matrix": np.eye(2)}, r"no array features; name one by .* \(matrix\)"),
+        ("a.npz", {"emb": np.eye(2), "x": np.eye(2)}, "columns emb and x; name its features by"),
+        ("a.npz?label=y", {"features": np.eye(2)}, "no column y; its columns are features"),
         ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
         ("a.csv", b"path,label\na.jpg,x\n", "no column features"),
         ("a.csv", b"f0,f1,extra\n1,2,3\n", r": extra\)"),
@@ -138,7 +179,7 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.txt", b"text", "must end in .npz, .npy, .parquet"),
         ("a.parquet", pyarrow.table({"features": [[1.0], [1.0, 2.0]]}), "differ in length"),
     ):
-        path = tmp_path / name
+        path = tmp_path / name.partition("?")[0]
         if isinstance(content, dict):
             np.savez(path, **content)
         elif isinstance(content, bytes):
@@ -146,4 +187,4 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         else:
             pyarrow.parquet.write_table(content, path)
         with pytest.raises(UserError, match=keyword):
-            Embeddings.load(path)
+            Embeddings.load(tmp_path / name)

@@ -1,0 +1,205 @@
+"""Image files that CSV and Parquet tables, and lists of lines, name with their classes."""
+
+import collections
+import csv
+import io
+import os
+import pathlib
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypjax.data.dataset import Dataset, hash_facts, table_of_names
+from hypjax.data.pixels import image_suffixes
+from hypjax.errors import UserError, counted, explained
+from hypjax.system import console
+from hypjax.system.caches import cache_folder
+from hypjax.system.columns import Options, find_column, require_options
+from hypjax.system.files import absolute, csv_header, encoding, read_csv, read_parquet, write_text
+from hypjax.types import class_name, split_names
+
+_COLUMNS = ("path", "label", "coarse_label", "split")
+_BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of boxes in open-metric-learning.
+# Cells of the columns is_query and is_gallery in open-metric-learning.
+_FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
+_QUOTES = " \"'"
+_Rows = Sequence[Mapping[str, Any]]
+
+
+def table_of_files(
+    paths: Sequence[pathlib.Path],
+    classes: Sequence[str] = (),
+    splits: Sequence[str] = (),
+    coarse_labels: Sequence[str] = (),
+) -> Dataset:
+    """Makes a table of image files, whose records are their paths."""
+    names = [str(absolute(path)) for path in paths]
+    classes = classes or [""] * len(paths)
+    versions = map(file_version, paths)
+    return table_of_names(
+        names, names, classes, splits=splits, coarse_labels=coarse_labels, file_versions=versions
+    )
+
+
+def file_version(path: pathlib.Path) -> tuple[str, tuple[int, int] | None]:
+    """Returns a file's absolute path, and its size and time of change; None if it is missing."""
+    if not os.path.exists(path):
+        return str(absolute(path)), None
+    stat = path.stat()
+    return str(absolute(path)), (stat.st_size, stat.st_mtime_ns)
+
+
+def read_table(table: pathlib.Path, options: Options) -> Dataset:
+    """Reads the images that a CSV or Parquet table, or a .txt list of paths or of both, lists.
+
+    The table's columns are `path` (absolute, or relative to the table's folder), `label`, and
+    optionally `coarse_label` and `split`; the options, or usual names, tell others. Like
+    open-metric-learning, it may have `is_query` and `is_gallery` instead of `split`. Lines of a
+    list are a path, or a path and a label.
+    """
+    rows = _read_rows(table, options)
+    if table.suffix.lower() == ".txt" and not any("label" in row for row in rows):
+        paths = (row["path"] for row in rows)
+        return table_of_files([_listed_file(table, path, str(table)) for path in paths])
+    row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
+    coarse_labels, labels_of = [], collections.defaultdict(set)
+    for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
+        where, path = f"{table}, row {number}", row.get("path")
+        label = class_name(row.get("label"), where)
+        coarse_label = class_name(row.get("coarse_label"), where)
+        if not (isinstance(path, str) and path and "\0" not in path and label):
+            raise UserError(f"{where} needs a path without null bytes, and a label")
+        if "\n" in path + label:
+            raise UserError(f"{where} has a line break in its path or label; mend its quotes")
+        file = _listed_file(table, path, where)
+        labels_of[file].add(label)
+        for split in splits:
+            if (file, label, split) in row_of:
+                raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
+            row_of[file, label, split] = number
+            coarse_labels.append(coarse_label)
+    if not rows:
+        raise UserError(f"{table} has no rows")
+    several = [file for file, labels in labels_of.items() if len(labels) > 1]
+    if several:
+        images = counted(len(several), "image")
+        console.warn(f"{table} has {images} with several labels, such as {min(several)}")
+    if any(row.get(name) for row in rows for name in _BOX):
+        console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
+    files, labels, splits = zip(*row_of, strict=True)
+    return table_of_files(files, labels, splits, coarse_labels)
+
+
+def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """Returns the splits of each row: from the column `split`, or from is_query and is_gallery.
+
+    If the queries are the same images as the gallery, both are one split, test. Without a column
+    `split`, rows that are neither queries nor in the gallery are training images.
+    """
+
+    def flags(column: str) -> list[bool]:
+        return [_FLAGS[class_name(row.get(column), str(table)).lower()] for row in rows]
+
+    try:
+        is_query, is_gallery = flags("is_query"), flags("is_gallery")
+    except KeyError as error:
+        raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
+    named_splits = split_names(row.get("split") for row in rows)
+    if not any(is_query + is_gallery):
+        return [[split] for split in named_splits]
+    both = ["test"] if is_query == is_gallery else ["query", "gallery"]
+    splits_of = {(True, True): both, (True, False): ["query"], (False, True): ["gallery"]}
+    splits = []
+    for i, split in enumerate(named_splits):
+        roles = is_query[i], is_gallery[i]
+        if any(roles) and split == "train":
+            raise UserError(f"{table}, row {i + 1} is a query or in the gallery, and in train")
+        splits.append(splits_of.get(roles, [split if "split" in rows[i] else "train"]))
+    return splits
+
+
+def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
+    """Reads the rows of a CSV or Parquet table as dictionaries, with usual names of columns."""
+    require_options(options, _COLUMNS[:3], table)
+    with explained(f"cannot read {table}"):
+        if table.suffix.lower() == ".parquet":
+            content = read_parquet(table)
+            columns, rows = content.column_names, content.to_pylist()
+        elif _has_header(table):
+            columns, cells = read_csv(table)
+            rows = [dict(zip(columns, row, strict=True)) for row in cells]
+        else:
+            if table.suffix.lower() != ".txt":
+                console.say(f"{table} has no header; its lines are read as a path and a label")
+            require_options(options, (), table)
+            return _rows_of_lines(table)
+    column_of = {role: find_column(columns, role, options, table) for role in _COLUMNS}
+    for role in ("path", "label"):
+        if column_of[role] is None:
+            named = f"name it by ?{role}=COLUMN, one of {', '.join(columns)}"
+            raise UserError(f"{table} has no column {role}; {named}")
+    column_of = {role: column for role, column in column_of.items() if column is not None}
+    return [row | {role: row[column] for role, column in column_of.items()} for row in rows]
+
+
+def _has_header(table: pathlib.Path) -> bool:
+    """Whether the first line of a table or list holds names of columns."""
+    cells = csv_header(table)[1]
+    if any(map(_is_image_name, cells)):
+        return False
+    return table.suffix.lower() != ".txt" or find_column(cells, "path", {}, table) is not None
+
+
+def _is_image_name(text: str) -> bool:
+    return pathlib.PurePath(text.strip(_QUOTES)).suffix.lower() in image_suffixes()
+
+
+def _rows_of_lines(file: pathlib.Path) -> _Rows:
+    """Reads lines with a path, or with a path and a label after a space or another separator."""
+    suffixes = "|".join(map(re.escape, image_suffixes()))
+    # A path may have spaces: it ends with the suffix of an image, or else before the last field.
+    image = re.compile(rf"(.+(?:{suffixes}))[\"']?(?:\s*[,;|]\s*|\s+)(.+)", re.IGNORECASE)
+    last_field = re.compile(r"(.*[^\s,;|])[\s,;|]+(.+)")
+    rows = []
+    for number, line in enumerate(file.read_text(encoding(file)).splitlines(), start=1):
+        path = line.strip().strip(_QUOTES)
+        if _is_image_name(path) or os.path.lexists(file.parent / path):
+            rows += [{"path": path}] if path else []
+            continue
+        match = image.fullmatch(line.strip()) or last_field.fullmatch(line.strip())
+        texts = [text.strip(_QUOTES) for text in match.groups()] if match else [path]
+        if match and re.search(r"[,;|\t]|^[\d\s]+\s\d", texts[1]):
+            problem = f"{file}, line {number} has more than a path and a label"
+            raise UserError(f"{problem}; add a first line with the names of its columns")
+        rows.append(dict(zip(("path", "label"), texts, strict=False)))
+    return rows
+
+
+def _listed_file(table: pathlib.Path, text: str, where: str) -> pathlib.Path:
+    """Returns the file that a table names by a path, relative to the table's folder, or a URI."""
+    if text.startswith("file:"):
+        text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
+    elif re.match(r"[A-Za-z][\w+.-]+://", text):
+        raise UserError(f"{where}: {text} is a URL; download the images, and list their files")
+    for path in (text, text.strip(), text.strip().replace("\\", "/")):
+        file = absolute(table.parent / os.path.expanduser(path))
+        if os.path.lexists(file):
+            return file
+    if re.match(r"[A-Za-z]:[\\/]", text) and os.sep == "/":
+        folder = table.absolute().parent
+        raise UserError(f"{where}: {text} is a path on Windows; write it relative to {folder}")
+    return file
+
+
+def write_table(images: Dataset) -> pathlib.Path:
+    """Writes a table of image files to the cache, with a hash of its content as its name."""
+    splits = [""] * len(images) if images.splits is None else images.splits
+    text = io.StringIO()
+    rows = zip(images.names, images.class_names, splits, strict=True)
+    csv.writer(text).writerows([("path", "label", "split"), *rows])
+    file = cache_folder() / "tables" / f"{hash_facts([text.getvalue()])}.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text.getvalue())
+    return file
