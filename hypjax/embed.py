@@ -21,6 +21,7 @@ def main(
     embedding: str = "head",
     batch_size: command.Positive | None = None,
     export: list[str] | None = None,
+    append: bool = False,
 ) -> None:
     """Embeds the images and writes the embeddings.
 
@@ -40,6 +41,7 @@ def main(
         batch_size: Number of images at once. Default: the run's, or 64.
         export: Another program's format to write as well, such as usearch, faiss or parquet, or a
             URL, such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
+        append: Add the images to those in --output; only new and changed ones are embedded.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
@@ -58,8 +60,8 @@ def main(
     table = splits.images() if splits else find_images(images, exclude or ())
     keep_compiled_programs()
     model = external.open(workdir, embedding, batch_size)
-    existed = output.exists()
-    embeddings = model.embed_to(output, table)
+    existed = output.exists() and not append
+    embeddings = model.embed_to(output, table, append=append)
     _export_and_report(output, embeddings, exports, existed)
 
 

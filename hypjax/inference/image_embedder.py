@@ -2,6 +2,8 @@
 
 import abc
 import concurrent.futures
+import contextlib
+import dataclasses
 import functools
 import glob
 import pathlib
@@ -10,18 +12,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import tqdm
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 
 from hypjax.data.brightness import Brightness
 from hypjax.data.dataset import Dataset
-from hypjax.errors import UserError, reason, writing
+from hypjax.errors import UserError, counted, reason, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.inference.embedding import fingerprint
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console, integrations
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.files import locked, remove
+from hypjax.system.files import checksum, locked_output, remove
 from hypjax.system.machine import usable_cores
 
 _BATCH_SIZE = 64  # Images that another library embeds at once.
@@ -77,28 +79,27 @@ class ImageEmbedder(abc.ABC):
                 if bar.disable and not few:  # No terminal.
                     lines.advance(len(rows))
 
-    def embed_to(self, path: pathlib.Path, images: Dataset) -> Embeddings:
-        """Embeds images into a file; after a kill, a later call resumes from a folder beside it."""
-        if path.exists():
-            return self._finished(path, images)
-        job = fingerprint((self.fingerprint, images.fingerprint))[:8]
-        folder = path.with_name(f"{path.name}.{job}.unfinished")
-        unfinished = ArrayCache(folder, len(images))
-        lock = locked(folder, remedy="name another --output")
-        with writing(folder), unfinished.filling(lock) as done:
-            try:
-                if done < len(images):
-                    for batch in self._finite_batches(images, done=done):
-                        unfinished.append(*batch)
-            except BaseException:
-                if not unfinished.done:
-                    remove(folder)
-                raise
-            embeddings = self._embeddings(images, *unfinished.table(np.float32))
-            if len(embeddings):
-                embeddings.save(path)
-            for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
-                remove(finished_or_stale)
+    def embed_to(self, path: pathlib.Path, images: Dataset, *, append: bool = False) -> Embeddings:
+        """Embeds images into a file; after a kill, a later call resumes from a folder beside it.
+
+        With `append`, the images join those of an earlier file, which keeps the rows of images that
+        have not changed. Without it, an earlier file must hold these images.
+        """
+        with locked_output(path, remedy="name another --output"):
+            if not path.exists():
+                embeddings = self._embed_resuming(path, images)
+            elif append:
+                embeddings = self._appended(path, self._load(path), images)
+            elif (embeddings := self._load(path)).images_fingerprint != images.fingerprint:
+                advice = "add these to them with --append, name another file, or remove it"
+                raise UserError(f"{path} exists already and holds other images; {advice}")
+            else:
+                return embeddings
+            with writing(path):
+                if len(embeddings):
+                    embeddings.save(path)
+                for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
+                    remove(finished_or_stale)
         if not len(embeddings):
             first, first_reason = next(iter(embeddings.unreadable.items()))
             problem = f"no image can be read: {first} ({first_reason})"
@@ -107,31 +108,95 @@ class ImageEmbedder(abc.ABC):
             )
         return embeddings
 
-    def _finished(self, path: pathlib.Path, images: Dataset) -> Embeddings:
-        """Reads an earlier result, or raises a `UserError` if it is of other images or models."""
-        finished = Embeddings.load(path)
-        if finished.fingerprint != self.fingerprint:
-            other_model = finished.model or "another model"
-            problem = f"was embedded by {other_model}, not by {self.name}"
-        elif finished.images_fingerprint != images.fingerprint:
-            problem = "holds other images"
-        else:
-            return finished
-        raise UserError(f"{path} exists already and {problem}; name another file, or remove it")
+    def _embed_resuming(self, path: pathlib.Path, images: Dataset) -> Embeddings:
+        """Embeds images, with a cache beside `path` of what was embedded before a kill."""
+        job = fingerprint((self.fingerprint, images.fingerprint))[:8]
+        folder, table = path.with_name(f"{path.name}.{job}.unfinished"), None
+        while table is None:  # A damaged table is computed again.
+            unfinished = ArrayCache(folder, len(images))
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+                with unfinished.filling(contextlib.nullcontext()) as done:
+                    try:
+                        if done < len(images):
+                            for batch in self._finite_batches(images, done=done):
+                                unfinished.append(*batch)
+                    except BaseException:
+                        if not unfinished.done:
+                            remove(folder)
+                        raise
+                table = unfinished.table(np.float32)
+        return self._embeddings(images, *table)
+
+    def _load(self, path: pathlib.Path) -> Embeddings:
+        """Reads an earlier result, or raises a `UserError` if another model embedded it."""
+        embeddings = Embeddings.load(path)
+        if embeddings.fingerprint != self.fingerprint:
+            problem = f"was embedded by {embeddings.model or 'another model'}, not by {self.name}"
+            raise UserError(f"{path} exists already and {problem}; name another file, or remove it")
+        return embeddings
+
+    def _appended(self, path: pathlib.Path, gallery: Embeddings, images: Dataset) -> Embeddings:
+        """Embeds images that are not in a gallery, or have changed, and joins all."""
+        known = [] if gallery.versions is None else gallery.versions.tolist()
+        row_of = {version: row for row, version in enumerate(known) if version}
+        rows = np.array([row_of.get(version, -1) for version in _versions(images).tolist()])
+        new = images.take(np.flatnonzero(rows < 0))
+        added = dataclasses.replace(gallery.take(np.arange(0)), unreadable={})
+        if len(new):
+            added = self._embed_resuming(path, new)
+        num_reused = np.count_nonzero(rows >= 0)
+        console.say(f"embedded {counted(len(added), 'new image')}, reused {num_reused:,}")
+        is_readable = ~np.isin(images.names.astype(str), [*added.unreadable])
+        rows[(rows < 0) & is_readable] = len(gallery) + np.arange(len(added))
+        return _merged(gallery, added, images, rows)
 
     def _embeddings(self, images: Dataset, rows: np.ndarray, reasons: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(reasons))
-        columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
-        columns["coarse_labels"] = images.coarse_labels
         return Embeddings(
             **self.columns(rows[readable]),
-            **{name: x[readable].astype(str) for name, x in columns.items() if x is not None},
+            **_names(images.take(readable)),
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
             unreadable={str(images.names[i]): reason for i, reason in reasons.items()},
         )
+
+
+def _merged(
+    gallery: Embeddings, added: Embeddings, images: Dataset, rows: Int[np.ndarray, " images"]
+) -> Embeddings:
+    """Joins a gallery's other images and the listed ones, which are rows of gallery and `added`.
+
+    Row −1 is an unreadable image.
+    """
+    paths = [images.path(i) for i in range(len(images))]  # '' for features.
+    is_listed = np.isin(gallery.ids, paths) | np.isin(np.arange(len(gallery)), rows)
+    others = gallery.take(np.flatnonzero(~is_listed))
+    listed = gallery.joined(added).take(rows[rows >= 0])
+    listed = dataclasses.replace(listed, **_names(images.take(np.flatnonzero(rows >= 0))))
+    both = gallery.images_fingerprint, images.fingerprint
+    unreadable = {x: y for x, y in gallery.unreadable.items() if x not in paths}
+    return dataclasses.replace(
+        others.joined(listed) if len(others) else listed,
+        images_fingerprint=fingerprint(both) if len(others) else images.fingerprint,
+        unreadable=unreadable | added.unreadable,
+    )
+
+
+def _names(images: Dataset) -> dict[str, Any]:
+    """Columns of `Embeddings` that say what the images are."""
+    columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
+    columns["coarse_labels"] = images.coarse_labels
+    columns = {name: None if x is None else x.astype(str) for name, x in columns.items()}
+    return columns | {"versions": _versions(images)}
+
+
+def _versions(images: Dataset) -> Int[np.ndarray, " n"]:
+    """Numbers that change with the images' files; 0 for images in memory."""
+    versions = [""] * len(images) if images.file_versions is None else images.file_versions
+    return np.array([version and checksum(version.encode()) for version in versions], np.int64)
 
 
 class ExternalEncoder(Protocol):

@@ -12,10 +12,13 @@ of a float32, where that is fine enough to find candidates. Exact distances rank
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
+import tempfile
 from typing import Any, Self
 
 import jax
@@ -34,9 +37,14 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.neighbors import search
-from hypjax.system.files import replacing, sha256, write_json
+from hypjax.system import files
 
+# A gallery's folder holds its facts, and a folder that they name, with the other files of one
+# export. A reader sees the files of one export only, although the next one removes them.
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
+_EXPORT = re.compile("[0-9a-f]{16}")  # Names of exports' folders: hashes of their files.
+_UNFINISHED = ".export-"  # Beginning of the name of an export's folder while it is written.
+_OWN_NAME = re.compile(rf"{_EXPORT.pattern}|{_FACTS}|\.({_FACTS}|export-).*")
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)  # Numbers of candidates to choose from.
@@ -129,18 +137,34 @@ class GraphGallery(ArrayGallery):
             raise UserError(f"there is no gallery at {path}")
         problem = f"{path} is damaged, or no gallery of usearch"
         with explained(problem, "; export the gallery again"):
-            facts = json.loads((path / _FACTS).read_text())
-            for name, expected in facts.pop("checksums").items():  # usearch crashes on damage.
-                if sha256(path / name) != expected:
-                    raise ValueError(f"the checksum of {name} is wrong")
-            facts["space"] = space_of(facts["space"])
-            rows = pyarrow.parquet.read_table(path / _IMAGES)
-            ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
-            points = np.load(path / _POINTS, mmap_mode="r")
-            index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
-            metric = index.metric
-            index.view(str(path / _GRAPH))
-            index.metric = metric  # The file does not hold the metric.
+            facts = _read_facts(path)
+            while True:
+                try:
+                    return cls._read(path, **facts)
+                except Exception:  # Another process may have removed the files, for newer ones.
+                    previous, facts = facts, _read_facts(path)
+                    if facts == previous:
+                        raise
+
+    @classmethod
+    def _read(
+        cls, path: pathlib.Path, export: str, checksums: dict[str, str], **facts: Any
+    ) -> Self:
+        """Reads an export's files."""
+        if not _EXPORT.fullmatch(export):
+            raise ValueError(f"{export!r:.40} names no export")
+        folder = path / export
+        files.check_files(folder, {x: checksums[x] for x in (_GRAPH, _POINTS, _IMAGES)})
+        facts["space"] = space_of(facts["space"])
+        rows = pyarrow.parquet.read_table(folder / _IMAGES)
+        ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
+        points = np.load(folder / _POINTS, mmap_mode="r")
+        index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
+        metric = index.metric
+        index.view(str(folder / _GRAPH))  # usearch crashes on damaged files.
+        index.metric = metric  # The file does not hold the metric.
+        if not len(index) == len(points) == len(ids):
+            raise ValueError(f"{len(index)} vectors, {len(points)} points and {len(ids)} images")
         return cls(index, ids, labels, points, np.array(rows["stray"]), **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -149,23 +173,43 @@ class GraphGallery(ArrayGallery):
         Raises a `UserError` if a file cannot be written, or the folder holds other files.
         """
         path = pathlib.Path(path)
-        files = {file.name for file in path.iterdir()} if path.is_dir() else set()
-        if files - {_FACTS, _GRAPH, _POINTS, _IMAGES}:
+        names = [file.name for file in path.iterdir()] if path.is_dir() else []
+        if not all(map(_OWN_NAME.fullmatch, names)):
             raise UserError(f"{path} holds other files than a gallery's; name another folder")
+        fields = ("fingerprint", "model", "rounded", "candidates", "recall")
+        facts = {name: getattr(self, name) for name in fields}
+        facts["space"] = describe_space(self.space)
+        with writing(path), files.locked_output(path, f"writing {path}"):
+            path.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path) as temporary:
+                staged = pathlib.Path(temporary, "export")
+                facts["checksums"] = checksums = self._write(staged)
+                digits = "".join(checksums.values())
+                facts["export"] = hashlib.sha256(digits.encode()).hexdigest()[:16]
+                folder = path / facts["export"]
+                try:  # Others may read an intact folder, so it stays.
+                    files.check_files(folder, checksums)
+                except (OSError, ValueError):
+                    files.remove(folder)
+                    staged.rename(folder)
+            files.write_checked_json(path / _FACTS, facts)
+            for other in path.iterdir():
+                if other.name not in (_FACTS, folder.name):
+                    files.remove(other)
+
+    def _write(self, folder: pathlib.Path) -> dict[str, str]:
+        """Writes an export's files into a new folder; returns their checksums."""
+        folder.mkdir()
+        try:
+            self.index.save(str(folder / _GRAPH))
+        except RuntimeError as error:  # usearch's error when the disk is full.
+            raise OSError(str(error)) from error
+        np.save(folder / _POINTS, np.ascontiguousarray(self.vectors))
         columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
-        with writing(path), replacing(path) as folder:
-            folder.mkdir()
-            try:
-                self.index.save(str(folder / _GRAPH))
-            except RuntimeError as error:  # usearch's error when the disk is full.
-                raise OSError(str(error)) from error
-            np.save(folder / _POINTS, self.vectors)
-            pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
-            names = ("fingerprint", "model", "rounded", "candidates", "recall")
-            facts = {name: getattr(self, name) for name in names}
-            facts["space"] = describe_space(self.space)
-            facts["checksums"] = {x: sha256(folder / x) for x in (_GRAPH, _POINTS, _IMAGES)}
-            write_json(folder / _FACTS, facts)
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
+        for written in folder.iterdir():
+            files.sync(written)
+        return files.checksums(folder, (_GRAPH, _POINTS, _IMAGES))
 
     def search_rows(self, points: inputs.Points, k: int) -> inputs.Nearest:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
@@ -214,6 +258,10 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
+
+
+def _read_facts(path: pathlib.Path) -> dict[str, Any]:
+    return files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
 
 
 def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:

@@ -26,7 +26,7 @@ from hypjax.retrieval.galleries import ArrayGallery, Gallery
 from hypjax.system import hub, integrations
 from hypjax.system.files import contiguous, replacing
 
-_COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels")
+_COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels", "versions")
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
 
 
@@ -46,6 +46,8 @@ class Embeddings(ArrayGallery):
         splits: Names of the images' splits; None if unknown.
         coarse_labels: Names of the images' coarse classes; None if unknown.
         model: Name of the model that embedded the images, for messages; '' if unknown.
+        versions: Numbers that change with the images' files; 0 for images in memory; None if
+            unknown.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -59,6 +61,7 @@ class Embeddings(ArrayGallery):
     splits: Shaped[np.ndarray, " n"] | None = None
     coarse_labels: Shaped[np.ndarray, " n"] | None = None
     model: str = ""
+    versions: Int[np.ndarray, " n"] | None = None
 
     @classmethod
     def from_arrays(
@@ -107,6 +110,14 @@ class Embeddings(ArrayGallery):
         selected = {name: column[rows] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **selected)
 
+    def joined(self, other: "Embeddings") -> "Embeddings":
+        """Appends another table's rows; leaves out columns that only one of the tables has."""
+        columns = {}
+        for name in _COLUMNS:
+            parts = getattr(self, name), getattr(other, name)
+            columns[name] = None if any(x is None for x in parts) else np.concatenate(parts)
+        return dataclasses.replace(self, **columns)
+
     def check(self) -> None:
         """Raises a `UserError` that names the first vector that is not a point of the space."""
         inputs.check_in_space(self.space, self.vectors)
@@ -116,8 +127,8 @@ class Embeddings(ArrayGallery):
 
         The file's arrays are `features` if they are known, else `vectors` (points); `ids`,
         `labels`, `unreadable` (pairs of path and reason), `space` (JSON), `fingerprint`,
-        `images_fingerprint` and `model`; and, if known, `splits` and `coarse_labels`. Raises
-        UserError if a point is not in the space, or the file cannot be written.
+        `images_fingerprint` and `model`; and, if known, `splits`, `coarse_labels` and `versions`.
+        Raises UserError if a point is not in the space, or the file cannot be written.
         """
         self.check()
         columns = {name: getattr(self, name) for name in (*_COLUMNS, *_ORIGIN)}
@@ -166,6 +177,9 @@ class Embeddings(ArrayGallery):
             has_features = "features" in arrays
             vectors = arrays["features" if has_features else "vectors"]
             ids, labels = arrays["ids"], arrays["labels"]
+            origin["versions"] = arrays.get("versions")
+            if origin["versions"] is not None and origin["versions"].shape != ids.shape:
+                raise ValueError("not every image has a version")
         if has_features:
             return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.

@@ -244,7 +244,8 @@ class Workdir:
 
         def is_saved() -> bool:
             # A run with results is not continued, so its last state must survive a power failure.
-            os.sync()
+            if hasattr(os, "sync"):  # Not on Windows.
+                os.sync()
             return (self.path / files.CHECKPOINTS / str(last_step)).is_dir()
 
         if not processes.from_first(is_saved):

@@ -5,7 +5,6 @@ import collections
 import contextlib
 import csv
 import errno
-import fcntl
 import functools
 import glob
 import hashlib
@@ -20,6 +19,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import filelock
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -30,6 +30,7 @@ from hypjax.types import class_names
 if TYPE_CHECKING:
     import pyarrow
 
+_CHECKSUM = "checksum"  # Field of a JSON object: hash of all other fields.
 _ABANDONED_AGE = 86400  # Age in seconds at which a temporary file must be a killed process's.
 
 
@@ -46,10 +47,38 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def write_checked_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Writes a JSON object atomically, with a checksum for `check_json`."""
+    write_json(path, {**fields, _CHECKSUM: _json_checksum(fields)})
+
+
+def check_json(fields: dict[str, Any]) -> dict[str, Any]:
+    """Removes and compares the checksum of a JSON object; raises ValueError if it is wrong."""
+    if fields.pop(_CHECKSUM, None) != _json_checksum(fields):
+        raise ValueError("its checksum is wrong")
+    return fields
+
+
+def _json_checksum(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+    """Returns the SHA-256 hashes of files in a folder, by name, for `check_files`."""
+    return {name: sha256(folder / name) for name in names}
+
+
+def check_files(folder: pathlib.Path, expected: Mapping[str, str]) -> None:
+    """Raises ValueError if the hash of a file in a folder is not the expected one."""
+    for name, value in expected.items():
+        if sha256(folder / name) != value:
+            raise ValueError(f"the checksum of {name} is wrong")
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes a text file atomically: other processes see it complete or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -133,7 +162,9 @@ def write_safetensors(
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk."""
+    """Waits until a file, or a folder's list of names, is on the disk; Windows has no such call."""
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -152,25 +183,54 @@ def locked(
 
     Without a purpose, a folder in use raises a UserError, whose sentence ends with the remedy.
     """
+    with contextlib.nullcontext() if purpose else writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _holding(folder / ".lock", folder, purpose, remedy):
+        yield
+
+
+@contextlib.contextmanager
+def locked_output(path: pathlib.Path, purpose: str = "", remedy: str = "") -> Iterator[None]:
+    """Locks a file or folder that is being written, by a file beside it; see `locked`."""
+    lock = path.with_name(f".{path.name}.lock")
+    with _holding(lock, path, purpose, remedy):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # While it is held: a waiting process notices.
+
+
+@contextlib.contextmanager
+def _holding(
+    lock_file: pathlib.Path, locked_path: pathlib.Path, purpose: str, remedy: str
+) -> Iterator[None]:
+    """Holds a lock, which the system releases when the process ends; see `locked`."""
     with contextlib.ExitStack() as stack:
-        with contextlib.nullcontext() if purpose else writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / ".lock").open("a+b", buffering=0))
+        with contextlib.nullcontext() if purpose else writing(locked_path):
+            lock_file.touch()
+            # Where the file system has no locks, filelock would replace them by a file that stays
+            # when a machine dies, so that no other machine could continue its work.
+            lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                owner = lock.read().decode() or "another process"
+                stack.enter_context(lock.acquire(blocking=False))
+            except filelock.Timeout:
+                owner = _owner(lock_file)
                 if not purpose:
-                    message = f"{folder} is in use by {owner}; wait for it to end, or {remedy}"
+                    message = f"{locked_path} is in use by {owner}; wait for it to end, or {remedy}"
                     raise UserError(message) from None
                 console.say(f"waiting for {owner} ({purpose})")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                stack.enter_context(lock.acquire())
             except OSError:  # Some file systems have no locks.
-                console.warn(f"{folder} cannot be locked; let no other process write to it")
-            lock.truncate(0)  # The content is only for messages.
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                console.warn(f"{locked_path} cannot be locked; let no other process write to it")
+            with contextlib.suppress(OSError):  # Windows locks the content, which is for messages.
+                lock_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
+
+
+def _owner(lock_file: pathlib.Path) -> str:
+    with contextlib.suppress(OSError):
+        return lock_file.read_text(encoding="utf-8", errors="replace") or "another process"
+    return "another process"
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
@@ -227,13 +287,21 @@ def column_names(names: Sequence[str]) -> list[str]:
 
 
 def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz file, without executing code that it may hold."""
+    """Reads the arrays of an .npz file, without executing code that it may hold.
+
+    Compares all bytes with their checksums, unlike `np.load`: where a damaged header describes a
+    shorter array, such as strings of 7 characters instead of 8, it leaves the rest unread.
+    """
     arrays = {}
     name = ""  # Of the array that is being read.
     try:
-        with np.load(path, allow_pickle=False) as file:
-            for name in file:
-                arrays[name] = np.asarray(file[name][...])  # [...] fails for members of bytes.
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                name = member.removesuffix(".npy")
+                with archive.open(member) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                    if file.read(1):  # At the end of the bytes, zipfile compares their checksum.
+                        raise ValueError("bytes follow the array")
         return arrays
     except OSError:
         raise

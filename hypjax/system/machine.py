@@ -9,7 +9,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -44,11 +43,16 @@ def keep_freed_memory() -> None:
     Otherwise each train step on a CPU requests all pages again, which takes 15% of its time. On
     hosts of accelerators, decoding threads need separate heaps.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _c_function("mallopt")
     if mallopt is not None and not any(map(os.path.exists, _DEVICE_FILES)):
         mallopt(_ARENA_MAX, 1)
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)
+
+
+def _c_function(name: str) -> Any:
+    """Returns a function of the C library; None if the library lacks it, as Windows's does."""
+    return None if os.name == "nt" else getattr(ctypes.CDLL(None), name, None)
 
 
 def usable_cores() -> int:
@@ -82,7 +86,7 @@ def free_memory(mesh: "Mesh") -> int | None:
 
 def free_host_memory() -> int | None:
     """Returns the free memory of this machine in bytes; None if unknown."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    malloc_trim = _c_function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)  # Returns freed memory to the system.
     path = pathlib.Path("/proc/meminfo")
@@ -95,8 +99,12 @@ def memory_peaks() -> dict[str, int]:
     """Returns the peak memory of this process and its first device in bytes, where known."""
     import jax
 
-    unit = 1 if sys.platform == "darwin" else 1024  # Of ru_maxrss, in bytes.
-    peaks = {"host_memory_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    peaks = {}
+    with contextlib.suppress(ImportError):  # Windows.
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024  # Of ru_maxrss, in bytes.
+        peaks["host_memory_peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     device_stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in device_stats:
         peaks["device_memory_peak"] = device_stats["peak_bytes_in_use"]
