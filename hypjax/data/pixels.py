@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import re
+import stat
 import threading
 from typing import Any
 
@@ -169,8 +170,13 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
 
 
 def read_bytes(path: str | pathlib.Path) -> bytes:
-    """Reads a file; raises OSError if it cannot be read or is too large."""
-    if os.path.getsize(path) > LARGEST_FILE:
+    """Reads a regular file; raises OSError if it is none, cannot be read, or is too large."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # Pipes may block, and devices may never end.
+        raise OSError("not a regular file")
+    if not status.st_size:  # Files of /proc, which may block, too.
+        return b""
+    if status.st_size > LARGEST_FILE:
         raise OSError(f"larger than {LARGEST_FILE} bytes")
     return pathlib.Path(path).read_bytes()
 

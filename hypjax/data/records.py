@@ -20,11 +20,11 @@ import tqdm
 from jaxtyping import Int, Shaped
 
 from hypjax.data.dataset import Dataset, hash_facts
-from hypjax.errors import explained, reason
-from hypjax.system.files import checksum, write_json
+from hypjax.errors import explained, reason, require_package
+from hypjax.system import files
 from hypjax.types import GroundTruth
 
-VERSION = "2.1.0"  # Version of the format; part of the folders' paths.
+VERSION = "2.2.0"  # Version of the format; part of the folders' paths.
 MANIFEST = "dataset.json"  # Fields of a `RecordFolder`.
 _INDEX_COLUMNS = {  # By type.
     "int32": ("label", "height", "width"),
@@ -84,7 +84,8 @@ class RecordFolder:
     splits: Mapping[str, Count]  # Splits that have images.
     tables: Sequence[str]  # Names of tables other than the indexes.
     part: str | None  # The part of the dataset that was prepared, None for the whole.
-    note: str = ""
+    note: str
+    checksums: Mapping[str, str]  # SHA-256 hashes of the tables and indexes, by file name.
 
 
 def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str | None) -> None:
@@ -116,7 +117,9 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
         # TFDS's check of the data needs TensorFlow.
         tfds.folder_dataset.write_metadata(data_dir=folder, **facts, check_data=False)
     facts = {"splits": counts, "tables": [*contents.tables], "part": part, "note": contents.note}
-    write_json(folder / MANIFEST, facts)
+    names = [*contents.tables, *map("index-{}".format, counts)]
+    facts["checksums"] = files.checksums(folder, map("{}.parquet".format, names))
+    files.write_checked_json(folder / MANIFEST, facts)
 
 
 def _records_path(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
@@ -144,7 +147,7 @@ def _write_split(
                 record = serialize({**example._asdict(), "label": label})
                 writer.write(record)
                 image, *facts = example
-                rows.append((label, *facts, checksum(image), record.index(image), len(image)))
+                rows.append((label, *facts, files.checksum(image), record.index(image), len(image)))
                 progress.update()
     except RuntimeError as error:  # ArrayRecord raises it for a full disk.
         raise OSError(reason(error)) from error
@@ -175,18 +178,22 @@ class _Images(Sequence):
 def open_folder(name: str, path: pathlib.Path) -> RecordFolder:
     """Opens the folder of a prepared dataset; raises a UserError for damaged or missing files."""
     with reading(name, path):
-        facts = json.loads((path / MANIFEST).read_text())
+        facts = files.check_json(json.loads((path / MANIFEST).read_text()))
         facts["splits"] = {split: Count(*count) for split, count in facts["splits"].items()}
         return RecordFolder(name, path, **facts)
 
 
 def open_records(folder: RecordFolder, split: str) -> Dataset:
     """Opens a split of a prepared dataset, without reading images."""
+    require_package("array_record", "a prepared dataset", "array_record")  # Not on Windows.
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     with reading(folder.name, folder.path):
         records = ArrayRecordDataSource(str(_records_path(folder.path, folder.name, split)))
     table = _read_table(folder, f"index-{split}")
+    with reading(folder.name, folder.path):
+        if len(records) != len(table):
+            raise ValueError(f"{split} has {len(records)} records, and {len(table)} in its index")
     index = {name: table[name].to_numpy() for name in _INDEX_SCHEMA.names}
     sizes = np.stack([index["height"], index["width"]], axis=1)
     coarse_labels = index["coarse_label"]
@@ -206,12 +213,13 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
 
 def _read_table(folder: RecordFolder, name: str) -> pyarrow.Table:
     with reading(folder.name, folder.path):
-        path = folder.path / f"{name}.parquet"
-        return pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        file = f"{name}.parquet"
+        files.check_files(folder.path, {file: folder.checksums[file]})
+        return pyarrow.parquet.read_table(folder.path / file)
 
 
 def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
-    pyarrow.parquet.write_table(table, path, compression="zstd", write_page_checksum=True)
+    pyarrow.parquet.write_table(table, path, compression="zstd")
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def _names(images: Dataset) -> dict[str, Any]:
 def _versions(images: Dataset) -> Int[np.ndarray, " n"]:
     """Numbers that change with the images' files; 0 for images in memory."""
     versions = [""] * len(images) if images.file_versions is None else images.file_versions
-    return np.array([version and checksum(version.encode()) for version in versions], np.int64)
+    return np.array([checksum(x.encode()) if x else 0 for x in versions], np.int64)
 
 
 class ExternalEncoder(Protocol):

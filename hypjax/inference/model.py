@@ -16,7 +16,7 @@ from hypjax.config.custom import custom_name
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
-from hypjax.errors import UserError, at_the_call, redacted
+from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
@@ -26,8 +26,8 @@ from hypjax.models import ARCHITECTURES, register_encoder
 from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
+from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import RESULTS, is_published
 from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
@@ -66,6 +66,7 @@ class Model(ImageEmbedder):
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
         with reading(source) as folder:
+            published = files.read_object(folder / files.PUBLISHED)
             if encoder is not None:
                 _register(folder, encoder)
             self.run = Run.saved(folder)
@@ -74,8 +75,10 @@ class Model(ImageEmbedder):
                 names = " or ".join(trained.spaces)
                 raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
             self.projection, self.fingerprint = trained.projection(folder, part)
-            if not (is_published(folder) or (folder / RESULTS).exists()):
+            if not (published or (folder / files.RESULTS).exists()):
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
+            if files.read_object(folder / files.PUBLISHED) != published:
+                raise TryAgainError(f"{self.source} was replaced meanwhile; load it again")
         self.config, self.module, self.params, _ = trained
         self.space = trained.spaces[part]
         self.batch_size = batch_size or self.config.run.eval_batch_size

@@ -27,7 +27,13 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
-from hypjax.system.files import replacing, write_json, write_safetensors
+from hypjax.system.files import (
+    checksums,
+    replacing,
+    write_checked_json,
+    write_json,
+    write_safetensors,
+)
 
 _ELSEWHERE = custom_name("a loop of its own")  # Objective of models not trained by hypjax.
 
@@ -147,4 +153,6 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     if "scalars" in params:
         logs = params["scalars"].items()
         content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
-    write_json(folder / files.PUBLISHED, content)
+    names = [name for name in (files.WEIGHTS, files.HEAD) if (folder / name).exists()]
+    content[files.CHECKSUMS] = checksums(folder, names)
+    write_checked_json(folder / files.PUBLISHED, content)

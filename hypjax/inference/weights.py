@@ -97,6 +97,7 @@ def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> di
 
 
 def _read_published(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> PyTree:
+    files.check_weights(folder)
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))
         params = pretrained.load_model(weights, model, config.data.channels)

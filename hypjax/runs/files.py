@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from hypjax.errors import UserError, reason
+from hypjax.system.files import check_files, check_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
 # A published model, whose config.json is timm's: hypjax's configuration, weights under timm's
 # names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
+CHECKSUMS = "checksums"  # In hypjax.json: SHA-256 hashes of the weights, by file name.
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Largest absolute logarithm of a learned scalar.
 PROJECTIONS = "projections/"  # Folder of principal components of the models' embeddings.
@@ -29,7 +31,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
             value = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(value, dict):
                 raise ValueError("it holds no object")
-            return value
+            return check_json(value) if path.name == PUBLISHED else value
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -53,6 +55,15 @@ def damage_explained(path: pathlib.Path) -> Iterator[None]:
 def is_published(folder: pathlib.Path) -> bool:
     """Whether a folder holds a published model."""
     return (folder / PUBLISHED).exists()
+
+
+def check_weights(folder: pathlib.Path) -> None:
+    """Compares a published model's weights with their checksums; ignores missing files."""
+    expected = (read_object(folder / PUBLISHED) or {}).get(CHECKSUMS, {})
+    for name in (WEIGHTS, HEAD):
+        if (folder / name).is_file():
+            with damage_explained(folder / name):
+                check_files(folder, {name: expected.get(name)})
 
 
 def published_scalars(

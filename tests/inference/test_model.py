@@ -13,6 +13,7 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
+from hypjax.system.files import check_json, write_checked_json
 from tests.helpers import commands
 
 
@@ -76,14 +77,14 @@ def test_other_objects_than_images_are_refused(model):
 def test_a_strangers_model_cannot_harm(published, tmp_path, name, value, message):
     """One sentence, before anything of that size is allocated or computed."""
     copy = shutil.copytree(published, tmp_path / "copy")
-    saved = json.loads((copy / "hypjax.json").read_text())
+    saved = check_json(json.loads((copy / "hypjax.json").read_text()))
     unchanged = saved["all"][name]
     saved["all"] |= {name: value, "run.workers": 10**6}
-    (copy / "hypjax.json").write_text(json.dumps(saved))
+    write_checked_json(copy / "hypjax.json", saved)
     with pytest.raises(UserError, match=message):
         hypjax.load(copy, "encoder")
     saved["all"] |= {name: unchanged}
-    (copy / "hypjax.json").write_text(json.dumps(saved))
+    write_checked_json(copy / "hypjax.json", saved)
     assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypjax.config import default_config
 from hypjax.data.ground_truth import read_ground_truth
 from hypjax.data.preparation.prepare import prepare
+from hypjax.data.records import VERSION
 from hypjax.errors import UserError
 from hypjax.runs.images import open_splits
 from hypjax.types import View
@@ -102,7 +103,7 @@ def test_sfm_lists_clusters_and_pairs(tmp_path):
 def test_relations_are_part_of_the_fingerprint_and_are_protected(tmp_path):
     before = oxford(tmp_path, tmp_path / "data").fingerprint
     assert oxford(tmp_path / "b", tmp_path / "second", easy=[1]).fingerprint != before
-    table = tmp_path / "data/roxford5k/2.1.0/judgements.parquet"
+    table = tmp_path / "data/roxford5k" / VERSION / "judgements.parquet"
     table.write_bytes(table.read_bytes()[:-10])
     with pytest.raises(UserError, match="is damaged .*judgements.parquet"):
         opened("roxford5k", tmp_path / "data")
@@ -119,7 +120,7 @@ def test_a_damaged_or_malicious_list_is_refused(tmp_path):
         path.write_bytes(pickle.dumps(lists | {"train": lists["train"] | changed}))
         with pytest.raises(UserError, match=keyword):
             prepared("sfm120k", folder, tmp_path / "data")
-    assert not (tmp_path / "data/sfm120k/2.1.0").exists()
+    assert not (tmp_path / "data/sfm120k" / VERSION).exists()
 
 
 FIRST = {"bbx": [1.5, 2, 30, 40], "easy": np.array([0]), "hard": [1], "junk": np.array([], int)}

@@ -96,7 +96,7 @@ def test_a_dataset_in_the_cloud_is_copied(tmp_path, cub, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cub()
     here, storage = prepared(tmp_path), fsspec.filesystem("memory")
-    storage.put(f"{here.path}/", "/bucket/data/cub200/2.1.0/", recursive=True)
+    storage.put(f"{here.path}/", f"/bucket/data/cub200/{records.VERSION}/", recursive=True)
     there = prepared_folder("cub200", "memory://bucket/data")
     assert there.path.is_relative_to(tmp_path / "cache")
     a, b = (records.open_records(folder, "test") for folder in (here, there))
