@@ -144,12 +144,15 @@ class ImageEmbedder(abc.ABC):
         new = images.take(np.flatnonzero(rows < 0))
         added = dataclasses.replace(gallery.take(np.arange(0)), unreadable={})
         if len(new):
-            added = self._embed_resuming(path, new)
-        num_reused = np.count_nonzero(rows >= 0)
-        console.say(f"embedded {counted(len(added), 'new image')}, reused {num_reused:,}")
+            embedded = self._embed_resuming(path, new)
+            unreadable = embedded.unreadable
+            added = embedded if len(embedded) else dataclasses.replace(added, unreadable=unreadable)
         is_readable = ~np.isin(images.names.astype(str), [*added.unreadable])
         rows[(rows < 0) & is_readable] = len(gallery) + np.arange(len(added))
-        return _merged(gallery, added, images, rows)
+        merged = _merged(gallery, added, images, rows)
+        num_reused = len(merged) - len(added)
+        console.say(f"embedded {counted(len(added), 'new image')}, reused {num_reused:,}")
+        return merged
 
     def _embeddings(self, images: Dataset, rows: np.ndarray, reasons: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(reasons))

@@ -192,45 +192,48 @@ def locked(
 @contextlib.contextmanager
 def locked_output(path: pathlib.Path, purpose: str = "", remedy: str = "") -> Iterator[None]:
     """Locks a file or folder that is being written, by a file beside it; see `locked`."""
-    lock = path.with_name(f".{path.name}.lock")
-    with _holding(lock, path, purpose, remedy):
+    lock_file = path.with_name(f".{path.name}.lock")
+    with _holding(lock_file, path, purpose, remedy):
         try:
             yield
-        finally:
-            lock.unlink(missing_ok=True)  # While it is held: a waiting process notices.
+        finally:  # Processes that wait for the lock notice that its file is gone.
+            _owner_file(lock_file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Windows removes it later.
+                lock_file.unlink()
 
 
 @contextlib.contextmanager
 def _holding(
-    lock_file: pathlib.Path, locked_path: pathlib.Path, purpose: str, remedy: str
+    lock_file: pathlib.Path, path: pathlib.Path, purpose: str, remedy: str
 ) -> Iterator[None]:
-    """Holds a lock, which the system releases when the process ends; see `locked`."""
+    """Holds a lock on `path`, which the system releases when the process ends; see `locked`."""
+    # Where the file system has no locks, filelock would use a file that stays when a machine dies,
+    # so that no other machine could continue its work.
+    lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False)
+    owner_file = _owner_file(lock_file)
     with contextlib.ExitStack() as stack:
-        with contextlib.nullcontext() if purpose else writing(locked_path):
-            lock_file.touch()
-            # Where the file system has no locks, filelock would replace them by a file that stays
-            # when a machine dies, so that no other machine could continue its work.
-            lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False)
+        with contextlib.nullcontext() if purpose else writing(path):
             try:
                 stack.enter_context(lock.acquire(blocking=False))
             except filelock.Timeout:
-                owner = _owner(lock_file)
+                owner = "another process"
+                with contextlib.suppress(OSError):
+                    owner = owner_file.read_text()
                 if not purpose:
-                    message = f"{locked_path} is in use by {owner}; wait for it to end, or {remedy}"
+                    message = f"{path} is in use by {owner}; wait for it to end, or {remedy}"
                     raise UserError(message) from None
                 console.say(f"waiting for {owner} ({purpose})")
                 stack.enter_context(lock.acquire())
-            except OSError:  # Some file systems have no locks.
-                console.warn(f"{locked_path} cannot be locked; let no other process write to it")
-            with contextlib.suppress(OSError):  # Windows locks the content, which is for messages.
-                lock_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            except OSError:
+                lock_file.touch()  # Raises an error where no file can be written.
+                console.warn(f"{path} cannot be locked; let no other process write to it")
+            owner_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
 
 
-def _owner(lock_file: pathlib.Path) -> str:
-    with contextlib.suppress(OSError):
-        return lock_file.read_text(encoding="utf-8", errors="replace") or "another process"
-    return "another process"
+def _owner_file(lock_file: pathlib.Path) -> pathlib.Path:
+    """File that names a lock's owner in messages; Windows lets no other process read the lock."""
+    return lock_file.with_name(f"{lock_file.name}-owner")
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
