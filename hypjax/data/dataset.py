@@ -18,7 +18,7 @@ from hypjax.data import pixels
 from hypjax.data.views import TEST_VIEWS
 from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.files import locked
+from hypjax.system.files import checksum, locked
 from hypjax.system.machine import usable_cores
 from hypjax.types import Frame, View, class_name, coarse_levels, one_spelling, split_names
 
@@ -89,9 +89,18 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """Hash of the images' files, classes, splits and order."""
+        return hash_facts(self._facts())
+
+    @property
+    def versions(self) -> Int[np.ndarray, " images"]:
+        """Hash of each image's file, class and split; 0 for images in memory."""
+        on_disk = [False] * len(self) if self.file_versions is None else self.file_versions
+        pairs = zip(on_disk, self._facts(), strict=True)
+        return np.array([checksum(repr(x).encode()) if file else 0 for file, x in pairs], np.int64)
+
+    def _facts(self) -> Iterable[tuple[Any, ...]]:
         columns = (self.file_versions, self.class_names, self.splits, self.coarse_labels)
-        present = [column.tolist() for column in columns if column is not None]
-        return hash_facts(zip(*present, strict=True))
+        return zip(*(column.tolist() for column in columns if column is not None), strict=True)
 
     def name(self, i: int) -> str:
         """Returns the i-th image's name for messages."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import tqdm
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image
 
 from hypjax.data.brightness import Brightness
@@ -23,7 +23,7 @@ from hypjax.inference.embedding import fingerprint
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console, integrations
 from hypjax.system.array_cache import ArrayCache
-from hypjax.system.files import checksum, locked_output, remove
+from hypjax.system.files import locked, remove
 from hypjax.system.machine import usable_cores
 
 _BATCH_SIZE = 64  # Images that another library embeds at once.
@@ -85,7 +85,7 @@ class ImageEmbedder(abc.ABC):
         With `append`, the images join those of an earlier file, which keeps the rows of images that
         have not changed. Without it, an earlier file must hold these images.
         """
-        with locked_output(path, remedy="name another --output"):
+        with locked(path, remedy="name another --output", beside=True):
             if not path.exists():
                 embeddings = self._embed_resuming(path, images)
             elif append:
@@ -137,69 +137,38 @@ class ImageEmbedder(abc.ABC):
         return embeddings
 
     def _appended(self, path: pathlib.Path, gallery: Embeddings, images: Dataset) -> Embeddings:
-        """Embeds images that are not in a gallery, or have changed, and joins all."""
-        known = [] if gallery.versions is None else gallery.versions.tolist()
-        row_of = {version: row for row, version in enumerate(known) if version}
-        rows = np.array([row_of.get(version, -1) for version in _versions(images).tolist()])
-        new = images.take(np.flatnonzero(rows < 0))
-        added = dataclasses.replace(gallery.take(np.arange(0)), unreadable={})
-        if len(new):
-            embedded = self._embed_resuming(path, new)
-            unreadable = embedded.unreadable
-            added = embedded if len(embedded) else dataclasses.replace(added, unreadable=unreadable)
-        is_readable = ~np.isin(images.names.astype(str), [*added.unreadable])
-        rows[(rows < 0) & is_readable] = len(gallery) + np.arange(len(added))
-        merged = _merged(gallery, added, images, rows)
-        num_reused = len(merged) - len(added)
-        console.say(f"embedded {counted(len(added), 'new image')}, reused {num_reused:,}")
-        return merged
+        """Embeds the images that a gallery lacks or has as they were, and adds them."""
+        known, versions = gallery.versions, images.versions
+        is_known = (versions != 0) & np.isin(versions, () if known is None else known)
+        new = images.take(np.flatnonzero(~is_known))
+        if not len(new):
+            console.say(f"embedded no new images, reused {len(gallery):,}")
+            return gallery
+        added = self._embed_resuming(path, new)
+        paths = [new.path(i) for i in range(len(new))]  # '' for features.
+        kept = gallery.take(np.flatnonzero(~np.isin(gallery.ids, paths)))
+        console.say(f"embedded {counted(len(added), 'new image')}, reused {len(kept):,}")
+        unreadable = {x: y for x, y in kept.unreadable.items() if x not in paths}
+        return dataclasses.replace(
+            kept.joined(added),
+            unreadable=unreadable | added.unreadable,
+            images_fingerprint=fingerprint((gallery.images_fingerprint, new.fingerprint)),
+        )
 
     def _embeddings(self, images: Dataset, rows: np.ndarray, reasons: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(reasons))
+        columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
+        columns["coarse_labels"] = images.coarse_labels
         return Embeddings(
             **self.columns(rows[readable]),
-            **_names(images.take(readable)),
+            **{name: x[readable].astype(str) for name, x in columns.items() if x is not None},
+            versions=images.versions[readable],
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
             images_fingerprint=images.fingerprint,
             unreadable={str(images.names[i]): reason for i, reason in reasons.items()},
         )
-
-
-def _merged(
-    gallery: Embeddings, added: Embeddings, images: Dataset, rows: Int[np.ndarray, " images"]
-) -> Embeddings:
-    """Joins a gallery's other images and the listed ones, which are rows of gallery and `added`.
-
-    Row −1 is an unreadable image.
-    """
-    paths = [images.path(i) for i in range(len(images))]  # '' for features.
-    is_listed = np.isin(gallery.ids, paths) | np.isin(np.arange(len(gallery)), rows)
-    others = gallery.take(np.flatnonzero(~is_listed))
-    listed = gallery.joined(added).take(rows[rows >= 0])
-    listed = dataclasses.replace(listed, **_names(images.take(np.flatnonzero(rows >= 0))))
-    both = gallery.images_fingerprint, images.fingerprint
-    unreadable = {x: y for x, y in gallery.unreadable.items() if x not in paths}
-    return dataclasses.replace(
-        others.joined(listed) if len(others) else listed,
-        images_fingerprint=fingerprint(both) if len(others) else images.fingerprint,
-        unreadable=unreadable | added.unreadable,
-    )
-
-
-def _names(images: Dataset) -> dict[str, Any]:
-    """Columns of `Embeddings` that say what the images are."""
-    columns = {"ids": images.names, "labels": images.class_names, "splits": images.splits}
-    columns["coarse_labels"] = images.coarse_labels
-    columns = {name: None if x is None else x.astype(str) for name, x in columns.items()}
-    return columns | {"versions": _versions(images)}
-
-
-def _versions(images: Dataset) -> Int[np.ndarray, " n"]:
-    """Numbers that change with the images' files; 0 for images in memory."""
-    versions = [""] * len(images) if images.file_versions is None else images.file_versions
-    return np.array([checksum(x.encode()) if x else 0 for x in versions], np.int64)
 
 
 class ExternalEncoder(Protocol):

@@ -28,8 +28,8 @@ from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
 from hypjax.system.files import (
-    checksums,
     replacing,
+    sha256,
     write_checked_json,
     write_json,
     write_safetensors,
@@ -153,6 +153,5 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     if "scalars" in params:
         logs = params["scalars"].items()
         content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
-    names = [name for name in (files.WEIGHTS, files.HEAD) if (folder / name).exists()]
-    content[files.CHECKSUMS] = checksums(folder, names)
+    content[files.CHECKSUMS] = {x.name: sha256(x) for x in folder.glob("*.safetensors")}
     write_checked_json(folder / files.PUBLISHED, content)

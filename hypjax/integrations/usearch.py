@@ -19,6 +19,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -42,9 +43,8 @@ from hypjax.system import files
 # A gallery's folder holds its facts, and a folder that they name, with the other files of one
 # export. A reader sees the files of one export only, although the next one removes them.
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_EXPORT = re.compile("[0-9a-f]{16}")  # Names of exports' folders: hashes of their files.
 _UNFINISHED = ".export-"  # Beginning of the name of an export's folder while it is written.
-_OWN_NAME = re.compile(rf"{_EXPORT.pattern}|{_FACTS}|\.({_FACTS}|export-).*")
+_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|{_FACTS}|\.{_FACTS}.*|{_UNFINISHED}.*")
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)  # Numbers of candidates to choose from.
@@ -147,21 +147,18 @@ class GraphGallery(ArrayGallery):
                         raise
 
     @classmethod
-    def _read(
-        cls, path: pathlib.Path, export: str, checksums: dict[str, str], **facts: Any
-    ) -> Self:
-        """Reads an export's files."""
-        if not _EXPORT.fullmatch(export):
+    def _read(cls, path: pathlib.Path, export: str, checksums: Any, **facts: Any) -> Self:
+        if export != _export_name(checksums):
             raise ValueError(f"{export!r:.40} names no export")
         folder = path / export
-        files.check_files(folder, {x: checksums[x] for x in (_GRAPH, _POINTS, _IMAGES)})
+        files.check_files(folder, checksums)  # usearch crashes on damaged files.
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
         ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
         points = np.load(folder / _POINTS, mmap_mode="r")
         index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
         metric = index.metric
-        index.view(str(folder / _GRAPH))  # usearch crashes on damaged files.
+        index.view(str(folder / _GRAPH))
         index.metric = metric  # The file does not hold the metric.
         if not len(index) == len(points) == len(ids):
             raise ValueError(f"{len(index)} vectors, {len(points)} points and {len(ids)} images")
@@ -176,16 +173,25 @@ class GraphGallery(ArrayGallery):
         names = [file.name for file in path.iterdir()] if path.is_dir() else []
         if not all(map(_OWN_NAME.fullmatch, names)):
             raise UserError(f"{path} holds other files than a gallery's; name another folder")
+        columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
         fields = ("fingerprint", "model", "rounded", "candidates", "recall")
         facts = {name: getattr(self, name) for name in fields}
         facts["space"] = describe_space(self.space)
-        with writing(path), files.locked_output(path, f"writing {path}"):
+        with writing(path), files.locked(path, f"writing {path}", beside=True):
             path.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path) as temporary:
                 staged = pathlib.Path(temporary, "export")
-                facts["checksums"] = checksums = self._write(staged)
-                digits = "".join(checksums.values())
-                facts["export"] = hashlib.sha256(digits.encode()).hexdigest()[:16]
+                staged.mkdir()
+                try:
+                    self.index.save(str(staged / _GRAPH))
+                except RuntimeError as error:  # usearch's error when the disk is full.
+                    raise OSError(str(error)) from error
+                np.save(staged / _POINTS, np.ascontiguousarray(self.vectors))
+                pyarrow.parquet.write_table(pyarrow.table(columns), staged / _IMAGES)
+                for written in staged.iterdir():
+                    files.sync(written)
+                checksums = {x: files.sha256(staged / x) for x in (_GRAPH, _POINTS, _IMAGES)}
+                facts |= {"checksums": checksums, "export": _export_name(checksums)}
                 folder = path / facts["export"]
                 try:  # Others may read an intact folder, so it stays.
                     files.check_files(folder, checksums)
@@ -196,20 +202,6 @@ class GraphGallery(ArrayGallery):
             for other in path.iterdir():
                 if other.name not in (_FACTS, folder.name):
                     files.remove(other)
-
-    def _write(self, folder: pathlib.Path) -> dict[str, str]:
-        """Writes an export's files into a new folder; returns their checksums."""
-        folder.mkdir()
-        try:
-            self.index.save(str(folder / _GRAPH))
-        except RuntimeError as error:  # usearch's error when the disk is full.
-            raise OSError(str(error)) from error
-        np.save(folder / _POINTS, np.ascontiguousarray(self.vectors))
-        columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
-        pyarrow.parquet.write_table(pyarrow.table(columns), folder / _IMAGES)
-        for written in folder.iterdir():
-            files.sync(written)
-        return files.checksums(folder, (_GRAPH, _POINTS, _IMAGES))
 
     def search_rows(self, points: inputs.Points, k: int) -> inputs.Nearest:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
@@ -258,6 +250,11 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     gallery = GraphGallery.build(embeddings)
     gallery.save(path)
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
+
+
+def _export_name(checksums: Mapping[str, str]) -> str:
+    """Names the folder of an export after its files."""
+    return hashlib.sha256("".join(checksums.values()).encode()).hexdigest()[:16]
 
 
 def _read_facts(path: pathlib.Path) -> dict[str, Any]:

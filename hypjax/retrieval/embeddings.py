@@ -112,6 +112,8 @@ class Embeddings(ArrayGallery):
 
     def joined(self, other: "Embeddings") -> "Embeddings":
         """Appends another table's rows; leaves out columns that only one of the tables has."""
+        if not len(other):  # Its points may have another dimension.
+            return self
         columns = {}
         for name in _COLUMNS:
             parts = getattr(self, name), getattr(other, name)

@@ -58,12 +58,11 @@ def is_published(folder: pathlib.Path) -> bool:
 
 
 def check_weights(folder: pathlib.Path) -> None:
-    """Compares a published model's weights with their checksums; ignores missing files."""
+    """Compares a published model's weights with their checksums."""
     expected = (read_object(folder / PUBLISHED) or {}).get(CHECKSUMS, {})
-    for name in (WEIGHTS, HEAD):
-        if (folder / name).is_file():
-            with damage_explained(folder / name):
-                check_files(folder, {name: expected.get(name)})
+    for path in folder.glob("*.safetensors"):
+        with damage_explained(path):
+            check_files(folder, {path.name: expected[path.name]})
 
 
 def published_scalars(

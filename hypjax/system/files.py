@@ -63,13 +63,8 @@ def _json_checksum(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-    """Returns the SHA-256 hashes of files in a folder, by name, for `check_files`."""
-    return {name: sha256(folder / name) for name in names}
-
-
 def check_files(folder: pathlib.Path, expected: Mapping[str, str]) -> None:
-    """Raises ValueError if the hash of a file in a folder is not the expected one."""
+    """Raises ValueError if the `sha256` of a file in a folder is not the expected one."""
     for name, value in expected.items():
         if sha256(folder / name) != value:
             raise ValueError(f"the checksum of {name} is wrong")
@@ -177,42 +172,25 @@ def sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def locked(
-    folder: pathlib.Path, purpose: str = "", remedy: str = "name another folder with --workdir"
+    path: pathlib.Path,
+    purpose: str = "",
+    remedy: str = "name another folder with --workdir",
+    *,
+    beside: bool = False,
 ) -> Iterator[None]:
-    """Creates and locks a folder. If it is in use, waits and prints the purpose.
+    """Creates and locks a folder or, by a file `beside` it, a path that is being written.
 
-    Without a purpose, a folder in use raises a UserError, whose sentence ends with the remedy.
+    If it is in use, waits and prints the purpose. Without a purpose, a path in use raises a
+    UserError, whose sentence ends with the remedy. The system frees locks of killed processes.
     """
-    with contextlib.nullcontext() if purpose else writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with _holding(folder / ".lock", folder, purpose, remedy):
-        yield
-
-
-@contextlib.contextmanager
-def locked_output(path: pathlib.Path, purpose: str = "", remedy: str = "") -> Iterator[None]:
-    """Locks a file or folder that is being written, by a file beside it; see `locked`."""
-    lock_file = path.with_name(f".{path.name}.lock")
-    with _holding(lock_file, path, purpose, remedy):
-        try:
-            yield
-        finally:  # Processes that wait for the lock notice that its file is gone.
-            _owner_file(lock_file).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # Windows removes it later.
-                lock_file.unlink()
-
-
-@contextlib.contextmanager
-def _holding(
-    lock_file: pathlib.Path, path: pathlib.Path, purpose: str, remedy: str
-) -> Iterator[None]:
-    """Holds a lock on `path`, which the system releases when the process ends; see `locked`."""
+    lock_file = path.with_name(f".{path.name}.lock") if beside else path / ".lock"
+    owner_file = lock_file.with_name(f"{lock_file.name}-owner")  # Windows locks the lock's content.
     # Where the file system has no locks, filelock would use a file that stays when a machine dies,
     # so that no other machine could continue its work.
     lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False)
-    owner_file = _owner_file(lock_file)
     with contextlib.ExitStack() as stack:
         with contextlib.nullcontext() if purpose else writing(path):
+            lock_file.parent.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(lock.acquire(blocking=False))
             except filelock.Timeout:
@@ -228,12 +206,12 @@ def _holding(
                 lock_file.touch()  # Raises an error where no file can be written.
                 console.warn(f"{path} cannot be locked; let no other process write to it")
             owner_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-        yield
-
-
-def _owner_file(lock_file: pathlib.Path) -> pathlib.Path:
-    """File that names a lock's owner in messages; Windows lets no other process read the lock."""
-    return lock_file.with_name(f"{lock_file.name}-owner")
+        try:
+            yield
+        finally:
+            for file in (owner_file, lock_file) if beside else ():
+                with contextlib.suppress(OSError):  # Processes that wait notice that it is gone.
+                    file.unlink()
 
 
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:

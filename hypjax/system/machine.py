@@ -43,16 +43,11 @@ def keep_freed_memory() -> None:
     Otherwise each train step on a CPU requests all pages again, which takes 15% of its time. On
     hosts of accelerators, decoding threads need separate heaps.
     """
-    mallopt = _c_function("mallopt")
-    if mallopt is not None and not any(map(os.path.exists, _DEVICE_FILES)):
+    mallopt = os.name != "nt" and getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and not any(map(os.path.exists, _DEVICE_FILES)):
         mallopt(_ARENA_MAX, 1)
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, -1)
-
-
-def _c_function(name: str) -> Any:
-    """Returns a function of the C library; None if the library lacks it, as Windows's does."""
-    return None if os.name == "nt" else getattr(ctypes.CDLL(None), name, None)
 
 
 def usable_cores() -> int:
@@ -86,8 +81,8 @@ def free_memory(mesh: "Mesh") -> int | None:
 
 def free_host_memory() -> int | None:
     """Returns the free memory of this machine in bytes; None if unknown."""
-    malloc_trim = _c_function("malloc_trim")
-    if malloc_trim is not None:
+    malloc_trim = os.name != "nt" and getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim:
         malloc_trim(0)  # Returns freed memory to the system.
     path = pathlib.Path("/proc/meminfo")
     text = path.read_text() if path.exists() else ""
