@@ -1,14 +1,20 @@
 """Damaged files of others are read, or refused in one sentence."""
 
+import pathlib
+
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
+from hypjax.data import records
 from hypjax.data.photos import find_images
 from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
-from hypjax.retrieval.embeddings import Embeddings
-from tests.helpers.pictures import write_pictures, write_table
+from hypjax.geometry import PoincareBall
+from hypjax.retrieval.embeddings import Embeddings, open_gallery
+from tests.helpers import galleries
+from tests.helpers.pictures import encoded, write_pictures, write_table
 
 ROWS = [{"path": f"{x}.png", "label": x, "split": "train"} for x in "ab"]
 
@@ -56,3 +62,45 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
             read(path)
         except UserError as error:
             assert str(error) and "\n" not in str(error)
+
+
+def facts_of(gallery):
+    """All that a search depends on."""
+    arrays = (np.asarray(x).tolist() for x in (gallery.vectors, gallery.ids, gallery.labels))
+    return *arrays, str(gallery.space), gallery.fingerprint, gallery.model
+
+
+def read_prepared(folder):
+    opened = records.open_folder("letters", folder)
+    images = records.open_records(opened, "train")
+    names = images.names.tolist(), images.class_names.tolist(), images.labels.tolist()
+    return opened.splits, *names, [images.image(i, 3).tobytes() for i in range(len(images))]
+
+
+@pytest.mark.hygiene
+@pytest.mark.parametrize("kind", ["npz", "usearch", "prepared"])
+def test_a_changed_byte_is_refused_or_changes_nothing(kind, tmp_path):
+    folder, rng = tmp_path / f"g.{kind}", np.random.default_rng(0)
+    ball = PoincareBall(0.1, 2.3)
+    saved = galleries.embeddings(galleries.points(ball, 0, 8), ball)
+    if kind == "npz":
+        saved.save(folder)
+    elif kind == "usearch":
+        usearch = pytest.importorskip("hypjax.integrations.usearch", reason="needs the ann extra")
+        usearch.export_usearch(saved, folder)
+    else:
+        picture = encoded(Image.new("RGB", (4, 4)))
+        examples = [records.Example(picture, 4, 4, f"{x}/1", x, "vowels") for x in "aeiou"]
+        records.write_records(folder, "letters", records.Contents({"train": examples}, 5, {}), None)
+    facts = read_prepared if kind == "prepared" else lambda path: facts_of(open_gallery(path))
+    expected = facts(folder)
+    for path in [folder] if folder.is_file() else filter(pathlib.Path.is_file, folder.rglob("*")):
+        content = path.read_bytes()
+        for at in rng.integers(len(content), size=100):
+            changed = bytes([content[at] ^ (1 << rng.integers(8))])
+            path.write_bytes(content[:at] + changed + content[at + 1 :])
+            try:
+                assert facts(folder) == expected
+            except UserError as error:
+                assert str(error) and "\n" not in str(error)
+        path.write_bytes(content)

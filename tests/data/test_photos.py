@@ -581,3 +581,15 @@ def test_names_in_zip_files_of_windows(
     assert all(name.startswith(str(tmp_path / "cache")) for name in images.names)
     assert not (tmp_path / "a").exists() and not (tmp_path / "cache/hypjax/a").exists()
     assert ("read as cp437" in capsys.readouterr().err) == (encoding == "cp437")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_read(kind, tmp_path):
+    """A pipe would block, and a device may never end."""
+    path = tmp_path / "a.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    (tmp_path / "table.csv").write_text("path\na.png\n")
+    with pytest.raises(OSError, match="not a regular file"):
+        pixels.read_image(str(path), 3)
+    with pytest.raises(UserError, match="a.png .not a regular file"):
+        find_images(str(tmp_path / "table.csv")).image(0, 3)

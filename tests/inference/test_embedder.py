@@ -20,6 +20,7 @@ from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from hypjax.retrieval.projection import fit
 from hypjax.runs.workdir import saved_config
+from hypjax.system.files import locked
 from tests.helpers import commands
 from tests.helpers.process_pair import python
 from tests.helpers.small_runs import copy_with
@@ -111,6 +112,34 @@ def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed
         embed_two_batches(embedder, path, photos)
         expected = model.embed_images(images).vectors
         np.testing.assert_array_equal(model.embed_to(path, images).vectors, expected)
+
+
+def test_images_are_added_without_embedding_the_others_again(
+    embedder, photos_folder, tmp_path, capsys
+):
+    photos, path = tmp_path / "photos", tmp_path / "g.npz"
+    add = lambda: embedder.embed_to(path, find_images(str(photos)), append=True)  # noqa: E731
+    for label in ("class1", "class3"):
+        shutil.copytree(photos_folder / label, photos / label)
+    first = add()
+    shutil.copytree(photos_folder, photos, dirs_exist_ok=True)
+    (photos / "class1/0.png").unlink()  # Its row stays.
+    shutil.copy(photos / "class2/1.png", photos / "class1/1.png")
+    (photos / "class2/2.png").write_text("no image")
+    added = add()
+    assert "embedded 48 new images, reused 11" in capsys.readouterr().err
+    assert added.ids[:11].tolist() == np.delete(first.ids, 1).tolist()
+    assert len(added) == len({*added.ids}) == 59
+    assert str(photos / "class2/2.png") in added.unreadable
+    fresh = embedder.gallery(find_images(str(photos)).names.tolist())
+    rows = [added.ids.tolist().index(name) for name in fresh.ids]
+    np.testing.assert_allclose(added.vectors[rows], fresh.vectors, atol=1e-6)
+    (photos / "class2/2.png").unlink()
+    assert add().ids.tolist() == added.ids.tolist()
+    assert "embedded no new images, reused 59" in capsys.readouterr().err
+    with locked(path, beside=True), pytest.raises(UserError, match="in use by process .*--output"):
+        add()
+    assert {x.name for x in tmp_path.iterdir()} == {"g.npz", "photos"}
 
 
 def test_a_projection_of_another_model_is_not_used(run, tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
+from hypjax.inference.run import Run
 from hypjax.system.files import check_json, write_checked_json
 from tests.helpers import commands
 
@@ -86,6 +87,28 @@ def test_a_strangers_model_cannot_harm(published, tmp_path, name, value, message
     saved["all"] |= {name: unchanged}
     write_checked_json(copy / "hypjax.json", saved)
     assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()
+
+
+def test_damaged_or_replaced_weights_are_refused(published, tmp_path, monkeypatch):
+    copy = shutil.copytree(published, tmp_path / "copy")
+    for name, changed in (("model.safetensors", -3), ("hypjax.json", 40)):
+        content = (copy / name).read_bytes()
+        damaged = bytearray(content)
+        damaged[changed] ^= 1
+        (copy / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            hypjax.load(copy)
+        (copy / name).write_bytes(content)
+    restore = Run.restore_best
+
+    def replaced(run, folder):
+        saved = check_json(json.loads((copy / "hypjax.json").read_text()))
+        write_checked_json(copy / "hypjax.json", saved | {"score_space": None})
+        return restore(run, folder)
+
+    monkeypatch.setattr(Run, "restore_best", replaced)
+    with pytest.raises(UserError, match="was replaced meanwhile"):
+        hypjax.load(copy)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from tests.helpers.manual import program_with
 pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
 from benchmarks import ann  # noqa: E402
+from hypjax.integrations import usearch  # noqa: E402
 from hypjax.integrations.usearch import GraphGallery, export_usearch  # noqa: E402
 
 SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(0.1, 2.3)]
@@ -76,7 +77,36 @@ def test_a_damaged_gallery_is_refused(tmp_path):
         file.write_bytes(content[:-50])  # usearch itself crashes on such files.
         with pytest.raises(UserError, match="damaged"):
             open_gallery(path)
+        changed = content.replace(b'"c": 0.1', b'"c": 0.2')
+        if changed != content:
+            file.write_bytes(changed)
+            with pytest.raises(UserError, match="damaged"):
+                open_gallery(path)
         file.write_bytes(content)
+
+
+def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path, monkeypatch):
+    path, create = tmp_path / "gallery.usearch", usearch._create_index
+    built = [
+        GraphGallery.build(embeddings(clusters(BALL, n, seed=n), BALL, first=n)) for n in (60, 80)
+    ]
+    for before, after in (built, built[::-1]):
+        before.save(path)
+
+        def replaced(*args, after=after, **options):
+            after.save(path)
+            return create(*args, **options)
+
+        monkeypatch.setattr(usearch, "_create_index", replaced)
+        opened = GraphGallery.open(path)
+        monkeypatch.setattr(usearch, "_create_index", create)
+        assert opened.ids.tolist() == after.ids.tolist()
+        check_neighbours(
+            (lambda d, i: (d, i - len(after)))(*found_in(opened, after.vectors, 3)),
+            *(after.vectors, after.vectors, BALL, 1),
+        )
+    assert [file.name for file in tmp_path.iterdir()] == ["gallery.usearch"]
+    assert len([*path.iterdir()]) == 2  # Facts, and the files of one export.
 
 
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):

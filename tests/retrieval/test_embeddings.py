@@ -158,6 +158,19 @@ def test_all_that_is_known_of_the_images_survives(features, labels, tmp_path):
     assert few.coarse_labels.tolist() == ["0", "0"] and few.raw_features.shape == (2, 5)
 
 
+@pytest.mark.parametrize(
+    ("header", "changed"), [(b"'<U8'", b"'<U7'"), (b"(21000, 5)", b"(21000, 4)")]
+)
+def test_a_shorter_array_in_a_damaged_header_is_refused(features, header, changed, tmp_path):
+    path, labels = tmp_path / "a.npz", [f"class{i:03}" for i in range(21)]
+    np.savez(path, features=np.tile(features, (1000, 1)), labels=1000 * labels)
+    content = path.read_bytes()
+    assert header in content
+    path.write_bytes(content.replace(header, changed))
+    with pytest.raises(UserError, match="damaged"):
+        Embeddings.load(path)
+
+
 def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
     for name, content, keyword in (
         ("a.npz", {"features": np.array([[1.0, 2], [np.nan, 1]])}, "row 1"),

@@ -81,6 +81,7 @@ def test_damaged_datasets_are_reported(tmp_path, cub):
     folder = prepared(tmp_path).path
     for file, message in (
         ("index-train.parquet", "damaged .*remove that folder.*--dataset=cub200"),
+        ("dataset.json", "damaged"),
         ("cub200-train.array_record-00000-of-00001", "cannot read images/001"),
     ):
         intact = (folder / file).read_bytes()
