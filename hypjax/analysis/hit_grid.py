@@ -15,6 +15,7 @@ from hypjax.data.pixels import read_image
 from hypjax.errors import on_one_line, writing
 from hypjax.inference.hits import Hits
 from hypjax.system import console
+from hypjax.system.files import replacing
 
 _FRAMES = {"right": "tab:green", "wrong": "tab:red", "": "none"}  # Colours.
 _INCHES = 1.4  # Side of one image.
@@ -86,9 +87,12 @@ def draw_rows(
 
 
 def save(figure: Figure, file: File) -> None:
-    """Writes a figure to a file, whose suffix selects the format."""
-    with writing(file):
+    """Writes a figure to a file atomically; the file's suffix selects the format."""
+    if isinstance(file, io.BytesIO):
         figure.savefig(file)
+        return
+    with writing(file), replacing(file) as temporary:
+        figure.savefig(temporary, format=file.suffix[1:])
 
 
 def shortened(name: str, length: int) -> str:

@@ -142,7 +142,7 @@ class ImageEmbedder(abc.ABC):
         is_known = (versions != 0) & np.isin(versions, () if known is None else known)
         new = images.take(np.flatnonzero(~is_known))
         if not len(new):
-            console.say(f"embedded no new images, reused {len(gallery):,}")
+            console.say(f"embedded 0 new images, reused {len(gallery):,}")
             return gallery
         added = self._embed_resuming(path, new)
         paths = [new.path(i) for i in range(len(new))]  # '' for features.

@@ -136,7 +136,7 @@ def test_images_are_added_without_embedding_the_others_again(
     np.testing.assert_allclose(added.vectors[rows], fresh.vectors, atol=1e-6)
     (photos / "class2/2.png").unlink()
     assert add().ids.tolist() == added.ids.tolist()
-    assert "embedded no new images, reused 59" in capsys.readouterr().err
+    assert "embedded 0 new images, reused 59" in capsys.readouterr().err
     with locked(path, beside=True), pytest.raises(UserError, match="in use by process .*--output"):
         add()
     assert {x.name for x in tmp_path.iterdir()} == {"g.npz", "photos"}
