@@ -101,11 +101,9 @@ class ImageEmbedder(abc.ABC):
                 for finished_or_stale in path.parent.glob(f"{glob.escape(path.name)}.*.unfinished"):
                     remove(finished_or_stale)
         if not len(embeddings):
-            first, first_reason = next(iter(embeddings.unreadable.items()))
+            (first, first_reason), *others = embeddings.unreadable.items()
             problem = f"no image can be read: {first} ({first_reason})"
-            raise UserError(
-                problem + (f", and {len(images) - 1} others" if len(images) > 1 else "")
-            )
+            raise UserError(problem + (f", and {len(others)} others" if others else ""))
         return embeddings
 
     def _embed_resuming(self, path: pathlib.Path, images: Dataset) -> Embeddings:

@@ -45,6 +45,7 @@ from hypjax.system import files
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
 _UNFINISHED = ".export-"  # Beginning of the name of an export's folder while it is written.
 _OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|{_FACTS}|\.{_FACTS}.*|{_UNFINISHED}.*")
+_ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 _CANDIDATES += (768, 1024, 1536, 2048)  # Numbers of candidates to choose from.
@@ -137,13 +138,12 @@ class GraphGallery(ArrayGallery):
             raise UserError(f"there is no gallery at {path}")
         problem = f"{path} is damaged, or no gallery of usearch"
         with explained(problem, "; export the gallery again"):
-            facts = _read_facts(path)
-            while True:
+            for attempts_left in reversed(range(_ATTEMPTS)):
+                facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
                 try:
                     return cls._read(path, **facts)
-                except Exception:  # Another process may have removed the files, for newer ones.
-                    previous, facts = facts, _read_facts(path)
-                    if facts == previous:
+                except (OSError, RuntimeError):  # Another process may have exported newer files.
+                    if not attempts_left:
                         raise
 
     @classmethod
@@ -255,10 +255,6 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
 def _export_name(checksums: Mapping[str, str]) -> str:
     """Names the folder of an export after its files."""
     return hashlib.sha256("".join(checksums.values()).encode()).hexdigest()[:16]
-
-
-def _read_facts(path: pathlib.Path) -> dict[str, Any]:
-    return files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
 
 
 def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:

@@ -19,7 +19,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import filelock
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -183,6 +182,8 @@ def locked(
     If it is in use, waits and prints the purpose. Without a purpose, a path in use raises a
     UserError, whose sentence ends with the remedy. The system frees locks of killed processes.
     """
+    import filelock  # The core works without it.
+
     lock_file = path.with_name(f".{path.name}.lock") if beside else path / ".lock"
     owner_file = lock_file.with_name(f"{lock_file.name}-owner")  # Windows locks the lock's content.
     # Where the file system has no locks, filelock would use a file that stays when a machine dies,

@@ -588,8 +588,8 @@ def test_only_regular_files_are_read(kind, tmp_path):
     """A pipe would block, and a device may never end."""
     path = tmp_path / "a.png"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    (tmp_path / "table.csv").write_text("path\na.png\n")
+    (tmp_path / "list.txt").write_text("a.png\n")
     with pytest.raises(OSError, match="not a regular file"):
         pixels.read_image(str(path), 3)
     with pytest.raises(UserError, match="a.png .not a regular file"):
-        find_images(str(tmp_path / "table.csv")).image(0, 3)
+        find_images(str(tmp_path / "list.txt")).image(0, 3)
