@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated
 
 from absl import flags
@@ -12,6 +13,7 @@ from hypjax.errors import writing
 
 def main(
     *,
+    overrides: Sequence[str] = (),
     workdir: list[str],
     output: str | None = None,
     images: Annotated[int, flags.IntegerParser(3)] = 5000,
@@ -20,6 +22,7 @@ def main(
     """Prints scores of the runs' trees, and can write the trees and figures.
 
     Args:
+        overrides: Where the runs' images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: Folder for hierarchy.json with all numbers, and each run's trees and figures.
         images: Largest number of test images, from random classes; memory and time grow with its
@@ -38,7 +41,7 @@ def main(
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(workdir)
+    runs = open_runs(workdir, overrides)
     chosen = ChosenImages.of(runs[0], images, seed)
     hierarchies = [hierarchy.hierarchy_of_run(run, chosen) for run in runs]
     scores = [of_run.scores for of_run in hierarchies]

@@ -1,10 +1,13 @@
 """Shows the hardest negatives of trained runs, and their weights in the loss (HypMix)."""
 
+from collections.abc import Sequence
+
 from hypjax import command
 
 
 def main(
     *,
+    overrides: Sequence[str] = (),
     workdir: list[str],
     anchors: command.Positive = 1000,
     show: command.Natural = 4,
@@ -15,6 +18,7 @@ def main(
     """Prints the distribution of weights over negatives, and the hardest negatives of anchors.
 
     Args:
+        overrides: Where the runs' images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         anchors: Without --index: number of anchors, evenly spaced among the images.
         show: Without --index: number of anchors whose negatives are shown.
@@ -31,7 +35,7 @@ def main(
     from hypjax.objectives import softmax_temperature
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(workdir)
+    runs = open_runs(workdir, overrides)
     for run in runs:  # Refuses losses without a temperature before it embeds images.
         softmax_temperature(run.config)
     splits = runs[0].splits

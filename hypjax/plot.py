@@ -1,6 +1,7 @@
 """Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Literal
 
 from hypjax import command
@@ -11,6 +12,7 @@ def main(
     kind: Literal["disk", "grid", "hits"] = "disk",
     /,
     *,
+    overrides: Sequence[str] = (),
     workdir: str | None = None,
     embeddings: str | None = None,
     output: command.Figure,
@@ -29,6 +31,7 @@ def main(
 
     Args:
         kind: What to draw.
+        overrides: Where the run's images are if they have moved, as data.path=photos.
         workdir: Folder of a trained run, or its URL.
         embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
         output: Figure to write, such as disk.png or disk.svg.
@@ -50,12 +53,17 @@ def main(
     command.require_one(workdir=workdir, embeddings=embeddings)
     _require_drawable(kind, parts, layout)
     from hypjax.analysis import disk
+    from hypjax.analysis.run_embeddings import open_runs
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
 
     caches.keep_compiled_programs()
+    if embeddings:
+        command.refuse_overrides(overrides)
+    else:
+        (run,) = open_runs([workdir], overrides)
     if kind == "hits":
-        print(draw_hits(workdir, queries, k, seed, output))
+        print(draw_hits(run, queries, k, seed, output))
         console.say(f"wrote {output}")
         return
     limit = images or (400 if kind == "grid" else 5000)
@@ -63,7 +71,7 @@ def main(
     if embeddings:
         drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *choice)
     else:
-        drawing, space = disk.drawing_of_run(workdir, parts, *choice)
+        drawing, space = disk.drawing_of_run(run, parts, *choice)
     drawing, ranks = disk.place_in_disk(drawing, space, layout, seed, neighbours)
     if ranks:
         print(

@@ -1,6 +1,7 @@
 """Writes a report of trained runs: one HTML page that needs no server."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated
 
 from hypjax import command
@@ -8,6 +9,7 @@ from hypjax import command
 
 def main(
     *,
+    overrides: Sequence[str] = (),
     workdir: list[str],
     output: Annotated[pathlib.Path, command.OutputFile(".html")] = pathlib.Path("report.html"),
     queries: command.Natural = 50,
@@ -16,6 +18,7 @@ def main(
     """Embeds the test images of each run, and writes the page.
 
     Args:
+        overrides: Where the runs' images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: File to write.
         queries: Number of queries to show with their nearest images; up to half are successes.
@@ -27,7 +30,7 @@ def main(
     from hypjax.analysis.report import write_report
     from hypjax.analysis.run_embeddings import open_runs
 
-    write_report(open_runs(workdir), output, queries=queries, k=k)
+    write_report(open_runs(workdir, overrides), output, queries=queries, k=k)
     print(f"wrote {output}")
 
 

@@ -1,5 +1,6 @@
 """Shows the spectrum of trained runs' embeddings, before and after training (IRT, Analysis)."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from absl import flags
@@ -9,6 +10,7 @@ from hypjax import command
 
 def main(
     *,
+    overrides: Sequence[str] = (),
     workdir: list[str],
     output: command.Figure | None = None,
     images: Annotated[int, flags.IntegerParser(3)] = 5000,
@@ -17,6 +19,7 @@ def main(
     """Prints how variance spreads over principal components, and how similar images are.
 
     Args:
+        overrides: Where the runs' images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: Figure to draw, such as spectrum.png; spectrum.json beside it holds all numbers.
         images: Largest number of test images, from random classes; memory and time grow with its
@@ -30,7 +33,7 @@ def main(
     from hypjax.analysis.run_embeddings import ChosenImages, open_runs
     from hypjax.runs.tables import noted, print_notes
 
-    runs = open_runs(workdir)
+    runs = open_runs(workdir, overrides)
     chosen = ChosenImages.of(runs[0], images, seed)
     spectra = [spectrum.spectrum_of_run(run, chosen.dataset) for run in runs]
     print(f"embeddings of {chosen.summary}:\n{spectrum.table(spectra)}")

@@ -90,15 +90,23 @@ def train_and_evaluate(
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
-    if (results := folder.results) is not None:
-        processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
-        print(f"{folder.location} holds this run's results already:")
-        print_results(results, folder.fitted_config())
-        return results
-    require_wandb(config)
-    name = pathlib.Path(folder.location).name
+    name, results = pathlib.Path(folder.location).name, folder.results
+    if results is None:
+        require_wandb(config)
     run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
-    return _train(run, folder, profile, report, warnings, stopwatch)
+    if results is None:
+        return _train(run, folder, profile, report, warnings, stopwatch)
+    if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
+        with folder.locked(shared_provenance(run), run.config, run.objective.score_space):
+            pass
+    processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
+    print(f"{folder.location} holds this run's results already:")
+    print_results(results, run.config)
+    # An interrupt may have prevented the report.
+    is_reported = (folder.path / REPORT).exists() or not has_checkpoint(folder.path)
+    if report is not None and not is_reported and report(run):
+        print(f"the report is {folder.path / REPORT}")
+    return results
 
 
 def _train(
@@ -128,12 +136,13 @@ def _train(
         results = _run_steps(
             run, checkpoints, state, measured, steps, folder.path, trace, stopwatch
         )
+        last_step = results.get("last_step", total_steps)
         try:
             print_results(results, run.config)
         finally:  # Printing fails if the pipe's reader has ended.
             with stopwatch.part("saving"):
-                folder.require_last_state(checkpoints, total_steps)
-            write_times(folder.path, stopwatch, steps=len(steps))
+                folder.require_last_state(checkpoints, last_step)
+            write_times(folder.path, stopwatch, steps=last_step - steps.start)
             folder.write_results(results, warnings)
         has_report = report is not None and report(run)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
@@ -172,5 +181,5 @@ def _run_steps(
         console.say("evaluating the trained model")
         with stopwatch.part("evaluation"):
             results = collect_results(run, checkpoints, state, measured)
-        monitor.write(steps.stop, {"test": results["final"]})
+        monitor.write(int(state.step), {"test": results["final"]})
     return results

@@ -18,13 +18,14 @@ from matplotlib.patches import Circle
 from PIL import Image, ImageDraw, ImageOps
 
 from hypjax.analysis.hit_grid import DPI, File, save, shortened, tolerant
-from hypjax.analysis.run_embeddings import open_runs, scored_head
+from hypjax.analysis.run_embeddings import scored_head
 from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, counted
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
+from hypjax.inference.run import Run
 from hypjax.retrieval.embeddings import Embeddings
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
@@ -231,10 +232,9 @@ def drawing_of_gallery(
 
 
 def drawing_of_run(
-    workdir: str, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
+    run: Run, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
     """Embeds up to `limit` images of each split in `parts`, and HIER's proxies, in one space."""
-    (run,) = open_runs([workdir])
     dataset_name = run.config.data.name
     images_by_title = {}
     for split in parts:

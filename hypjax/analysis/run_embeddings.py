@@ -29,10 +29,10 @@ from hypjax.training.step import create_state, evaluated_model
 Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
 
-def open_runs(workdirs: Sequence[str]) -> list[Run]:
+def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Run]:
     """Opens runs, which must have the same test images; names each by its folder.
 
-    Prints which runs are unfinished.
+    Prints which runs are unfinished. `overrides` are as for `Run.saved`.
     """
     keep_compiled_programs()
     workdirs = list(dict.fromkeys(map(str, workdirs)))
@@ -42,7 +42,7 @@ def open_runs(workdirs: Sequence[str]) -> list[Run]:
     runs = []
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
-            runs.append(Run.saved(folder, name=name, workdir=workdir))
+            runs.append(Run.saved(folder, overrides, name=name, workdir=workdir))
             if read_object(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         first, last = runs[0].splits, runs[-1].splits

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import draw_rows, hit_row
-from hypjax.analysis.run_embeddings import head_points, open_runs, restore_trained, searched
+from hypjax.analysis.run_embeddings import head_points, restore_trained, searched
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
 from hypjax.retrieval import bootstrap_intervals, nearest_neighbors
@@ -97,12 +97,11 @@ def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:
     return recalls
 
 
-def draw_hits(workdir: str, num_queries: int, k: int, seed: int, output: pathlib.Path) -> str:
+def draw_hits(run: Run, num_queries: int, k: int, seed: int, output: pathlib.Path) -> str:
     """Draws random test images, of all classes in turn, with their k nearest images.
 
     Half of the queries, if possible, find an image of another class first. Returns a caption.
     """
-    (run,) = open_runs([workdir])
     result = search_test_images(run, k)
     test, gallery = run.splits.test, searched(run.splits)
     permutation = np.random.default_rng(seed).permutation(len(result.searches))

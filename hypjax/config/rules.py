@@ -116,6 +116,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.lora_rank", *_TRAINED),
     ("train.head_warmup_steps", *_TRAINED),
     ("train.head_warmup_steps", *_HEAD),
+    ("train.patience", "eval.every is set", lambda c: c.eval.every),
     ("train.unlabelled", *_UNCACHED),
     ("train.unlabelled", *_GROUPED),
 )

@@ -52,8 +52,10 @@ class Dataset:
     checksums: Int[np.ndarray, " images"] | None = None  # Checksums of the files; None if unknown.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.
+    # Host cache: exact pixels in a memory-mapped file, which all processes share, and each image's
+    # index there.
     decoded: ArrayCache | None = None
+    decoded_rows: Int[np.ndarray, " images"] | None = None
     source: str | None = None  # Hash of the records, if known.
     # Region of each image that views see: left, top, right, bottom, in pixels; None: the image.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -189,7 +191,13 @@ class Dataset:
         return box
 
     def _cached_pixels(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
-        return self.decoded[int(self.positions[i])].reshape(*self.sizes[i], channels)
+        row = int(self.decoded_rows[i])
+        content = self.decoded[row]
+        if content is None:
+            uncached = dataclasses.replace(self, decoded=None, boxes=None)
+            content = pixels.array(uncached.image(i, channels))
+            self.decoded.replace(row, content)
+        return content.reshape(*self.sizes[i], channels)
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
         """Returns the images in the given rows."""
@@ -212,7 +220,8 @@ class Dataset:
 
 # The fields of a `Dataset` that have a row for each image.
 _STRINGS = ("names", "class_names", "coarse_labels", "splits", "file_versions")
-_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", *_STRINGS)
+_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", "decoded_rows")
+_COLUMNS += _STRINGS
 
 
 class Chained(Sequence):
@@ -263,8 +272,9 @@ def table_of_names(
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets that share their records: each record once, by position; labels are 0."""
     columns = dict.fromkeys(_COLUMNS)  # None, except for the columns below.
-    for name in ("positions", "sizes", "names", "class_names"):
-        columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
+    for name in ("positions", "sizes", "names", "class_names", "decoded_rows"):
+        if getattr(datasets[0], name) is not None:
+            columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
     _, first_rows = np.unique(columns["positions"], return_index=True)
     columns["labels"] = np.zeros_like(columns["positions"])
     return dataclasses.replace(datasets[0], **columns).take(first_rows)
@@ -315,13 +325,14 @@ def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
     if decoding.cache_dir is not None:
         name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
         decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
-    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded)
+    rows = None if decoded is None else np.arange(len(dataset))
+    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded, decoded_rows=rows)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:
     """Decodes a dataset's images into its host cache, unless it has none or a complete one."""
     cache = dataset.decoded
-    if cache is None or cache.is_complete():
+    if cache is None or cache.is_complete(dataset.sizes.prod(axis=1, dtype=np.int64) * channels):
         return
     uncached = dataclasses.replace(dataset, decoded=None, boxes=None)
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}

@@ -76,9 +76,12 @@ class Run:
         self._last_projections: tuple[PyTree, Projections] = None, {}
 
     @classmethod
-    def saved(cls, folder: pathlib.Path, **fields: Any) -> Self:
-        """Opens the run in a local folder; `hypjax.runs.cloud_copy.reading` copies a remote one."""
-        return cls(saved_config(folder), saved_space=saved_space(folder), **fields)
+    def saved(cls, folder: pathlib.Path, overrides: Sequence[str] = (), **fields: Any) -> Self:
+        """Opens the run in a local folder; `hypjax.runs.cloud_copy.reading` copies a remote one.
+
+        `overrides` say where the run's images are if they have moved, as 'data.path=photos'.
+        """
+        return cls(saved_config(folder, overrides), saved_space=saved_space(folder), **fields)
 
     @functools.cached_property
     def model(self) -> Embedder:

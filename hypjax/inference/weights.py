@@ -21,7 +21,7 @@ from hypjax.objectives import Objective
 from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
-from hypjax.runs.workdir import has_checkpoint, saved_fields
+from hypjax.runs.workdir import has_checkpoint, read_if_intact, saved_fields
 from hypjax.types import View
 
 Projections = Mapping[str, Projection]  # By name of `scored_spaces`, where `eval.pca` is set.
@@ -89,9 +89,11 @@ def read_models(folder: pathlib.Path, config: ConfigDict, model: Embedder) -> di
         shapes = model_shapes(model, View.of(config.data), scalars)
     with contextlib.closing(Checkpoints(folder / files.CHECKPOINTS, read_only=True)) as checkpoints:
         latest = checkpoints.restore_latest(model=shapes)
-        best = checkpoints.restore_best(model=shapes)
-    is_last_step = latest.step == saved_fields(folder).get("train.total_steps")
-    finished = is_last_step and (folder / files.RESULTS).exists()
+        results = read_if_intact(folder / files.RESULTS)
+        best_step = results.get("best_step", [None, *latest.record.get("best_steps", [])][-1])
+        best = checkpoints.restore_best(best_step, model=shapes)
+    last_step = results.get("last_step", saved_fields(folder).get("train.total_steps"))
+    finished = latest.step == last_step and (folder / files.RESULTS).exists()
     models = {"final" if finished else f"step {latest.step}": latest.trees[0]}
     return models if best is None else models | {"best": best.trees[0]}
 

@@ -24,7 +24,7 @@ from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Gallery
 from hypjax.system import hub, integrations
-from hypjax.system.files import contiguous, replacing
+from hypjax.system.files import contiguous, missing, replacing
 
 _COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels", "versions")
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
@@ -226,6 +226,8 @@ def open_gallery(location: str | os.PathLike[str]) -> Gallery:
     if not (engine := _engine(location)):
         return Embeddings.load(location)
     path = location if "://" in location else pathlib.Path(location).expanduser()
+    if isinstance(path, pathlib.Path) and not path.exists():
+        raise UserError(missing(path))
     return integrations.find("open", engine)(path)
 
 

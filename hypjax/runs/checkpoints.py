@@ -1,9 +1,13 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
+import json
 import logging
+import math
 import pathlib
+import re
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +30,7 @@ _METADATA = "record"  # Name of the Orbax item with JSON values, next to the tre
 
 
 class _DamagedError(Exception):
-    """A checkpoint cannot be read, or its arrays differ from the saved arrays."""
+    """A checkpoint cannot be read, or differs from what was saved."""
 
 
 def checksum(tree: PyTree) -> int:
@@ -62,6 +66,8 @@ class Checkpoints:
             # Orbax and asyncio log the tracebacks of failures that this class reports.
             for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
                 logger.addFilter(_is_not_of_orbax)
+            if sys.unraisablehook is sys.__unraisablehook__:
+                sys.unraisablehook = _show_unraisable
             with writing(path):
                 self._open()
 
@@ -80,12 +86,16 @@ class Checkpoints:
             preservation_policy=self,
         )
         self._manager = ocp.CheckpointManager(self._path, options=options)
-        self._scores: dict[int, float] = {}  # Validation scores by step.
+        # Validation scores by step. An unreadable checkpoint may be the best: `restore_best` tries
+        # it first, and reports the damage.
+        self._scores: dict[int, float] = {}
         for step in self._steps():
-            with contextlib.suppress(Exception):  # Damage is reported when the step is restored.
-                score = self._read(step, {})[_METADATA]["score"]
-                if score is not None:
-                    self._scores[step] = score
+            try:
+                score = self._read_metadata(step)["score"]
+            except _DamagedError:
+                score = math.inf
+            if score is not None:
+                self._scores[step] = score
 
     @property
     def steps(self) -> list[int]:
@@ -134,6 +144,7 @@ class Checkpoints:
             "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
+        metadata["checksum"] = _json_checksum(metadata)
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         items[_METADATA] = ocp.args.JsonSave(metadata)
         self._saving_step = step
@@ -172,10 +183,18 @@ class Checkpoints:
         """
         return self._broadcast(lambda: self._first_intact(self._steps()[::-1], like), like)
 
-    def restore_best(self, **like: PyTree | None) -> Restored | None:
-        """Reads the best intact checkpoint, like `restore_latest`; None if none has a score."""
+    def restore_best(self, best_step: int | None = None, **like: PyTree | None) -> Restored | None:
+        """Reads the best intact checkpoint, like `restore_latest`; None if none has a score.
+
+        Warns if it is not that of `best_step`, the step that results or a later record name.
+        """
         # Only the process that reads knows the scores.
-        return self._broadcast(lambda: self._first_intact(self._best_first(), like), like)
+        restored = self._broadcast(lambda: self._first_intact(self._best_first(), like), like)
+        if best_step is not None and (restored is None or restored.step != best_step):
+            instead = "the last one" if restored is None else f"that of step {restored.step}"
+            problem = f"the best checkpoint in {self._path}, of step {best_step}, cannot be read"
+            console.warn(f"{problem}; {instead} is taken as the best")
+        return restored
 
     def _first_intact(self, steps: Sequence[int], like: dict[str, PyTree]) -> Restored | None:
         """Reads checkpoints in the order of `steps` until one is intact; moves damaged ones."""
@@ -192,7 +211,9 @@ class Checkpoints:
             advice = "restore a backup, or start over in another folder with --workdir"
             raise UserError(f"every checkpoint in {self._path} is damaged ({details}); {advice}")
         for step, damage in damage_by_step.items():
-            console.warn(f"the checkpoint of step {step} in {self._path} is damaged ({damage})")
+            problem = f"the checkpoint of step {step} in {self._path} is damaged ({damage})"
+            instead = f"; that of step {restored.step} is used" if restored else ""
+            console.warn(problem + instead)
             self._scores.pop(step, None)
             if not self._read_only:
                 target = self._path.parent / f"damaged-step-{step}"
@@ -229,37 +250,55 @@ class Checkpoints:
         Arrays are read to the host, since they may have been saved on other devices, and returned
         uncommitted, like new ones: committed arrays would compile a second train step.
         """
-        try:
-            metadata = self._read(step, {})[_METADATA]
-            shapes = metadata["shapes"]
-            like = {
-                name: _tree_of(shapes[name]) if tree is None else tree
-                for name, tree in like.items()
-            }
-            same_shapes = all(shapes[name] == _shapes(tree) for name, tree in like.items())
-            saved = self._read(step, like) if same_shapes else {}
-        except Exception as error:  # Exceptions depend on the kind of damage.
-            raise _DamagedError(reason(error)) from error
-        if not same_shapes:  # Orbax would cut or fill the arrays.
+        metadata = self._read_metadata(step)
+        shapes = metadata["shapes"]
+        like = {n: _tree_of(shapes[n]) if tree is None else tree for n, tree in like.items()}
+        if any(shapes[name] != _shapes(tree) for name, tree in like.items()):
+            # Orbax would cut or fill the arrays.
             problem = f"the checkpoints in {self._path} are of another encoder or objective"
             raise UserError(f"{problem}; pass the encoder and the objective that were trained")
+        saved = self._read(step, like)
         for name in like:
             if checksum(saved[name]) != metadata["checksums"][name]:
                 raise _DamagedError(f"{name} differs from the saved arrays")
         trees = jax.device_put([saved[name] for name in like])
         return Restored(step, tuple(trees), metadata["record"])
 
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        metadata = dict(self._read(step, {})[_METADATA] or {})
+        checksum = metadata.pop("checksum", None)  # None in records of earlier versions.
+        if "record" not in metadata or checksum not in (None, _json_checksum(metadata)):
+            raise _DamagedError("its record differs from the saved record")
+        return metadata
+
     def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
         host_arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
         items = {name: ocp.args.StandardRestore(tree) for name, tree in host_arrays.items()}
         items[_METADATA] = ocp.args.JsonRestore()
-        return self._manager.restore(step, args=ocp.args.Composite(**items))
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Exceptions depend on the kind of damage.
+            # TensorStore names its drivers and files before the cause, and its settings after it.
+            text = re.split(r" \[(?:tensorstore_spec|source locations)", reason(error))[0]
+            raise _DamagedError(re.split(r'": |" driver: ', text)[-1]) from error
 
     def close(self) -> None:
         """Waits until the current save is complete, and closes the manager."""
         self.wait()
         if self._manager is not None:
             self._manager.close()
+
+
+def _json_checksum(metadata: Mapping[str, Any]) -> int:
+    """CRC-32 of JSON values; Python reads the numbers of a JSON file exactly."""
+    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+
+
+def _show_unraisable(error: Any) -> None:
+    # Orbax closes its event loop at the first array that cannot be read; TensorStore, which reads
+    # the others in threads, reports the loop as closed for each.
+    if str(error.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(error)
 
 
 def _is_not_of_orbax(log: logging.LogRecord) -> bool:

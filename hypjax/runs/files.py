@@ -49,6 +49,8 @@ def damage_explained(path: pathlib.Path) -> Iterator[None]:
         raise
     except Exception as error:
         advice = "restore a backup, or name another run's folder"
+        if path.name == RESULTS:
+            advice = "remove it: the same command evaluates the run's checkpoints again"
         raise UserError(f"{path} is damaged ({reason(error)}); {advice}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from hypjax.config import FITTED, differences, flatten, for_files, identity, validate
+from hypjax.config import FITTED, differences, flatten, for_files, identity, override, validate
 from hypjax.config.defaults import default_config
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
@@ -20,18 +20,23 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
-from hypjax.system.files import absolute, locked, write_json
+from hypjax.system.files import absolute, locked, missing, write_json
 
 # Space in which evaluation compares head outputs: in a published model's hypjax.json, with learned
 # scalars; in config.json, which is written before training, with the scalars' initial values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
+_COPY = ".config.json"  # Of config.json, without which the checkpoints are of no use.
+# Fields that say where a run's images happen to be. What they are, their fingerprint says.
+LOCATIONS = ("data.path", "data.labels")
 
 
-def saved_config(workdir: pathlib.Path) -> ConfigDict:
-    """Reads and validates a run's configuration."""
-    config = read_saved_config(workdir)
+def saved_config(workdir: pathlib.Path, overrides: Sequence[str] = ()) -> ConfigDict:
+    """Reads and validates a run's configuration; overrides may say where its images are now."""
+    config = override(read_saved_config(workdir), overrides)
     validate(config)
+    if overrides:
+        require_identity(workdir, config)
     return config
 
 
@@ -90,7 +95,21 @@ def saved_fingerprint(workdir: pathlib.Path) -> str | None:
 
 def read_warnings(workdir: pathlib.Path) -> list[str]:
     """Reads the distinct warnings of the start that finished a run."""
-    return (files.read_object(workdir / _STARTS) or {}).get("warnings", [])
+    return read_if_intact(workdir / _STARTS).get("warnings", [])
+
+
+def read_if_intact(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object that a run can do without: {} if it is missing, or damaged (a warning)."""
+    try:
+        return files.read_object(path) or {}
+    except UserError as error:
+        console.warn_once(f"{_damage(error)}; the run goes on without it")
+        return {}
+
+
+def _damage(error: UserError) -> str:
+    """The error's problem, without its advice."""
+    return str(error).partition(";")[0]
 
 
 def has_checkpoint(workdir: pathlib.Path) -> bool:
@@ -99,29 +118,41 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 
 
 def require_identity(
-    workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",)
+    workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",), grow: bool = False
 ) -> None:
-    """Rejects a folder whose run differs in fields that start with one of `prefixes`."""
+    """Rejects a folder whose run differs in fields that start with one of `prefixes`.
+
+    `LOCATIONS` may differ, and with `grow`, a run with a checkpoint may have had fewer steps.
+    """
     saved = saved_fields(workdir)
     if not saved:
         if has_checkpoint(workdir) or (workdir / files.RESULTS).exists():
             problem = f"{workdir} holds a run without its {files.CONFIG}"
             raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
-    current = identity(config)
-    current |= {field: saved.get(field) for field in FITTED if current[field] is None}
+    # A field that was added since the run began had its default.
+    saved = identity(default_config(config.objective.name)) | saved
     saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
+    current = identity(config)
+    same = {field for field in FITTED if current[field] is None} | {*LOCATIONS}
+    if grow and has_checkpoint(workdir) and _added_steps(saved, config):
+        same.add("train.total_steps")
+    current |= {field: saved.get(field) for field in same}
     changes = [change for change in differences(saved, current) if change.startswith(prefixes)]
     if not changes:
         return
     advice = "use the same settings, or train in another folder (hypjax.main --workdir)"
-    if any(change.startswith("data.path: ") for change in changes):
-        advice = f"spell paths as before; {advice}"
     if all(change.startswith("train.total_steps") for change in changes):
         start = f"--config.model.weights={workdir} --config.model.load_head=True"
         advice += f", where {start} starts from this run's model"
     problem = f"{workdir} holds a run with another configuration ({'; '.join(changes)})"
     raise UserError(f"{problem}; {advice}")
+
+
+def _added_steps(saved: Mapping[str, Any], config: ConfigDict) -> int:
+    """How many steps a run is trained for beyond the steps that it had when it was saved."""
+    steps = saved.get("train.total_steps")
+    return max((config.train.total_steps or 0) - steps, 0) if steps else 0
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
@@ -148,22 +179,26 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 
 def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any]:
     """Reads a run's config.json or a published model's hypjax.json; {} if there is no file."""
-    path = _config_path(workdir)
-    saved = files.read_object(path)
-    if saved is None:
-        return {}
-    with files.damage_explained(path):
-        if not isinstance(saved.get("all"), dict):
-            raise ValueError("it was not written by hypjax")
-    return saved
+    path, copy = _config_path(workdir), workdir / _COPY
+    try:
+        saved = files.read_object(path)
+        with files.damage_explained(path):
+            if saved is not None and not isinstance(saved.get("all"), dict):
+                raise ValueError("it was not written by hypjax")
+    except UserError as error:
+        if not copy.exists():
+            raise
+        console.warn_once(f"{_damage(error)}; its copy {copy} is used")
+        saved = files.read_object(copy)
+    return saved or {}
 
 
 def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
     saved = _read_run_if_any(workdir)
     if not saved:
-        problem = f"holds no run (there is no {files.CONFIG})"
-        problem = problem if workdir.exists() else "does not exist"
-        raise UserError(f"{workdir} {problem}; train first, or name a run's folder")
+        problem = f"{workdir} holds no run (there is no {files.CONFIG})"
+        problem = problem if workdir.exists() else missing(workdir)
+        raise UserError(f"{problem}; train first, or name a run's folder")
     return saved
 
 
@@ -177,21 +212,27 @@ class Workdir:
         """Opens a folder, which may not exist yet; raises a `UserError` if it has another run."""
         self._config = config
         self._cloud: CloudCopy | None = None
-        path, self.location = processes.from_first(lambda: self._open(workdir))
+        path, self.location, self._added_steps, self.has_moved = processes.from_first(
+            lambda: self._open(workdir)
+        )
         self.path = pathlib.Path(path)
 
-    def _open(self, workdir: str | pathlib.Path) -> tuple[str, str]:
+    def _open(self, workdir: str | pathlib.Path) -> tuple[str, str, int, bool]:
         folder = absolute(pathlib.Path(workdir))
         location = str(folder)
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)
             folder, location = self._cloud.folder, self._cloud.location
-        require_identity(folder, self._config)
-        return str(folder), location
+        require_identity(folder, self._config, grow=True)
+        saved, current = saved_fields(folder), identity(self._config)
+        has_moved = any(saved and saved.get(field) != current[field] for field in LOCATIONS)
+        return str(folder), location, _added_steps(saved, self._config), has_moved
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """The run's results; None until the run is finished."""
+        """The run's results; None until it is finished with all steps of the configuration."""
+        if self._added_steps:
+            return None
         return processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
 
     def fitted_config(self) -> ConfigDict:
@@ -221,22 +262,40 @@ class Workdir:
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
                 # Another process may have started the run before the lock.
-                require_identity(self.path, self._config)
+                require_identity(self.path, self._config, grow=True)
                 require_provenance(self.path, provenance)
-                this_start = machine.describe(self._config.seed)
-                last_start = files.read_object(self.path / _STARTS) or {}
-                this_start["earlier_starts"] = last_start.pop("earlier_starts", [])
-                if last_start:
-                    this_start["earlier_starts"].append(last_start)
                 with writing(self.path):
+                    if self._added_steps:
+                        self._grow()
+                    if not (self.path / files.RESULTS).exists():
+                        self._write_start()
+                    write_json(self.path / _COPY, fields)
                     write_json(self.path / files.CONFIG, fields)
-                    write_json(self.path / _STARTS, this_start)
                 if self._cloud:
                     stack.enter_context(self._cloud)
 
             processes.from_first(lock_and_begin)
             checkpoints = Checkpoints(self.path / files.CHECKPOINTS)
             yield stack.enter_context(contextlib.closing(checkpoints))
+
+    def _grow(self) -> None:
+        """Sets the results of fewer steps aside, and says what the further steps lead to."""
+        total_steps = self._config.train.total_steps
+        earlier_steps = total_steps - self._added_steps
+        if (self.path / files.RESULTS).exists():
+            (self.path / files.RESULTS).rename(self.path / f"results-{earlier_steps}.json")
+        change = "no rate depends on the end: the last model is that of a run of so many steps"
+        if self._config.optim.schedule == "cosine":
+            change = "the cosine now ends there: the result equals no run of so many steps"
+        console.say(f"trained for {earlier_steps} steps, now until step {total_steps}; {change}")
+
+    def _write_start(self) -> None:
+        last_start = read_if_intact(self.path / _STARTS)
+        start = machine.describe(self._config.seed)
+        start["earlier_starts"] = last_start.pop("earlier_starts", [])
+        if last_start:
+            start["earlier_starts"].append(last_start)
+        write_json(self.path / _STARTS, start)
 
     def require_last_state(self, checkpoints: Checkpoints, last_step: int) -> None:
         """Waits for the checkpoint of the last step; raises a `UserError` if it is not saved."""
@@ -257,7 +316,7 @@ class Workdir:
 
         def write() -> None:
             with console.tolerating(_STARTS):
-                start = files.read_object(self.path / _STARTS) or {}
+                start = read_if_intact(self.path / _STARTS)
                 start["warnings"] = list(dict.fromkeys(warnings))
                 write_json(self.path / _STARTS, start)
             with writing(self.path):

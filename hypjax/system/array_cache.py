@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Int, Shaped, UInt8
 
 from hypjax.system import console
 from hypjax.system.files import contiguous
@@ -29,18 +29,19 @@ class ArrayCache:
 
     def __init__(self, folder: pathlib.Path, count: int) -> None:
         self.folder, self.done = folder, 0
-        self._count = count
+        self._count, self._intact = count, np.zeros(count, bool)
         self._arrays, self._index = folder / "arrays", folder / "index"
 
     def __len__(self) -> int:
         return self._count
 
-    def is_complete(self) -> bool:
-        """Whether all arrays are present, judging by the sizes of both files."""
+    def is_complete(self, sizes: Int[np.ndarray, " arrays"] | None = None) -> bool:
+        """Whether all arrays are present, judging by sizes: the files' and, if known, the arrays'."""
         index = self._read_index()
         if len(index) != len(self) or not self._arrays.exists():
             return False
-        return self._arrays.stat().st_size == index["end"][-1]
+        fits = sizes is None or np.array_equal(np.diff(index["end"], prepend=0), sizes)
+        return fits and self._arrays.stat().st_size == index["end"][-1]
 
     def _read_index(self) -> np.ndarray:
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
@@ -96,8 +97,22 @@ class ArrayCache:
         self._entries.flush()
         self.done += len(arrays)
 
-    def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"]:
-        return self._map[self._ends[i] : self._ends[i + 1]]
+    def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"] | None:
+        """Returns an array's bytes, or None if they are damaged, which each process checks once."""
+        _, checksum, failed = self._entry_of[i]
+        content = self._map[self._ends[i] : self._ends[i + 1]]
+        if not self._intact[i]:
+            self._intact[i] = crc32(content, failed) == checksum
+        return content if self._intact[i] else None
+
+    def replace(self, i: int, array: Shaped[np.ndarray, "..."]) -> None:
+        """Replaces a damaged array by one of the same size, for all processes; warns once."""
+        console.warn_once(f"{self.folder} is damaged; what differs is computed again")
+        content = np.frombuffer(array.tobytes(), np.uint8)
+        self._entry_of[i] = self._ends[i + 1], crc32(content), 0
+        with contextlib.suppress(OSError):  # In a folder of others, each process decodes it again.
+            np.memmap(self._arrays, np.uint8, "r+")[self._ends[i] : self._ends[i + 1]] = content
+            np.memmap(self._index, _ENTRY, "r+")[i] = self._entry_of[i]
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
         """Returns the arrays as rows, 0 for arrays that failed, and by row why those failed.
@@ -105,14 +120,14 @@ class ArrayCache:
         Returns None for a damaged cache, which it removes: the arrays must be computed again.
         """
         arrays, reasons = {}, {}
-        for i, (_, checksum, failed) in enumerate(self._read_index().tolist()):
-            if crc32(self[i], failed) != checksum:
+        for i, failed in enumerate(self._entry_of["failed"].tolist()):
+            if (content := self[i]) is None:
                 self._discard()
                 return None
             if failed:
-                reasons[i] = self[i].tobytes().decode()
+                reasons[i] = content.tobytes().decode()
             else:
-                arrays[i] = self[i].view(dtype)
+                arrays[i] = content.view(dtype)
         rows = np.zeros((len(self), max(map(len, arrays.values()), default=0)), dtype)
         for i, row in arrays.items():
             rows[i] = row
@@ -128,8 +143,12 @@ class ArrayCache:
         return np.memmap(self._arrays, np.uint8, mode="r")
 
     @functools.cached_property
+    def _entry_of(self) -> np.ndarray:
+        return self._read_index()
+
+    @functools.cached_property
     def _ends(self) -> np.ndarray:
-        return np.append(0, self._read_index()["end"])
+        return np.append(0, self._entry_of["end"])
 
     def __reduce__(self) -> tuple[type, tuple[pathlib.Path, int]]:
         # The memory map is not pickled: each worker process maps the file itself.

@@ -1,6 +1,7 @@
 """Prints messages and progress on stderr."""
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -43,6 +44,9 @@ def warn(text: str) -> None:
     """Prints and collects a warning; the run continues."""
     _warnings.append(redacted(text))
     say(f"warning: {on_one_line(text)}")
+
+
+warn_once = functools.cache(warn)  # For what is read several times.
 
 
 def collect_warnings() -> list[str]:

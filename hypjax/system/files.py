@@ -80,7 +80,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary path; the file or folder that the body writes there replaces `path`.
 
     A file is always there, with the old content or the new. A folder that is replaced is missing
-    for a moment; a kill in that moment leaves the old folder as .NAME.previous.
+    for a moment; a kill in that moment leaves the old folder beside it, which `missing` names.
     """
     for abandoned in path.parent.glob(f".{glob.escape(path.name)}.*.unfinished"):
         with contextlib.suppress(OSError):
@@ -91,18 +91,27 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield temporary
         for written in (*temporary.rglob("*"), temporary):
             sync(written)
+        previous = _previous(path)
         if temporary.is_dir() and path.is_dir():
             # No system can rename a folder to one that is not empty.
-            previous = path.with_name(f".{path.name}.previous")
             remove(previous)
             path.rename(previous)
-            temporary.rename(path)
-            remove(previous)
-        else:
-            temporary.replace(path)
+        temporary.replace(path)
+        remove(previous)
         sync(path.parent)
     finally:
         remove(temporary)
+
+
+def _previous(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f".{path.name}.previous")
+
+
+def missing(path: pathlib.Path) -> str:
+    """Says that nothing is at a path, and where a killed process left what was there."""
+    left = _previous(path)
+    remedy = f"; a killed process left it as {left}: rename that" if left.exists() else ""
+    return f"{path} does not exist{remedy}"
 
 
 def remove(path: pathlib.Path) -> None:

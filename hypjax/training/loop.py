@@ -54,6 +54,8 @@ class Loop:
             if completed < total:
                 console.say("compiling the training step")
             for step in range(completed + 1, total + 1):
+                if self._is_out_of_patience(step - 1, measured):
+                    break
                 try:
                     with monitor.waiting(step):
                         state, batch = self.source.next(state, step - 1, monitor)
@@ -84,7 +86,8 @@ class Loop:
                     monitor.report(step, judging=not interrupted())
                 if validating:
                     measured = self._validate(step, state, measured)
-                    saving |= step in measured.best_steps
+                    is_last |= self._is_out_of_patience(step, measured)
+                    saving |= is_last or step in measured.best_steps
                 # A signal reaches processes at different steps; all must stop after the same step.
                 status = agree_on(interrupted())
                 # After the last step, results are minutes away.
@@ -113,6 +116,11 @@ class Loop:
             tied_steps = measured.best_steps if score == best_score else ()
             measured = measured._replace(best_steps=[*tied_steps, step])
         return measured
+
+    def _is_out_of_patience(self, step: int, measured: Measured) -> bool:
+        """Whether `train.patience` validations up to a step found no better score."""
+        patience, every = self.run.config.train.patience, self.run.config.eval.every
+        return patience > 0 and step // every - measured.best_steps[0] // every >= patience
 
     def _stop(self, step: int, status: int) -> NoReturn:
         """Ends training after an interrupt, with this exit status."""

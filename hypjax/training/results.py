@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.errors import counted
 from hypjax.geometry.learned import named_scalars
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -39,6 +40,8 @@ def collect_results(
     models = {"final": evaluated_model(run.learner, state)}
     results = {"untrained": measured.untrained["test"], "final": test(models["final"])}
     results |= tables.noted(splits.notes, splits.repeats)
+    if (last_step := int(state.step)) < run.config.train.total_steps:
+        results["last_step"] = last_step
     if splits.validation:
         validation = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
@@ -72,6 +75,9 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
         print(tables.format_results(results["validation"]))
     if "best_step" in results:
         print(f"best: {tables.format_best_step(results)}")
+    if "last_step" in results:
+        validations = counted(config.train.patience, "validation")
+        print(f"last: step {results['last_step']}, after {validations} without a better score")
     tables.print_notes(results)
     _warn_unless_improved(results, config)
     if lines := tables.beside_published(results, config):

@@ -59,6 +59,9 @@ def training_run(run: Run) -> TrainingRun:
         rule = f"at most {model.encoder.dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", model.head_dim, rule)
     train = _without_single_images(config, run.splits.training_images())
+    if config.train.patience and run.splits.validation is None:
+        problem = f"config.train.patience is {config.train.patience}"
+        raise UserError(f"{problem}, but {run.splits.no_validation}")
     splits = run.splits._replace(train=train)
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
@@ -205,7 +208,7 @@ def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, st
     return facts
 
 
-def shared_provenance(run: TrainingRun) -> dict[str, str]:
+def shared_provenance(run: Run) -> dict[str, str]:
     """The provenance of a run; checks that it and the settings are the same in all processes."""
     facts, cache = provenance(run.config, run.splits), run.config.run.cache
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")

@@ -148,11 +148,16 @@ def restore(
     restored = checkpoints.restore_latest(**expected)
     if restored is None:
         return None
-    checkpoints.restore_best(model=expected["model"])  # To report damage now, not at the end.
+    measured = Measured(**restored.record)
+    best_step = [None, *measured.best_steps][-1]
+    # Reports damage now, not at the end.
+    best = checkpoints.restore_best(best_step, model=expected["model"])
+    if best is not None and best.step != best_step:
+        measured = measured._replace(best_steps=[best.step])
     model, training = restored.trees
     params = {"model": training.pop("model", model), "objective": training.pop("objective")}
     step = parallel.place(jnp.int32(restored.step), like.step.sharding)
-    return like._replace(step=step, params=params, **training), Measured(**restored.record)
+    return like._replace(step=step, params=params, **training), measured
 
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
