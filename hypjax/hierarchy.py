@@ -22,7 +22,7 @@ def main(
     """Prints scores of the runs' trees, and can write the trees and figures.
 
     Args:
-        overrides: Where the runs' images are if they have moved, as data.path=photos.
+        overrides: Where the images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: Folder for hierarchy.json with all numbers, and each run's trees and figures.
         images: Largest number of test images, from random classes; memory and time grow with its

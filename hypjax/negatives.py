@@ -18,7 +18,7 @@ def main(
     """Prints the distribution of weights over negatives, and the hardest negatives of anchors.
 
     Args:
-        overrides: Where the runs' images are if they have moved, as data.path=photos.
+        overrides: Where the images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         anchors: Without --index: number of anchors, evenly spaced among the images.
         show: Without --index: number of anchors whose negatives are shown.

@@ -31,7 +31,7 @@ def main(
 
     Args:
         kind: What to draw.
-        overrides: Where the run's images are if they have moved, as data.path=photos.
+        overrides: Where the images are if they have moved, as data.path=photos.
         workdir: Folder of a trained run, or its URL.
         embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
         output: Figure to write, such as disk.png or disk.svg.
@@ -60,8 +60,7 @@ def main(
     caches.keep_compiled_programs()
     if embeddings:
         command.refuse_overrides(overrides)
-    else:
-        (run,) = open_runs([workdir], overrides)
+    run = None if embeddings else open_runs([workdir], overrides)[0]
     if kind == "hits":
         print(draw_hits(run, queries, k, seed, output))
         console.say(f"wrote {output}")

@@ -18,7 +18,7 @@ def main(
     """Embeds the test images of each run, and writes the page.
 
     Args:
-        overrides: Where the runs' images are if they have moved, as data.path=photos.
+        overrides: Where the images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: File to write.
         queries: Number of queries to show with their nearest images; up to half are successes.

@@ -19,7 +19,7 @@ def main(
     """Prints how variance spreads over principal components, and how similar images are.
 
     Args:
-        overrides: Where the runs' images are if they have moved, as data.path=photos.
+        overrides: Where the images are if they have moved, as data.path=photos.
         workdir: Folder or URL of a trained run; repeat the flag to compare runs of one dataset.
         output: Figure to draw, such as spectrum.png; spectrum.json beside it holds all numbers.
         images: Largest number of test images, from random classes; memory and time grow with its

@@ -18,7 +18,6 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import require_wandb
 from hypjax.objectives import Objective
 from hypjax.parallel import processes
-from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import register_dataset
 from hypjax.runs.workdir import Workdir, has_checkpoint, require_provenance
@@ -27,9 +26,8 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance
-from hypjax.training.states import Measured, build_with_weights, restore_or_start, score_untrained
-from hypjax.training.step import TrainState
+from hypjax.training.setup import build, provenance, shared_provenance
+from hypjax.training.states import build_with_weights, restore_or_start, score_untrained
 
 
 @at_the_call
@@ -124,7 +122,7 @@ def _train(
         run = build(run)
     else:
         run, pretrained = build_with_weights(run)
-    total_steps = run.config.train.total_steps
+    total_steps, splits = run.config.train.total_steps, run.splits
     traced_steps = profile if processes.is_first() else None
     trace = Trace(folder.path / "profile", traced_steps, total_steps)
     run_provenance = shared_provenance(run)
@@ -133,10 +131,27 @@ def _train(
         state, measured = restore_or_start(run, checkpoints, pretrained)
         del pretrained  # Frees the memory of the weights.
         steps = range(int(state.step), total_steps)
-        results = _run_steps(
-            run, checkpoints, state, measured, steps, folder.path, trace, stopwatch
+        measured = measured or score_untrained(run, state, stopwatch)
+        source = open_input(run, steps, state.params["model"])
+        monitor = Monitor(
+            run.config, steps, folder.path, checkpoints, splits.train.name, trace, stopwatch
         )
-        last_step = results.get("last_step", total_steps)
+        loop = Loop(run, source, checkpoints, monitor)
+        with contextlib.closing(source), monitor:
+            if steps.start == 0:
+                monitor.write(0, measured.untrained)
+                if splits.validation:  # Step 0 may be the best model.
+                    loop.save(state, measured)
+            stopwatch.turn_to("steps")
+            state, measured = loop.train(state, measured)
+            stopwatch.turn_to("other")
+            with stopwatch.part("saving"):
+                checkpoints.wait()
+                loop.save(state, measured)  # Once more, in case the save in the loop failed.
+            console.say("evaluating the trained model")
+            with stopwatch.part("evaluation"):
+                results = collect_results(run, checkpoints, state, measured)
+            monitor.write(last_step := int(state.step), {"test": results["final"]})
         try:
             print_results(results, run.config)
         finally:  # Printing fails if the pipe's reader has ended.
@@ -148,38 +163,4 @@ def _train(
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if has_report:
         print(f"the report is {folder.location}/{REPORT}")
-    return results
-
-
-def _run_steps(
-    run: TrainingRun,
-    checkpoints: Checkpoints,
-    state: TrainState,
-    measured: Measured | None,
-    steps: range,
-    folder: pathlib.Path,
-    trace: Trace,
-    stopwatch: Stopwatch,
-) -> dict[str, Any]:
-    """Runs the remaining steps, saves the last state, and evaluates the models."""
-    config, splits = run.config, run.splits
-    measured = measured or score_untrained(run, state, stopwatch)
-    source = open_input(run, steps, state.params["model"])
-    monitor = Monitor(config, steps, folder, checkpoints, splits.train.name, trace, stopwatch)
-    loop = Loop(run, source, checkpoints, monitor)
-    with contextlib.closing(source), monitor:
-        if steps.start == 0:
-            monitor.write(0, measured.untrained)
-            if splits.validation:  # Step 0 may be the best model.
-                loop.save(state, measured)
-        stopwatch.turn_to("steps")
-        state, measured = loop.train(state, measured)
-        stopwatch.turn_to("other")
-        with stopwatch.part("saving"):
-            checkpoints.wait()
-            loop.save(state, measured)  # Once more, in case the save in the loop failed.
-        console.say("evaluating the trained model")
-        with stopwatch.part("evaluation"):
-            results = collect_results(run, checkpoints, state, measured)
-        monitor.write(int(state.step), {"test": results["final"]})
     return results

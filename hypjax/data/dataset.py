@@ -52,10 +52,9 @@ class Dataset:
     checksums: Int[np.ndarray, " images"] | None = None  # Checksums of the files; None if unknown.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Host cache: exact pixels in a memory-mapped file, which all processes share, and each image's
-    # index there.
+    # Host cache: exact pixels in a memory-mapped file, which all processes share.
     decoded: ArrayCache | None = None
-    decoded_rows: Int[np.ndarray, " images"] | None = None
+    decoded_rows: Int[np.ndarray, " images"] | None = None  # Indices of the images in `decoded`.
     source: str | None = None  # Hash of the records, if known.
     # Region of each image that views see: left, top, right, bottom, in pixels; None: the image.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -192,8 +191,7 @@ class Dataset:
 
     def _cached_pixels(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
         row = int(self.decoded_rows[i])
-        content = self.decoded[row]
-        if content is None:
+        if (content := self.decoded[row]) is None:
             uncached = dataclasses.replace(self, decoded=None, boxes=None)
             content = pixels.array(uncached.image(i, channels))
             self.decoded.replace(row, content)
@@ -332,7 +330,7 @@ def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
 def fill_cache(dataset: Dataset, channels: int) -> None:
     """Decodes a dataset's images into its host cache, unless it has none or a complete one."""
     cache = dataset.decoded
-    if cache is None or cache.is_complete(dataset.sizes.prod(axis=1, dtype=np.int64) * channels):
+    if cache is None or cache.is_complete():
         return
     uncached = dataclasses.replace(dataset, decoded=None, boxes=None)
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}

@@ -77,10 +77,7 @@ class Run:
 
     @classmethod
     def saved(cls, folder: pathlib.Path, overrides: Sequence[str] = (), **fields: Any) -> Self:
-        """Opens the run in a local folder; `hypjax.runs.cloud_copy.reading` copies a remote one.
-
-        `overrides` say where the run's images are if they have moved, as 'data.path=photos'.
-        """
+        """Opens the run in a local folder; `hypjax.runs.cloud_copy.reading` copies a remote one."""
         return cls(saved_config(folder, overrides), saved_space=saved_space(folder), **fields)
 
     @functools.cached_property

@@ -98,18 +98,13 @@ def read_warnings(workdir: pathlib.Path) -> list[str]:
     return read_if_intact(workdir / _STARTS).get("warnings", [])
 
 
-def read_if_intact(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object that a run can do without: {} if it is missing, or damaged (a warning)."""
+def read_if_intact(path: pathlib.Path, instead: str = "it is left out") -> dict[str, Any]:
+    """Reads an object from a file; {} if it is missing, or damaged, with a warning."""
     try:
         return files.read_object(path) or {}
     except UserError as error:
-        console.warn_once(f"{_damage(error)}; the run goes on without it")
+        console.warn_once(f"{str(error).partition(';')[0]}; {instead}")
         return {}
-
-
-def _damage(error: UserError) -> str:
-    """The error's problem, without its advice."""
-    return str(error).partition(";")[0]
 
 
 def has_checkpoint(workdir: pathlib.Path) -> bool:
@@ -122,7 +117,7 @@ def require_identity(
 ) -> None:
     """Rejects a folder whose run differs in fields that start with one of `prefixes`.
 
-    `LOCATIONS` may differ, and with `grow`, a run with a checkpoint may have had fewer steps.
+    `LOCATIONS` may differ; with `grow`, a run with a checkpoint may have had fewer steps.
     """
     saved = saved_fields(workdir)
     if not saved:
@@ -150,9 +145,9 @@ def require_identity(
 
 
 def _added_steps(saved: Mapping[str, Any], config: ConfigDict) -> int:
-    """How many steps a run is trained for beyond the steps that it had when it was saved."""
-    steps = saved.get("train.total_steps")
-    return max((config.train.total_steps or 0) - steps, 0) if steps else 0
+    """How many more steps a run is configured for than when it was saved."""
+    steps = config.train.total_steps or 0
+    return max(steps - (saved.get("train.total_steps") or steps), 0)
 
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
@@ -180,17 +175,14 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any]:
     """Reads a run's config.json or a published model's hypjax.json; {} if there is no file."""
     path, copy = _config_path(workdir), workdir / _COPY
-    try:
-        saved = files.read_object(path)
-        with files.damage_explained(path):
-            if saved is not None and not isinstance(saved.get("all"), dict):
-                raise ValueError("it was not written by hypjax")
-    except UserError as error:
-        if not copy.exists():
-            raise
-        console.warn_once(f"{_damage(error)}; its copy {copy} is used")
-        saved = files.read_object(copy)
-    return saved or {}
+    if path.exists() and copy.exists():
+        saved = read_if_intact(path, f"its copy {copy} is used") or files.read_object(copy)
+    elif (saved := files.read_object(path)) is None:
+        return {}
+    with files.damage_explained(path):
+        if not isinstance(saved.get("all"), dict):
+            raise ValueError("it was not written by hypjax")
+    return saved
 
 
 def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
@@ -212,35 +204,32 @@ class Workdir:
         """Opens a folder, which may not exist yet; raises a `UserError` if it has another run."""
         self._config = config
         self._cloud: CloudCopy | None = None
-        path, self.location, self._added_steps, self.has_moved = processes.from_first(
-            lambda: self._open(workdir)
-        )
+        path, self.location, self._saved = processes.from_first(lambda: self._open(workdir))
         self.path = pathlib.Path(path)
+        current, saved = identity(config), self._saved
+        self._added_steps = _added_steps(saved, config)
+        self.has_moved = any(saved and saved.get(x) != current[x] for x in LOCATIONS)
 
-    def _open(self, workdir: str | pathlib.Path) -> tuple[str, str, int, bool]:
+    def _open(self, workdir: str | pathlib.Path) -> tuple[str, str, dict[str, Any]]:
         folder = absolute(pathlib.Path(workdir))
         location = str(folder)
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)
             folder, location = self._cloud.folder, self._cloud.location
         require_identity(folder, self._config, grow=True)
-        saved, current = saved_fields(folder), identity(self._config)
-        has_moved = any(saved and saved.get(field) != current[field] for field in LOCATIONS)
-        return str(folder), location, _added_steps(saved, self._config), has_moved
+        return str(folder), location, saved_fields(folder)
 
     @property
     def results(self) -> dict[str, Any] | None:
         """The run's results; None until it is finished with all steps of the configuration."""
-        if self._added_steps:
-            return None
-        return processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
+        results = processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
+        return None if self._added_steps else results
 
     def fitted_config(self) -> ConfigDict:
         """The configuration; unset fields have the values that the run fitted to its images."""
         config = self._config.copy_and_resolve_references()
-        saved = processes.from_first(lambda: saved_fields(self.path))
-        unset = [field for field in FITTED if flatten(config)[field] is None]
-        config.update_from_flattened_dict({name: saved[name] for name in unset if name in saved})
+        unset = [x for x in FITTED if flatten(config)[x] is None and x in self._saved]
+        config.update_from_flattened_dict({name: self._saved[name] for name in unset})
         return config
 
     @contextlib.contextmanager
@@ -280,14 +269,14 @@ class Workdir:
 
     def _grow(self) -> None:
         """Sets the results of fewer steps aside, and says what the further steps lead to."""
-        total_steps = self._config.train.total_steps
-        earlier_steps = total_steps - self._added_steps
-        if (self.path / files.RESULTS).exists():
-            (self.path / files.RESULTS).rename(self.path / f"results-{earlier_steps}.json")
-        change = "no rate depends on the end: the last model is that of a run of so many steps"
+        total = self._config.train.total_steps
+        before = total - self._added_steps
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / files.RESULTS).rename(self.path / f"results-{before}.json")
+        outcome = f"its last model is that of a run of {total} steps"
         if self._config.optim.schedule == "cosine":
-            change = "the cosine now ends there: the result equals no run of so many steps"
-        console.say(f"trained for {earlier_steps} steps, now until step {total_steps}; {change}")
+            outcome = f"its rate jumps to the cosine of {total} steps, so it equals no such run"
+        console.say(f"the run of {before} steps goes on to step {total}; {outcome}")
 
     def _write_start(self) -> None:
         last_start = read_if_intact(self.path / _STARTS)

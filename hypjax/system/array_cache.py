@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from jaxtyping import Int, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 
 from hypjax.system import console
 from hypjax.system.files import contiguous
@@ -35,13 +35,12 @@ class ArrayCache:
     def __len__(self) -> int:
         return self._count
 
-    def is_complete(self, sizes: Int[np.ndarray, " arrays"] | None = None) -> bool:
-        """Whether all arrays are present, judging by sizes: the files' and, if known, the arrays'."""
+    def is_complete(self) -> bool:
+        """Whether all arrays are present, judging by the sizes of both files."""
         index = self._read_index()
         if len(index) != len(self) or not self._arrays.exists():
             return False
-        fits = sizes is None or np.array_equal(np.diff(index["end"], prepend=0), sizes)
-        return fits and self._arrays.stat().st_size == index["end"][-1]
+        return self._arrays.stat().st_size == index["end"][-1]
 
     def _read_index(self) -> np.ndarray:
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
@@ -99,20 +98,19 @@ class ArrayCache:
 
     def __getitem__(self, i: int) -> UInt8[np.ndarray, " bytes"] | None:
         """Returns an array's bytes, or None if they are damaged, which each process checks once."""
-        _, checksum, failed = self._entry_of[i]
         content = self._map[self._ends[i] : self._ends[i + 1]]
         if not self._intact[i]:
+            _, checksum, failed = self._entry_of[i]
             self._intact[i] = crc32(content, failed) == checksum
         return content if self._intact[i] else None
 
     def replace(self, i: int, array: Shaped[np.ndarray, "..."]) -> None:
-        """Replaces a damaged array by one of the same size, for all processes; warns once."""
+        """Replaces a damaged array for all processes, if its entry is intact and may be written."""
         console.warn_once(f"{self.folder} is damaged; what differs is computed again")
         content = np.frombuffer(array.tobytes(), np.uint8)
-        self._entry_of[i] = self._ends[i + 1], crc32(content), 0
-        with contextlib.suppress(OSError):  # In a folder of others, each process decodes it again.
+        with contextlib.suppress(OSError, ValueError):
             np.memmap(self._arrays, np.uint8, "r+")[self._ends[i] : self._ends[i + 1]] = content
-            np.memmap(self._index, _ENTRY, "r+")[i] = self._entry_of[i]
+            np.memmap(self._index, _ENTRY, "r+")[i] = self._ends[i + 1], crc32(content), 0
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
         """Returns the arrays as rows, 0 for arrays that failed, and by row why those failed.
@@ -143,8 +141,8 @@ class ArrayCache:
         return np.memmap(self._arrays, np.uint8, mode="r")
 
     @functools.cached_property
-    def _entry_of(self) -> np.ndarray:
-        return self._read_index()
+    def _entry_of(self) -> np.memmap:
+        return np.memmap(self._index, _ENTRY, mode="r")
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:

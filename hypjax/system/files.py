@@ -91,7 +91,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield temporary
         for written in (*temporary.rglob("*"), temporary):
             sync(written)
-        previous = _previous(path)
+        previous = path.with_name(f".{path.name}.previous")
         if temporary.is_dir() and path.is_dir():
             # No system can rename a folder to one that is not empty.
             remove(previous)
@@ -103,13 +103,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         remove(temporary)
 
 
-def _previous(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.previous")
-
-
 def missing(path: pathlib.Path) -> str:
     """Says that nothing is at a path, and where a killed process left what was there."""
-    left = _previous(path)
+    left = path.with_name(f".{path.name}.previous")
     remedy = f"; a killed process left it as {left}: rename that" if left.exists() else ""
     return f"{path} does not exist{remedy}"
 
