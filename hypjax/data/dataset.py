@@ -52,9 +52,8 @@ class Dataset:
     checksums: Int[np.ndarray, " images"] | None = None  # Checksums of the files; None if unknown.
     upright: bool = False  # Whether images are rotated as EXIF says, as viewers do.
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
-    # Host cache: exact pixels in a memory-mapped file, which all processes share.
+    # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.
     decoded: ArrayCache | None = None
-    decoded_rows: Int[np.ndarray, " images"] | None = None  # Indices of the images in `decoded`.
     source: str | None = None  # Hash of the records, if known.
     # Region of each image that views see: left, top, right, bottom, in pixels; None: the image.
     boxes: Int[np.ndarray, "images 4"] | None = None
@@ -190,11 +189,11 @@ class Dataset:
         return box
 
     def _cached_pixels(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
-        row = int(self.decoded_rows[i])
-        if (content := self.decoded[row]) is None:
+        position = int(self.positions[i])
+        if (content := self.decoded[position]) is None:
             uncached = dataclasses.replace(self, decoded=None, boxes=None)
             content = pixels.array(uncached.image(i, channels))
-            self.decoded.replace(row, content)
+            self.decoded.replace(position, content)
         return content.reshape(*self.sizes[i], channels)
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
@@ -218,8 +217,7 @@ class Dataset:
 
 # The fields of a `Dataset` that have a row for each image.
 _STRINGS = ("names", "class_names", "coarse_labels", "splits", "file_versions")
-_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", "decoded_rows")
-_COLUMNS += _STRINGS
+_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", *_STRINGS)
 
 
 class Chained(Sequence):
@@ -235,6 +233,19 @@ class Chained(Sequence):
     def __getitem__(self, i: int) -> Any:
         part_number = bisect.bisect_right(self._starts, i) - 1
         return self._parts[part_number][i - self._starts[part_number]]
+
+
+class _Chosen(Sequence):
+    """Some items of a sequence, which are not copied."""
+
+    def __init__(self, items: Sequence[Any], indices: Int[np.ndarray, " n"]) -> None:
+        self._items, self._indices = items, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._items[int(self._indices[i])]
 
 
 def table_of_names(
@@ -270,9 +281,8 @@ def table_of_names(
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets that share their records: each record once, by position; labels are 0."""
     columns = dict.fromkeys(_COLUMNS)  # None, except for the columns below.
-    for name in ("positions", "sizes", "names", "class_names", "decoded_rows"):
-        if getattr(datasets[0], name) is not None:
-            columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
+    for name in ("positions", "sizes", "names", "class_names"):
+        columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
     _, first_rows = np.unique(columns["positions"], return_index=True)
     columns["labels"] = np.zeros_like(columns["positions"])
     return dataclasses.replace(datasets[0], **columns).take(first_rows)
@@ -323,8 +333,10 @@ def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
     if decoding.cache_dir is not None:
         name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
         decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
-    rows = None if decoded is None else np.arange(len(dataset))
-    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded, decoded_rows=rows)
+        # The cache has no place for records that are left out, such as unreadable ones.
+        records = _Chosen(dataset.records, dataset.positions)
+        dataset = dataclasses.replace(dataset, records=records, positions=np.arange(len(dataset)))
+    return dataclasses.replace(dataset, fast=decoding.fast, decoded=decoded)
 
 
 def fill_cache(dataset: Dataset, channels: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hypjax.data import pixels
-from hypjax.data.dataset import fill_cache
+from hypjax.data.dataset import Decoding, decoded_as, fill_cache
 from hypjax.data.pipeline import readable_batches, training_batches
 from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop, centre_crop
@@ -131,6 +131,34 @@ def test_crops_are_those_of_the_whole_image_also_from_the_host_cache(tmp_path):
                 (cached.image(i, channels), exact.image(j, channels)),
             ):
                 np.testing.assert_array_equal(*images)
+
+
+@pytest.mark.parametrize(
+    ("file", "byte", "count"), [("arrays", 0, 6144), ("arrays", 700, 1), ("index", 24, 1)]
+)
+def test_damaged_images_in_the_host_cache_are_decoded_again(tmp_path, capsys, file, byte, count):
+    exact = random_dataset(n=8)
+    opened = [dataclasses.replace(exact, decoded=ArrayCache(tmp_path, 8)) for _ in range(2)]
+    fill_cache(opened[0], 3)
+    intact = (tmp_path / file).read_bytes()
+    damaged = np.frombuffer(intact, np.uint8).copy()
+    damaged[byte : byte + count] ^= 1
+    (tmp_path / file).write_bytes(damaged)
+    for cached in opened:
+        fill_cache(cached, 3)
+        for i in range(8):
+            np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
+    assert capsys.readouterr().err.count("is damaged; what differs is computed again") == 1
+    assert (tmp_path / file).read_bytes() == intact
+
+
+def test_images_that_are_left_out_have_no_place_in_the_host_cache(tmp_path):
+    """The image after one that cannot be read was taken for the next one."""
+    exact = random_dataset(n=4).take(np.array([0, 2, 3]))
+    cached = decoded_as(exact, Decoding(cache_dir=tmp_path))
+    fill_cache(cached, 3)
+    for i in range(3):
+        np.testing.assert_array_equal(cached.image(i, 3), exact.image(i, 3))
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -84,15 +86,46 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_previous_one_is_used(tmp_pa
     assert on_disk(path) == [1, 2]
 
 
-def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd):
+def changed_record(old, new):
+    """Damages the record of a checkpoint by replacing a text in it."""
+
+    def damage(folder):
+        text = (folder / "record/metadata").read_text()
+        assert old in text
+        (folder / "record/metadata").write_text(text.replace(old, new) if old else "")
+
+    return damage
+
+
+RECORDS = [("", ""), ('"score": 0.9', '"score": 0.1'), ('"at": 1', '"at": 3'), ("[1000]", "[1001]")]
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, *(changed_record(*texts) for texts in RECORDS)], ids=str
+)
+def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd, damage):
     path = save_all(tmp_path, {1: 0.9, 2: 0.5, 3: 0.4})
-    flip_a_bit(path / "1")
-    with contextlib.closing(Checkpoints(path)) as checkpoints:
-        checkpoints.restore_latest(model=state(0))
-        assert checkpoints.restore_best(model=state(0)).step == checkpoints.best[0] == 2
-        save(checkpoints, 4)
+    damage(path / "1")
+    for reading in (True, False):
+        with contextlib.closing(Checkpoints(path, read_only=reading)) as checkpoints:
+            checkpoints.restore_latest(model=state(0))
+            assert checkpoints.restore_best(1, model=state(0)).step == checkpoints.best[0] == 2
+            if not reading:
+                save(checkpoints, 4)
+        damaged, best, *more = capfd.readouterr().err.splitlines()
+        assert "the checkpoint of step 1 in" in damaged and "that of step 2 is used" in damaged
+        assert "of step 1, cannot be read; that of step 2 is taken as the best" in best and not more
     assert on_disk(path) == [2, 3, 4] and (tmp_path / "damaged-step-1").exists()
-    assert "the checkpoint of step 1 in" in capfd.readouterr().err
+
+
+def test_damaged_arrays_are_named_in_short_and_without_tracebacks(tmp_path, capfd, monkeypatch):
+    path = save_all(tmp_path, {1: None})
+    (path / "1/model/manifest.ocdbt").write_bytes(b"")
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    with pytest.raises(UserError, match=r"\(steps 1: Error decoding manifest: [^{]{0,99}\);"):
+        Checkpoints(path, read_only=True).restore_latest(model=state(0))
+    sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
+    assert not capfd.readouterr().err
 
 
 def test_if_all_checkpoints_are_damaged_nothing_is_changed(tmp_path):
