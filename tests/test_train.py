@@ -3,16 +3,24 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.run import Run
+from hypjax.runs.files import read_object
 from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import commands, small_runs
 from tests.helpers.small_runs import step_metrics
-from tests.training.test_interruptions import assert_same_run
+from tests.training.test_interruptions import assert_same_run, saved_arrays
+
+
+def features_config(path, *overrides):
+    """The configuration of a small run on features."""
+    return load_config("features", [*small_runs.SHORT_FEATURES, f"data.path={path}", *overrides])
 
 
 @pytest.fixture
@@ -78,6 +86,91 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(run, tmp_path):
     train.train_and_evaluate(saved_config(run), tmp_path)
     assert_same_run(tmp_path, run, least=40)
     assert step_metrics(tmp_path) == step_metrics(run)
+
+
+def test_a_run_finds_its_images_where_they_have_moved_and_refuses_others(tmp_path, capsys):
+    old, new, other = (tmp_path / f"{name}.npz" for name in ("old", "new", "other"))
+    results = train.train_and_evaluate(features_config(small_runs.write_features(old)), tmp_path)
+    old.rename(new)
+    assert evaluate(features_config(new), tmp_path)["final"] == results["final"]
+    run = f"--workdir={tmp_path}"
+    commands.call("spectrum", run, f"--config.data.path={new}")
+    with pytest.raises(UserError, match="another configuration .*seed: 0 -> 1"):
+        commands.call("spectrum", run, "--config.seed=1")
+    arrays = dict(np.load(new))
+    np.savez(other, **(arrays | {"features": arrays["features"] + 1}))
+    for action in (evaluate, train.train_and_evaluate):
+        with pytest.raises(UserError, match="the images have changed since the run"):
+            action(features_config(other), tmp_path)
+    with pytest.raises(UserError, match="the images have changed since the run"):
+        commands.call("spectrum", run, f"--config.data.path={other}")
+    assert train.train_and_evaluate(features_config(new), tmp_path) == results
+    assert saved_config(tmp_path).data.path == str(new)
+    capsys.readouterr()
+    (tmp_path / "results.json").unlink()
+    new.rename(old)
+    assert train.train_and_evaluate(features_config(old), tmp_path) == results
+    assert "continuing after step 12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_finished_run_is_trained_for_longer(tmp_path, capsys, schedule):
+    path, fields = small_runs.write_features(tmp_path / "a.npz"), [f"optim.schedule={schedule}"]
+    config = features_config(path, *fields)
+    short = train.train_and_evaluate(config, tmp_path / "run")
+    config.train.total_steps = 16
+    capsys.readouterr()
+    results = train.train_and_evaluate(config, tmp_path / "run")
+    equal = schedule == "constant"
+    outcome = "is that of a run of 16 steps" if equal else "so it equals no such run"
+    assert "the run of 12 steps goes on to step 16; its" in (said := capsys.readouterr().err)
+    assert outcome in said and read_object(tmp_path / "run/results-12.json") == short
+    train.train_and_evaluate(config, tmp_path / "whole")
+    whole, resumed = (saved_arrays(tmp_path / name) for name in ("whole", "run"))
+    assert all(np.array_equal(whole[name], resumed[name]) for name in whole) == equal
+    assert train.train_and_evaluate(config, tmp_path / "run") == results
+    config.train.total_steps = 12
+    with pytest.raises(UserError, match=r"train.total_steps: 16 -> 12"):
+        train.train_and_evaluate(config, tmp_path / "run")
+    config.train.total_steps = 20
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(UserError, match=r"train.total_steps: 16 -> 20"):
+        train.train_and_evaluate(config, tmp_path / "run")
+
+
+def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatch, capsys):
+    recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0, 2, 4, 6 and 8.
+    monkeypatch.setattr(Run, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}})
+    path = small_runs.write_features(tmp_path / "a.npz")
+    fields = ["eval.every=2", "train.total_steps=30", "train.patience=3", "run.checkpoint_every=1"]
+    with small_runs.interrupted_after(6):
+        train.train_and_evaluate(features_config(path, *fields), tmp_path)
+    for _ in range(2):
+        results = train.train_and_evaluate(features_config(path, *fields), tmp_path)
+        assert results["last_step"] == 8 == results["best_step"]
+        assert "step 8, after 3 validations" in capsys.readouterr().out
+        assert evaluate(features_config(path, *fields), tmp_path).keys() >= {"final"}
+        (tmp_path / "results.json").unlink()
+    for field, sentence in (
+        ("eval.every=0", "must be 0 unless eval.every is set"),
+        ("data.validation_classes=0", "is 3, but no class is held out for validation: .* set"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            train.train_and_evaluate(features_config(path, *fields, field), tmp_path / "other")
+
+
+def test_the_same_command_writes_a_report_that_was_interrupted(tmp_path):
+    config, reported = features_config(small_runs.write_features(tmp_path / "a.npz")), []
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train_and_evaluate(config, tmp_path, report=interrupted)
+    train.train_and_evaluate(config, tmp_path, report=lambda run: reported.append(run.name))
+    assert reported == [tmp_path.name]
+    (tmp_path / "report.html").write_text("")
+    train.train_and_evaluate(config, tmp_path, report=interrupted)
 
 
 @pytest.mark.slow

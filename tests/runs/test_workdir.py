@@ -1,5 +1,6 @@
 """A run's folder: its lock, its identity, damaged files and provenance."""
 
+import contextlib
 import json
 import os
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from hypjax.errors import UserError
-from hypjax.runs.workdir import Workdir
+from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import small_runs
 
 
@@ -25,6 +26,35 @@ def test_another_precision_is_refused(tmp_path):
     with pytest.raises(UserError, match="uses float32, but this device bfloat16"):
         with workdir.locked({"images": "a", "precision": "bfloat16"}):
             pass
+
+
+def test_damaged_files_beside_the_checkpoints_do_not_stop_a_run(tmp_path, capsys):
+    config = small_runs.load("photos")
+    for name in (None, "run.json", "config.json"):
+        if name:
+            (tmp_path / name).write_text('{"all": {"se')
+        with pytest.raises(UserError, match=r"seed: 0 -> 1") if name else contextlib.nullcontext():
+            Workdir(tmp_path, small_runs.load("photos", f"seed={int(bool(name))}"))
+        with Workdir(tmp_path, config).locked({}):
+            pass
+        assert saved_config(tmp_path) == config
+        said = capsys.readouterr().err
+        assert (f"{name} is damaged" in said) == (name is not None)
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 0
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(UserError, match="remove it: the same command evaluates"):
+        Workdir(tmp_path, config).results  # noqa: B018
+
+
+def test_a_run_may_have_been_saved_before_a_field_was_added(tmp_path):
+    with Workdir(tmp_path, small_runs.load("photos")).locked({}):
+        pass
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["all"]["train.patience"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    Workdir(tmp_path, small_runs.load("photos"))
+    with pytest.raises(UserError, match="train.patience: 0 -> 2"):
+        Workdir(tmp_path, small_runs.load("photos", "train.patience=2"))
 
 
 def test_a_run_records_its_environment(tmp_path, monkeypatch):

@@ -9,8 +9,10 @@ import pyarrow.parquet
 import pytest
 from safetensors.numpy import load_file
 
+from hypjax.errors import UserError
 from hypjax.geometry import Sphere
-from hypjax.retrieval.embeddings import Embeddings, find_export
+from hypjax.retrieval.embeddings import Embeddings, find_export, open_gallery
+from hypjax.runs.workdir import read_saved_config
 from hypjax.system.files import absolute, checksum, replacing, write_safetensors
 
 # Unit vectors, which bfloat16 can hold, too.
@@ -43,6 +45,17 @@ def test_a_folder_is_replaced_by_a_complete_one(tmp_path):
     replace("1")
     assert (folder / "file").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["gallery"]
+
+
+def test_a_kill_between_two_renames_leaves_a_folder_that_is_named(tmp_path):
+    gallery, left = tmp_path / "a.usearch", tmp_path / ".a.usearch.previous"
+    left.mkdir()
+    for use in (read_saved_config, open_gallery):
+        with pytest.raises(UserError, match=f"does not exist; .* left it as {left}: rename that"):
+            use(gallery)
+    with replacing(gallery) as temporary:
+        temporary.mkdir()
+    assert gallery.is_dir() and not left.exists()
 
 
 def test_absolute_paths_have_no_dots_and_follow_links_only_before_them(tmp_path, monkeypatch):
