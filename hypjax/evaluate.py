@@ -63,7 +63,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         processes.from_first(lambda: models.update(run.restore(folder)))
         names = processes.from_first(lambda: list(models))
     processes.require_same(run.splits.fingerprints)
-    processes.from_first(lambda: require_provenance(folder, {"images": run.splits.fingerprint}))
+    processes.from_first(lambda: require_provenance(folder, run.splits.provenance))
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
@@ -88,7 +88,7 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
     """
     run = Run.saved(workdir)
     params = run.restore_best(workdir).params
-    require_provenance(workdir, {"images": run.splits.fingerprint})
+    require_provenance(workdir, run.splits.provenance)
     return run.query_scores(params, run.splits.task)["head"], run.splits.test.labels
 
 

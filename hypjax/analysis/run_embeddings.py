@@ -97,7 +97,7 @@ def restore_trained(run: Run) -> PyTree:
     Raises a `UserError` if the run's images have changed since its training.
     """
     with reading(run.workdir) as folder:
-        require_provenance(folder, {"images": run.splits.fingerprint})
+        require_provenance(folder, run.splits.provenance)
         return run.restore_best(folder).params
 
 

@@ -56,13 +56,14 @@ class Splits(NamedTuple):
     validation: Dataset | None  # Held-out training classes or images, to choose a model.
     test: Dataset  # Images to report results on, never to choose a model.
     gallery: Dataset | None  # Images that the test images search; None: each other.
-    fingerprint: str  # Hash that changes whenever an image of the dataset changes.
+    fingerprint: str  # Hash that changes whenever an image of the dataset changes, or its name.
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
     ground_truth: GroundTruth | None = None  # See `Task`.
     name: str = ""  # Name of scores by ground truth.
     benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
+    content: str = ""  # For photos, such a hash without their names.
     no_validation: str = ""  # Why no training images are held out for validation, and the remedy.
 
     def training_images(self) -> Dataset:
@@ -101,6 +102,11 @@ class Splits(NamedTuple):
     def tasks(self) -> dict[str, Task]:
         """The searches of this dataset and of its benchmarks, by name."""
         return {splits.name: splits.task for splits in (self, *self.benchmarks)}
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Hashes that tell a run's images, of which those with equal content are the same."""
+        return {"images": self.fingerprint, "content": self.content}
 
     @property
     def fingerprints(self) -> dict[str, str]:

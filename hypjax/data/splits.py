@@ -173,7 +173,9 @@ def open_images(
     images = decoded_as(images, decoding)
     splits = _split(where, images, images.source, held_out)
     fill_cache(images, decoding.channels)
-    return splits
+    columns = images.class_names, images.splits, images.coarse_labels, images.checksums
+    rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
+    return splits._replace(content=hash_facts(rows))
 
 
 def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:

@@ -156,7 +156,9 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
     if not saved:
         return
     remedy = "name another folder with --workdir"
-    for name in [name for name in provenance if provenance[name] != saved.get(name)]:
+    same_content = bool(saved.get("content")) and saved["content"] == provenance.get("content")
+    compared = provenance.keys() - ({"images", "content"} if same_content else {"content"})
+    for name in [x for x in provenance if x in compared and provenance[x] != saved.get(x)]:
         if name in ("loss", "encoder"):
             problem = f"the code of the {name} has changed since the run in {workdir} began"
             console.warn(f"{problem}; if results change with it, {remedy}")

@@ -201,7 +201,7 @@ def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, st
     code = {"loss": declaration(config.objective.name).code, "encoder": encoder}
     facts = {name: code_hash(value) for name, value in code.items() if value is not None}
     if splits is not None:
-        facts["images"] = splits.fingerprint
+        facts |= splits.provenance
         facts["precision"] = compute_dtype(config.model.precision).name
     elif config.data.name == IN_MEMORY:
         facts["images"] = images_in_memory().source
