@@ -88,11 +88,10 @@ def train_and_evaluate(
     warnings = console.collect_warnings()
     stopwatch.turn_to("prepare")  # By now JAX has its devices.
     folder = Workdir(workdir, config)
-    name, results = pathlib.Path(folder.location).name, folder.results
-    if results is None:
-        require_wandb(config)
+    name = pathlib.Path(folder.location).name
     run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
-    if results is None:
+    if (results := folder.results) is None:
+        require_wandb(config)
         return _train(run, folder, profile, report, warnings, stopwatch)
     if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
         with folder.locked(shared_provenance(run), run.config, run.objective.score_space):

@@ -148,12 +148,12 @@ def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatc
     for _ in range(2):
         results = train.train_and_evaluate(features_config(path, *fields), tmp_path)
         assert results["last_step"] == 8 == results["best_step"]
-        assert "step 8, after 3 validations" in capsys.readouterr().out
+        assert "last: step 8, where train.patience ended" in capsys.readouterr().out
         assert evaluate(features_config(path, *fields), tmp_path).keys() >= {"final"}
         (tmp_path / "results.json").unlink()
     for field, sentence in (
         ("eval.every=0", "must be 0 unless eval.every is set"),
-        ("data.validation_classes=0", "is 3, but no class is held out for validation: .* set"),
+        ("data.validation_classes=0", "must be 0: no class is held out for validation: .* set"),
     ):
         with pytest.raises(UserError, match=sentence):
             train.train_and_evaluate(features_config(path, *fields, field), tmp_path / "other")

@@ -190,8 +190,7 @@ _FIELDS = {
     "train.lora_alpha": Field(16.0, ABOVE_0),  # Scale α of LoRA.
     "train.lora_targets": Field(("model/encoder/*block*",), _TARGETS),  # Kernels with adapters.
     "train.head_warmup_steps": Field(0, within(0, STEPS)),  # First steps: only the head learns.
-    # Validations without a better score after which training stops; 0: never.
-    "train.patience": Field(0, within(0, STEPS)),
+    "train.patience": Field(0, within(0, STEPS)),  # Validations without gain until a stop; 0: any.
     "train.ema_decay": Field(0.0, _BELOW_1),  # Decay of the evaluated average; 0: none.
     "train.on_nonfinite": Field("stop", one_of("stop", "skip")),  # If an update is not finite.
     "train.on_collapse": Field("warn", one_of("warn", "stop")),  # If embeddings coincide.

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -218,11 +219,12 @@ def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
     """Returns heights, widths and checksums, 0 for unreadable images, and the reasons by row."""
-    cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npy"
+    cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npz"
     in_memory = not images.file_versions[0]
     measurements, reasons = np.zeros((len(images), 3), np.int64), {}
     if not in_memory and os.path.exists(cache):  # Unlike Path.exists, never a PermissionError.
-        measurements = np.load(cache)
+        with contextlib.suppress(Exception):  # Damaged: unlike an .npy file, it has checksums.
+            measurements = np.load(cache)["measurements"]
     rows = np.flatnonzero(measurements[:, 0] == 0).tolist()  # New and formerly unreadable images.
     if not rows:
         return measurements, reasons
@@ -240,7 +242,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
         with console.tolerating(f"the sizes of the images ({cache})"):
             cache.parent.mkdir(parents=True, exist_ok=True)
             with replacing(cache) as temporary, temporary.open("wb") as file:
-                np.save(file, measurements)
+                np.savez(file, measurements=measurements)
     return measurements, reasons
 
 

@@ -105,22 +105,26 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
         """Step and score of the best checkpoint; both None if no checkpoint has a score."""
-        return tuple(processes.from_first(lambda: [*self._best_first(), (None, None)][0]))
+
+        def read() -> tuple[int, float] | tuple[None, None]:
+            steps = self._best_first()
+            return (steps[0], self._scores[steps[0]]) if steps else (None, None)
+
+        return tuple(processes.from_first(read))
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def _best_first(self) -> list[tuple[int, float]]:
-        """Steps and scores, the highest score first, and of equal scores the latest step."""
-        return sorted(self._scores.items(), key=lambda item: (-item[1], -item[0]))
+    def _best_first(self) -> list[int]:
+        """Steps with a score, the highest score first, and of equal scores the latest step."""
+        return sorted(self._scores, key=lambda step: (-self._scores[step], -step))
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: checkpoint_managers.PreservationContext
     ) -> list[bool]:
         """Orbax's policy: keep the latest two and the best."""
         # Orbax's own `BestN` cannot open a folder whose file of scores is damaged.
-        preserved = {checkpoint.step for checkpoint in checkpoints[-2:]}
-        preserved |= {step for step, _ in self._best_first()[:1]}
+        preserved = {checkpoint.step for checkpoint in checkpoints[-2:]} | {*self._best_first()[:1]}
         return [checkpoint.step in preserved for checkpoint in checkpoints]
 
     def save(
@@ -185,9 +189,7 @@ class Checkpoints:
         Warns if it is not that of `best_step`, the step that results or a later record name.
         """
         # Only the process that reads knows the scores.
-        restored = self._broadcast(
-            lambda: self._first_intact([step for step, _ in self._best_first()], like), like
-        )
+        restored = self._broadcast(lambda: self._first_intact(self._best_first(), like), like)
         if best_step is not None and (restored is None or restored.step != best_step):
             instead = "the last one" if restored is None else f"that of step {restored.step}"
             problem = f"the best checkpoint in {self._path}, of step {best_step}, cannot be read"

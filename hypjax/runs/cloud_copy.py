@@ -153,7 +153,9 @@ class CloudCopy:
         for step in sorted(_changed_steps(local, stored), reverse=True):
             self._cloud.put([name for name in local if _step_of(name) == step], self.folder)
         removed = stored.keys() - local.keys()
-        self._cloud.remove(name for name in removed if _step_of(name) is not None)
+        # A run that is trained for longer sets its earlier results aside.
+        stale = [name for name in removed if _step_of(name) is not None or name == files.RESULTS]
+        self._cloud.remove(stale)
         self._cloud.put(changed & {files.RESULTS}, self.folder)
 
 

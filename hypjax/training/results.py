@@ -7,7 +7,6 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.errors import counted
 from hypjax.geometry.learned import named_scalars
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -76,8 +75,7 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "best_step" in results:
         print(f"best: {tables.format_best_step(results)}")
     if "last_step" in results:
-        validations = counted(config.train.patience, "validation")
-        print(f"last: step {results['last_step']}, after {validations} without a better score")
+        print(f"last: step {results['last_step']}, where train.patience ended")
     tables.print_notes(results)
     _warn_unless_improved(results, config)
     if lines := tables.beside_published(results, config):

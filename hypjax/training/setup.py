@@ -60,8 +60,7 @@ def training_run(run: Run) -> TrainingRun:
         refuse("model.head_dim", model.head_dim, rule)
     train = _without_single_images(config, run.splits.training_images())
     if config.train.patience and run.splits.validation is None:
-        problem = f"config.train.patience is {config.train.patience}"
-        raise UserError(f"{problem}, but {run.splits.no_validation}")
+        refuse("train.patience", config.train.patience, f"0: {run.splits.no_validation}")
     splits = run.splits._replace(train=train)
     fitted = fit_to_images(config, splits)
     validate_relations(fitted)
