@@ -134,6 +134,21 @@ def gradient():
     return np.stack([20 * x, 30 * y, 10 * (x + y)], axis=-1).astype(np.uint8)
 
 
+def test_a_damaged_cache_of_sizes_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_pictures(tmp_path / "photos", [f"{label}/{i}.png" for label in "abcd" for i in (1, 2)])
+    fingerprints = set()
+    for byte in (0, 150, 250):
+        where, held_out = str(tmp_path / "photos"), opening.HeldOutClasses(2, 0, 0)
+        opened = opening.open_photos(where, opening.Decoding(), held_out)
+        fingerprints.add(opened.fingerprint)
+        (cache,) = tmp_path.glob("cache/hypjax/measured/*")
+        content = bytearray(cache.read_bytes())
+        content[byte] ^= 1
+        cache.write_bytes(content)
+    assert len(fingerprints) == 1
+
+
 def test_subfolders_are_classes_and_other_files_are_ignored(tmp_path):
     """One named train is a split only if it has sub-folders itself."""
     names = ["a/1.jpg", "a/deep/2.PNG", "b/3.webp", "train/1.png"]
