@@ -192,6 +192,9 @@ def parse(
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
+    elif "workdir" in signature.parameters and "config" not in signature.parameters:
+        # The run has a configuration, of which only the images' place may be another.
+        refuse_overrides([x for x in overrides if not x.startswith(("data.path=", "data.labels="))])
     positional = _positional(main)
     _check_words(signature, positional, words)
     values = {name: flag_values[name].value for name in flag_values}
