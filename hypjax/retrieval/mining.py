@@ -55,7 +55,7 @@ def _hardest(
     distances = space.distance_matrix(anchors, pool)
 
     def exclude(distances: Float[Array, "b m"], labels: Int[Array, " b"]) -> Float[Array, "b m"]:
-        return jnp.where(labels[:, None] == pool_labels, jnp.inf, distances)
+        return jnp.where(labels[:, None] == pool_labels[None], jnp.inf, distances)
 
     def choose(distances: Float[Array, "b m"], _: None) -> tuple[Array, Array]:
         nearest = jnp.argmin(distances, axis=1)

@@ -144,9 +144,9 @@ def _bound_matches(
 
     def update(row: Int[Array, ""], column: Int[Array, ""], best: tuple[Array, Array]) -> Any:
         queries, items = tiles.rows_of(rows, row, height), tiles.rows_of(columns, column, width)
-        matches = queries.labels[:, None] == items.labels
+        matches = queries.labels[:, None] == items.labels[None]
         if exclude_self:
-            matches &= queries.ids[:, None] != items.ids
+            matches &= queries.ids[:, None] != items.ids[None]
         upper = scores.highest(space, queries.factors.query, items.factors.gallery)
         lower = scores.lowest(space, queries.factors, items.factors)
         bounds = (jnp.max(jnp.where(matches, x, -jnp.inf), axis=1) for x in (lower, upper))
@@ -188,7 +188,7 @@ def _count_before(
         upper = scores.highest(space, queries.query, items.gallery)
         if matching:
             labels = tiles.rows_of(rows.labels, row, height)
-            mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)
+            mismatches = labels[:, None] != tiles.rows_of(columns.labels, column, width)[None]
             upper = jnp.where(mismatches, upper, -jnp.inf)
         # The minimum keeps masked scores below all thresholds.
         lower = jnp.minimum(upper, scores.lowest(space, queries, items)) if pairwise else upper
@@ -233,8 +233,8 @@ def _count_in_columns(upper: _Scores, lower: _Scores, bounds: _Thresholds) -> In
     """Numbers of items that surely, and may, precede each column's nearest match."""
     # Here a CPU is faster with int16, of which it adds twice as many numbers at once as of float32.
     # Counts of 64 rows are at most 64: the low one stays below 256, and both fit into int16.
-    packed = jnp.where(upper >= bounds.may, jnp.int16(1), jnp.int16(0))
-    packed = jnp.where(lower > bounds.must, jnp.int16(1 + 256), packed)
+    packed = jnp.where(upper >= bounds.may[None], jnp.int16(1), jnp.int16(0))
+    packed = jnp.where(lower > bounds.must[None], jnp.int16(1 + 256), packed)
     groups = packed.reshape(-1, inputs.MULTIPLE, upper.shape[1])
     sums = jnp.sum(groups, axis=1, dtype=jnp.int16).astype(jnp.int32)
     return jnp.stack([jnp.sum(sums >> 8, axis=0), jnp.sum(sums & 255, axis=0)], axis=1)

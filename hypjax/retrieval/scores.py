@@ -93,7 +93,7 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
     products = map(inner_products, queries.query, items.gallery)
     bounds = []
     for product, query, item in zip(products, queries.slack, items.slack, strict=True):
-        slack = query[:, :1] * item[:, 1] + query[:, 1:] * item[:, 0]
+        slack = query[:, :1] * item[None, :, 1] + query[:, 1:] * item[None, :, 0]
         bounds.append(product - 2 * slack)
     return _combined(space, bounds, -1)
 

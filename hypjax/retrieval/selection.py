@@ -222,7 +222,8 @@ def _select(
         items = groups[positions // size] * size + positions % size
         return TopK(selected, chunk.first + items)
 
-    return lax.map(select_row, (jnp.arange(len(maxima)), maxima), batch_size=_QUERY_BATCH)
+    rows = jnp.arange(len(maxima), dtype=jnp.int32)
+    return lax.map(select_row, (rows, maxima), batch_size=_QUERY_BATCH)
 
 
 @functools.partial(jax.jit, static_argnames=("devices", "k"))
