@@ -40,7 +40,7 @@ def main(
             export to another program, such as gallery.usearch or qdrant://host:6333/name.
         query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
         exclude: Files and folders of the queries to leave out, as for python -m hypjax.embed.
-        k: Number of neighbours.
+        k: Number of neighbours; a smaller gallery returns all of its images.
         expand: Query expansion: search for the mean of the query and its N nearest images.
         alpha: With --expand: exponent of the similarities that weight the mean; 0 weights all
             images alike.
@@ -81,7 +81,8 @@ def main(
     results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
     paths = [path for hits in results for path in hits.paths]
     if output and not any("://" in path or os.path.exists(path) for path in paths):
-        console.warn(f"{output} is not drawn: no hit is an image file, such as {paths[0]}")
+        example = f", such as {paths[0]}" if paths else ""
+        console.warn(f"{output} is not drawn: no hit is an image file{example}")
     elif output:
         from hypjax.analysis.hit_grid import draw
 

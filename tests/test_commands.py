@@ -53,8 +53,6 @@ MISTAKES = [
     ("search --gallery=3.npz --query=4.npz --k=2", "4 coordinates"),
     ("compare runs/none", "no finished run in runs/none"),
     ("search --workdir=a --gallery=g.npz --query=q", "cannot read g.npz"),
-    ("search --workdir=a --gallery=3.npz --query=q --k=9", "k is 9, but a search finds only 5"),
-    ("search --workdir=a --gallery=3.npz --query=q --expand=9 --k=2", "expansion is 9"),
     ("search --workdir=a --gallery=g --query=q --alpha=3", "--alpha has no effect without"),
     ("score --embeddings=a --std=1,1", "--std has no effect without --encoder=onnx"),
     ("plot disk --workdir=a --output=a.png --k=3", "--k has no effect on disk, only on hits"),

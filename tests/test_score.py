@@ -9,6 +9,7 @@ import unicodedata
 import numpy as np
 import pytest
 
+from hypjax.analysis import hit_grid
 from hypjax.data.dataset import table_of_names
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
@@ -192,6 +193,22 @@ def test_classes_of_two_files_are_compared_in_one_unicode_form(capsys):
     assert hits.mark(0) == "right" and hits.label == written[0]
     assert gallery.has_class(written[0]) and gallery.classes() == sorted({*names})
     assert {*gallery.nearest(x[:1], 5, label=written[0])[0].labels} == {names[0]}
+
+
+@pytest.mark.parametrize("options", [{}, {"expansion": 9}, {"reranking": Reranking()}])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_small_gallery_returns_all_of_its_images(size, options, tmp_path, figures):
+    """A query that is in the gallery finds one image less than another query."""
+    x, names = labelled(SPHERE, 4, 2)[0], np.array(["a.jpg", "b.jpg", "c.jpg", "new.jpg"])
+    gallery = Embeddings(x[:size], names[:size], np.full(size, "x"), SPHERE)
+    queries = Embeddings(x[::3], names[::3], np.full(2, ""), SPHERE)
+    images = table_of_names(names[::3], names[::3], [""] * 2, file_versions=names[::3])
+    searches = find_hits(queries, images, gallery, 10, Postprocessing(**options))
+    found = [sorted(hits.paths) for hits in searches]
+    assert found == [names[1:size].tolist(), names[:size].tolist()]
+    hit_grid.draw(searches, tmp_path / "hits.png")
+    shown = [bool(axis.axison) for axis in figures[0].axes]
+    assert shown == [True] * size + [False] + [True] * (size + 1)
 
 
 def test_rows_of_one_file_are_images_of_their_own(tmp_path):

@@ -75,7 +75,7 @@ def hit_row(image: Any, label: str, hits: Iterable[tuple[Any, str, float, str]])
 def draw_rows(
     rows: Sequence[Sequence[Picture]], output: pathlib.Path, read: Callable[[Any], Image.Image]
 ) -> list[pathlib.Path]:
-    """Draws rows of equally many pictures, 20 to a file; further files end in -2, -3, ..."""
+    """Draws rows of pictures, 20 to a file; further files end in -2, -3, ..."""
     read = tolerant(read)
     files = []
     for start in range(0, len(rows), _ROWS):
@@ -107,9 +107,14 @@ def _wrapped(picture: Picture) -> str:
 def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image]) -> Figure:
     lines = [max(_wrapped(picture).count("\n") + 1 for picture in row) for row in rows]
     heights = [_INCHES + 0.2 + _LINE_INCHES * count for count in lines]
-    figure = Figure(figsize=(_INCHES * len(rows[0]), sum(heights)), layout="tight")
-    axes = figure.subplots(len(rows), len(rows[0]), squeeze=False, height_ratios=heights)
-    for axis, picture in zip(axes.ravel(), itertools.chain(*rows), strict=True):
+    width = max(map(len, rows))
+    figure = Figure(figsize=(_INCHES * width, sum(heights)), layout="tight")
+    axes = figure.subplots(len(rows), width, squeeze=False, height_ratios=heights)
+    pairs = (itertools.zip_longest(*row) for row in zip(axes, rows, strict=True))
+    for axis, picture in itertools.chain(*pairs):
+        if picture is None:
+            axis.set_axis_off()
+            continue
         axis.set(xticks=[], yticks=[])
         axis.set_title(_wrapped(picture), fontsize=7)
         for side in axis.spines.values():

@@ -82,8 +82,8 @@ def choose(
         listed = _evenly_spaced(len(anchors), num_listed)
         anchors = np.concatenate([anchors[listed], np.delete(anchors, listed)])
         choice = Choice(splits, anchors, len(listed), k)
-    if k > (fewest := choice.num_negatives().min()):
-        raise UserError(f"--k is {k}, but an anchor has only {fewest} negatives")
+    if not choice.num_negatives().min():
+        raise UserError("an anchor has no negatives: all images are of its class")
     return choice
 
 
@@ -158,9 +158,10 @@ def weigh(
 
 
 def _hardest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray) -> Weights:
-    """An anchor's k nearest negatives, with distances and weights."""
+    """An anchor's k nearest negatives, or all if there are fewer, with distances and weights."""
     test, images = choice.splits.test, searched(choice.splits)
     nearest = np.argsort(distances, stable=True)[: choice.k]
+    nearest = nearest[np.isfinite(distances[nearest])]  # An anchor may have fewer negatives.
     return {
         "index": anchor,
         "name": test.name(anchor),

@@ -62,8 +62,8 @@ def search_test_images(run: Run, k: int) -> RunSearches:
     gallery_points = points if gallery is test else head_points(run, params, space, gallery)
     own_rows = run.splits.own_rows or [[] if run.splits.gallery else [i] for i in range(len(test))]
     most_own = max(map(len, own_rows))  # A query's own images are found, too, but are no hits.
-    k = min(k, len(gallery) - most_own)
-    distances, neighbors = nearest_neighbors(points, gallery_points, k=k + most_own, space=space)
+    num_listed = min(k + most_own, len(gallery))
+    distances, neighbors = nearest_neighbors(points, gallery_points, k=num_listed, space=space)
     class_sizes = np.bincount(gallery.labels, minlength=int(test.labels.max()) + 1)
     searches = []
     for query, own in enumerate(map(list, own_rows)):

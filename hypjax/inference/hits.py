@@ -1,5 +1,6 @@
 """Hits of searches: the nearest images of a gallery to each query."""
 
+import dataclasses
 import functools
 import os
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, on_one_line
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.galleries import Gallery, Neighbours, require_model
-from hypjax.retrieval.inputs import check_count
+from hypjax.retrieval.inputs import Points, check_count
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
 from hypjax.types import composed
@@ -52,9 +53,11 @@ def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing)
     """Raises a `UserError`, before queries are embedded, if a gallery does not allow a search."""
     if postprocessing != NO_POSTPROCESSING and not isinstance(gallery, Embeddings):
         raise UserError("expansion and re-ranking need the .npz gallery")
-    check_count(k, len(gallery))
+    if not len(gallery):
+        raise UserError("there are no images in the gallery")
+    check_count(k)
     if postprocessing.expansion:
-        check_count(postprocessing.expansion, len(gallery), "expansion")
+        check_count(postprocessing.expansion, name="expansion")
 
 
 def find_hits(
@@ -66,11 +69,11 @@ def find_hits(
     *,
     keep_self: bool = False,
 ) -> list[Hits]:
-    """Finds the k nearest images of a gallery to each query, nearest first.
+    """Finds the k nearest images of a gallery to each query, or all if there are fewer.
 
-    `queries` are the embeddings of `images`. An image does not find itself, unless `keep_self`. A
-    query without a class gets its class in the gallery, or else the name of its folder if the
-    gallery has a class of that name.
+    `queries` are the embeddings of `images`. Hits are sorted, nearest first. An image does not find
+    itself, unless `keep_self`. A query without a class gets its class in the gallery, or else the
+    name of its folder if the gallery has a class of that name.
     """
     require_searchable(gallery, k, postprocessing)
     k = int(k)
@@ -84,10 +87,7 @@ def find_hits(
     if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
-        neighbours = _postprocessed(queries, ids, gallery, k, postprocessing)
-    fewest = min((len(nearest.ids) for nearest in neighbours), default=k)
-    if fewest < k:
-        raise UserError(f"k is {k}, but a search finds only {fewest} images")
+        neighbours = _postprocessed(queries.vectors, ids, gallery, k, postprocessing)
     has_class = functools.cache(gallery.has_class)
     results = []
     for i, nearest in enumerate(neighbours):
@@ -101,16 +101,29 @@ def find_hits(
 
 
 def _postprocessed(
-    queries: Embeddings, ids: list[str], gallery: Embeddings, k: int, postprocessing: Postprocessing
+    points: Points, ids: list[str], gallery: Embeddings, k: int, postprocessing: Postprocessing
 ) -> list[Neighbours]:
     """The k nearest items of each query after postprocessing, without the query's own images."""
-    own_rows = gallery.own_rows(ids, queries.vectors)
-    first_own_rows = None
-    num_listed = k
+    own_rows = gallery.own_rows(ids, points)
+    in_gallery = np.array([len(rows) > 0 for rows in own_rows], bool)
+    if k >= len(gallery) and in_gallery.any() and not in_gallery.all():
+        # The others find one image more, but a search lists equally many for all of its queries.
+        found = {}
+        for rows in np.flatnonzero(in_gallery), np.flatnonzero(~in_gallery):
+            arguments = [ids[row] for row in rows], gallery, k, postprocessing
+            found |= zip(rows, _postprocessed(points[rows], *arguments), strict=True)
+        return [found[row] for row in range(len(points))]
+    first_own_rows, num_items = None, len(gallery)
+    num_listed = min(k, num_items)
     if most_own := max(map(len, own_rows), default=0):
         first_own_rows = np.array([rows[0] if rows else -1 for rows in own_rows])  # −1: none.
         # The search leaves out a query's first own row, and `neighbours` its other own rows.
-        num_listed = min(k - 1 + most_own, len(gallery) - 1)
+        num_items -= 1
+        num_listed = min(k - 1 + most_own, num_items)
+    if not num_items:
+        return gallery.nearest(points, k, ids)
+    expansion = min(postprocessing.expansion, num_items)
+    postprocessing = dataclasses.replace(postprocessing, expansion=expansion)
     options = {"k": num_listed, "space": gallery.space}
-    ranked = postprocessing.search(queries.vectors, first_own_rows, gallery.vectors, **options)
+    ranked = postprocessing.search(points, first_own_rows, gallery.vectors, **options)
     return gallery.neighbours(*ranked, own_rows, k)

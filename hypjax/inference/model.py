@@ -113,9 +113,10 @@ class Model(ImageEmbedder):
         k: int = 10,
         postprocessing: Postprocessing = NO_POSTPROCESSING,
     ) -> list[Hits]:
-        """Finds the k nearest images of a gallery to each query, nearest first.
+        """Finds the k nearest images of a gallery to each query, or all if there are fewer.
 
-        `print(hits[0])` shows the first query's hits. A file does not find itself.
+        Hits are sorted, nearest first; `print(hits[0])` shows the first query's. A file does not
+        find itself.
 
         Args:
             gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.

@@ -103,6 +103,7 @@ class QdrantGallery:
 
         If several images link to a query's file, a query may find fewer than k.
         """
+        inputs.check_count(k)
         filters = [_in_class(label)] * len(points)
         images, distances, rows = self._search(points, k + (paths is not None), filters)
         results = ArrayGallery()  # Of the images found for all queries.

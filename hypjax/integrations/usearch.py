@@ -33,10 +33,11 @@ from usearch import index as usearch_index
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.retrieval import euclidean, inputs
+from hypjax.retrieval import euclidean, inputs, subtraction
 from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.galleries import ArrayGallery
+from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.neighbors import search
 from hypjax.system import files
 
@@ -69,6 +70,8 @@ class GraphGallery(ArrayGallery):
     Attributes:
         index: usearch's graph; its keys are the rows of the images.
         stray: Marks images that the graph does not lead to; each search scans them.
+        first: Row of the first image at each image's point. The graph holds only these: copies
+            would fill each other's links and the candidates of a search.
         rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates in a search for 10 neighbours, in proportion for more. More
             candidates find more neighbours, and take longer.
@@ -81,6 +84,7 @@ class GraphGallery(ArrayGallery):
     labels: np.ndarray
     vectors: _Points  # May be memory-mapped.
     stray: Bool[np.ndarray, " n"]
+    first: Int[np.ndarray, " n"]
     space: Space
     fingerprint: str
     rounded: bool
@@ -92,14 +96,18 @@ class GraphGallery(ArrayGallery):
     def build(cls, embeddings: Embeddings) -> Self:
         """Builds a graph, and measures how many of the nearest neighbours searches find.
 
-        Searches for a sample that is held out of the graph choose the fewest candidates that find
-        98% of the 10 nearest neighbours; a warning tells if no number does. Then the sample is
-        added. Raises a `UserError` if the space is neither isometric to a ball nor the sphere.
+        Searches for sampled points, which are held out of the graph with their copies, choose the
+        fewest candidates that find 98% of the 10 nearest neighbours; a warning tells if no number
+        does. Then the sample is added. Raises a `UserError` if the space is neither isometric to a
+        ball nor the sphere.
         """
         points, space = embeddings.vectors, embeddings.space
         euclidean.curvature(space)  # Checks the space.
-        size = len(points)
-        sample_rows, other_rows = euclidean.sample_queries(size, size, _SAMPLED_QUERIES)
+        first = subtraction.first_copies(points)
+        distinct = np.unique(first)
+        parts = euclidean.sample_queries(len(distinct), len(distinct), _SAMPLED_QUERIES)
+        sample_rows, graph_rows = (distinct[part] for part in parts)
+        other_rows = np.flatnonzero(np.isin(first, graph_rows))
         sample = points[sample_rows]
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)
@@ -109,11 +117,11 @@ class GraphGallery(ArrayGallery):
         _, nearest_rows = exact
         rounded = _can_round(sample, points[nearest_rows[:, -1]], space)
         index = _create_index(space, points.shape[1], rounded=rounded)
-        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool)
+        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
         gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
         gallery.model = embeddings.model
-        gallery._insert(other_rows)
-        gallery._mark_strays(other_rows)
+        gallery._insert(graph_rows)
+        gallery._mark_strays(graph_rows)
 
         def search_sample(candidates: int) -> inputs.Nearest:
             gallery.candidates = candidates
@@ -121,14 +129,14 @@ class GraphGallery(ArrayGallery):
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
         gallery._insert(sample_rows)
-        gallery._mark_strays(np.arange(len(points)))
+        gallery._mark_strays(distinct)
         return gallery
 
     def _mark_strays(self, rows: Int[np.ndarray, " r"]) -> None:
-        """Marks images that find neither themselves nor a copy in the graph."""
+        """Marks images of the graph that do not find themselves."""
         for block in inputs.split(rows, _BLOCK):
-            separations, nearest = self._search(self.vectors[block], 1)
-            self.stray[block] |= (nearest[:, 0] != block) & (separations[:, 0] > 0)
+            _, nearest = self._search(self.vectors[block], 1)
+            self.stray[block] |= nearest[:, 0] != block
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -160,9 +168,10 @@ class GraphGallery(ArrayGallery):
         metric = index.metric
         index.view(str(folder / _GRAPH))
         index.metric = metric  # The file does not hold the metric.
-        if not len(index) == len(points) == len(ids):
+        stray, first = np.array(rows["stray"]), np.array(rows["first"])
+        if len(points) != len(ids) or len(index) != len(np.unique(first)):
             raise ValueError(f"{len(index)} vectors, {len(points)} points and {len(ids)} images")
-        return cls(index, ids, labels, points, np.array(rows["stray"]), **facts)
+        return cls(index, ids, labels, points, stray, first, **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a folder with the graph, the points and a table of images, or replaces it at once.
@@ -174,6 +183,7 @@ class GraphGallery(ArrayGallery):
         if not all(map(_OWN_NAME.fullmatch, names)):
             raise UserError(f"{path} holds other files than a gallery's; name another folder")
         columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
+        columns["first"] = self.first
         fields = ("fingerprint", "model", "rounded", "candidates", "recall")
         facts = {name: getattr(self, name) for name in fields}
         facts["space"] = describe_space(self.space)
@@ -218,7 +228,7 @@ class GraphGallery(ArrayGallery):
         vectors = _graph_vectors(points, self.space)
         pairs = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
         stray_pairs = self._nearest_strays(vectors, k)
-        queries, rows = np.concatenate([pairs, stray_pairs], axis=1)
+        queries, rows = self._with_copies(*np.concatenate([pairs, stray_pairs], axis=1), k)
         # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
@@ -233,6 +243,21 @@ class GraphGallery(ArrayGallery):
         matches = usearch_index.search(stray_vectors, vectors, k, metric, exact=True)
         queries, items = _matched_pairs(matches, len(vectors))
         return queries, strays[items]
+
+    def _with_copies(self, queries: Rows, rows: Rows, k: int) -> _Pairs:
+        """Replaces the graph's images in pairs by the first k images at their points."""
+        order, starts, counts = self._copies
+        if counts.max() == 1:
+            return queries, rows
+        counts = np.minimum(counts[rows], k)
+        positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(queries, counts), order[np.repeat(starts[rows], counts) + positions]
+
+    @functools.cached_property
+    def _copies(self) -> tuple[Rows, Rows, Rows]:
+        """Rows sorted by point; where in them the copies of each row start, and how many."""
+        counts = np.bincount(self.first, minlength=len(self))
+        return np.argsort(self.first, kind="stable"), np.cumsum(counts) - counts, counts
 
     def _insert(self, rows: Int[np.ndarray, " r"]) -> None:
         # From the centre outwards: a point keeps links to the nearest points, and points near the

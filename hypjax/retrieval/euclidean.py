@@ -164,17 +164,16 @@ def rank(
 
 
 def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
-    """Marks each query's exact neighbours that an approximate search found, in any order."""
-    (separations, items), (found_separations, found_items) = exact, approximate
-    is_same = items[:, :, None] == found_items[:, None]
-    hits = is_same.any(axis=2)
-    # If several items are as far as the k-th neighbour, any of them counts: each such item that was
-    # found makes up for a neighbour as far as the k-th that was not.
-    farthest = separations[:, -1:]
-    missed_ties = ~hits & (separations >= farthest * (1 - _TIE_TOLERANCE))
-    other_ties = ~is_same.any(axis=1) & (found_separations <= farthest * (1 + _TIE_TOLERANCE))
-    num_other_ties = other_ties.sum(axis=1, keepdims=True)
-    return hits | (missed_ties & (np.cumsum(missed_ties, axis=1) <= num_other_ties))
+    """Marks each query's exact neighbours that an approximate search found, in any order.
+
+    Of items at one distance, such as copies of an image, any counts: the first neighbours at a
+    distance are marked, as many as the items found there.
+    """
+    (separations, _), (found_separations, _) = exact, approximate
+    at_one_distance = functools.partial(np.isclose, rtol=_TIE_TOLERANCE, atol=0)
+    ties = at_one_distance(separations[:, :, None], separations[:, None])
+    num_found = at_one_distance(found_separations[:, None], separations[:, :, None]).sum(axis=2)
+    return np.tril(ties).sum(axis=2) <= num_found
 
 
 def tune(

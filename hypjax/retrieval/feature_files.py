@@ -86,7 +86,7 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     if "features" not in arrays:
         names = ", ".join(sorted(arrays)) or "none"
         raise UserError(f"{source} has no array features; name one by ?features=ARRAY ({names})")
-    features = np.asarray(arrays["features"])
+    features = inputs.unmasked(f"features of {source}", arrays["features"])
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         kind = f"{features.dtype} of shape {list(features.shape)}"
         raise UserError(f"features of {source} must be numbers, [images, dimension], not {kind}")

@@ -10,7 +10,7 @@ from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
 from hypjax.geometry import Space
-from hypjax.retrieval.inputs import Ids, Nearest, Points
+from hypjax.retrieval.inputs import Ids, Nearest, Points, check_count
 from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.own_images import OwnImages, OwnRows
 from hypjax.retrieval.selection import StreamedGallery
@@ -96,6 +96,7 @@ class ArrayGallery:
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
     ) -> list[Neighbours]:
         """Finds nearest images as `Gallery.nearest` does; a search in a class is exact."""
+        check_count(k)
         own_rows = self.own_rows(paths, points) if paths else [[]] * len(points)
         # Own images are left out afterwards, so that all queries run one program.
         num_listed = k + max(map(len, own_rows), default=0)

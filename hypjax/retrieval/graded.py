@@ -88,9 +88,9 @@ def graded_scores(
     for name in metrics:
         if name not in GRADED:
             raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
-    item_levels = levels
-    if gallery is not None:
-        item_levels = () if gallery_levels is None else gallery_levels
+    item_levels = gallery_levels
+    if item_levels is None:
+        item_levels = [None] * len(levels) if gallery is None else ()
     if not 0 < len(levels) == len(item_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
     labels, item_labels = [], []
@@ -99,7 +99,7 @@ def graded_scores(
         labels.append(query_set.labels)
         item_labels.append(gallery_set.labels)
     items = gallery_set.points
-    own_ids, own_rows = own_items(query_set, own_rows)
+    own_ids, own_rows = own_items(query_set, own_rows, len(items))
     points, (_, reranked) = postprocessing.apply(query_set.points, own_ids, items, space)
     relevances = (
         ItemRelevance(np.sum(item_labels == query_labels[:, None], axis=0, dtype=np.int8), rows)

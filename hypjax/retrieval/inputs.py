@@ -86,11 +86,19 @@ def check_in_space(space: Space, points: Points) -> None:
         space.check(host_rows(points, rows), first=rows.start)
 
 
+def unmasked(name: str, array: ArrayLike) -> np.ndarray:
+    """Converts to a NumPy array; raises a `UserError` for masked values, which it would unmask."""
+    parts = array if isinstance(array, list | tuple) else [array]
+    if any(map(np.ma.is_masked, parts)):
+        raise UserError(f"{name} have masked values; leave these rows out, or fill them")
+    return np.asarray(array)
+
+
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
 ) -> tuple[Points, Points]:
     """Checks shapes and types of points, and returns NumPy arrays."""
-    queries, gallery = np.asarray(queries), np.asarray(gallery)
+    queries, gallery = unmasked("queries", queries), unmasked("gallery", gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):
         if not jnp.issubdtype(points.dtype, jnp.floating) or points.ndim != 2 or 0 in points.shape:
             kind = f"{points.dtype} of shape {points.shape}"
@@ -100,11 +108,11 @@ def check_points(
     return queries, gallery
 
 
-def check_count(k: object, num_items: int, name: str = "k") -> None:
-    """Raises a `UserError` unless k is a whole number of items that a query can find."""
+def check_count(k: object, num_items: int | None = None, name: str = "k") -> None:
+    """Raises a `UserError` unless k is a whole number from 1 to `num_items`, None for no limit."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise UserError(f"{name} is {k!r}; it must be a positive whole number")
-    if k > num_items:
+    if num_items is not None and k > num_items:
         raise UserError(f"{name} is {k}, but a search finds only {num_items} images")
 
 
@@ -119,7 +127,7 @@ def check_search(k: object, own_ids: OwnIds, num_queries: int, num_items: int) -
 
 def are_indices(ids: ArrayLike, num_items: int, least: int = 0) -> bool:
     """Whether all ids are integers from `least` to `num_items` − 1."""
-    ids = np.asarray(ids)
+    ids = unmasked("indices", ids)
     are_integers = ids.dtype.kind in "iu" or not ids.size  # An empty list has dtype float64.
     return bool(are_integers and ((ids >= least) & (ids < num_items)).all())
 
@@ -134,6 +142,8 @@ def labelled(
 
     Without a gallery, both are the same object: the queries, whose `ids` are their rows.
     """
+    if gallery is None and gallery_labels is not None:
+        raise UserError("labels of a gallery need the gallery's points")
     points, items = check_points(queries, queries if gallery is None else gallery)
     labels = [_checked_labels("queries", points, query_labels)]
     if gallery is not None:
@@ -150,7 +160,7 @@ def labelled(
 def _checked_labels(
     name: str, points: Points, labels: Shaped[ArrayLike, " n"] | None
 ) -> Shaped[np.ndarray, " n"]:
-    labels = np.asarray(labels)
+    labels = unmasked(f"labels of the {name}", labels)
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
         labels = labels.astype(str)
     if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":

@@ -141,7 +141,7 @@ def query_scores(
     at_k = (name.split("@")[1] for name in selected if name.startswith(("recall@", "precision@")))
     largest_k = max(map(int, at_k), default=1)
     inputs.check_count(largest_k, len(gallery_set.points) - (query_set is gallery_set), "K")
-    own_ids, own_rows = own_items(query_set, own_rows)
+    own_ids, own_rows = own_items(query_set, own_rows, len(gallery_set.points))
     if own_ids is not query_set.ids:
         query_set = query_set._replace(ids=own_ids)
     matches, needs_all_ranks = _count_matches(query_set, gallery_set, own_rows)
@@ -163,16 +163,20 @@ def query_scores(
     return scores
 
 
-def own_items(queries: Labelled, own_rows: OwnRows) -> tuple[OwnIds, OwnRows]:
+def own_items(queries: Labelled, own_rows: OwnRows, num_items: int) -> tuple[OwnIds, OwnRows]:
     """Gallery indices of the queries' own images: the first of each (−1 for none), and all.
 
-    `own_rows` is the argument of `query_scores`.
+    `own_rows` is the argument of `query_scores`, with indices below `num_items`.
     """
     count = len(queries.points)
     if not any(map(len, own_rows)):
         return queries.ids, [()] * count if queries.ids is None else queries.ids[:, None]
     if len(own_rows) != count:
         raise UserError(f"own_rows has {len(own_rows)} lists for {count} queries")
+    pairs = [(query, row) for query, rows in enumerate(own_rows) for row in rows]
+    are_valid = inputs.are_indices([row for _, row in pairs], num_items)
+    if not are_valid or len(set(pairs)) < len(pairs):
+        raise UserError(f"own_rows must be indices from 0 to {num_items - 1}, none twice")
     return np.array([rows[0] if len(rows) else -1 for rows in own_rows]), own_rows
 
 
@@ -189,6 +193,8 @@ def _count_matches(
     matches -= np.bincount(owners[same_class], minlength=count)
     # Faster searches exclude only one item per query, which must be of the query's class.
     needs_all_ranks = num_own > 1
+    # A search that leaves out own images lists one item less than the gallery has.
+    needs_all_ranks |= (matches == len(gallery.labels)) & (queries.ids is not None)
     needs_all_ranks[owners[~same_class]] = True
     return matches, needs_all_ranks
 

@@ -53,7 +53,7 @@ def nearest_neighbors(
     most 512 MB of host and device memory; the C library may keep some of the freed memory.
     """
     queries, gallery = inputs.check_points(queries, gallery)
-    if exclude_self and len(queries) != len(gallery):
+    if exclude_self and not np.array_equal(queries, gallery):
         raise UserError("exclude_self requires the queries as the gallery")
     own_ids = np.arange(len(queries)) if exclude_self else None
     return search(queries, own_ids, gallery, k=k, space=space, block_size=block_size or _BLOCK_SIZE)

@@ -46,6 +46,9 @@ class Projection:
         scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
         blocks = []
         for features in _features(self.space, points):
+            if features.shape[1] != len(self.mean):  # One feature would be broadcast.
+                counts = f"{features.shape[1]} features, the projection takes {len(self.mean)}"
+                raise UserError(f"the points have {counts}")
             projected = ((features - self.mean) @ self.components.T) * scales
             blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(blocks)

@@ -69,7 +69,7 @@ def test_items_as_far_as_the_last_neighbour_count_as_found():
         ([5, 3, 1, 2], [0, 1, 2, 2], [True, True, True, True]),
         ([5, 3, 9, 8], [0, 1, 2, 2], [True, True, True, True]),  # Others, as far as these.
         ([5, 9, 8, 7], [0, 2, 2, 2], [True, False, True, True]),
-        ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, False, True]),
+        ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, True, False]),
         ([5, 3, -1, -1], [0, 1, np.inf, np.inf], [True, True, False, False]),
     ):
         hits = recall_hits(exact, (np.array([distances]), np.array([items])))

@@ -87,9 +87,18 @@ def test_invalid_arguments_are_an_error():
         ((labels / 2,), "mrr", BALL, "whole numbers or strings"),
         ((labels.astype(object),), "mrr", BALL, "whole numbers or strings"),
         ((labels, *of_other_types), "mrr", BALL, "both be numbers or strings"),
+        ((labels, None, labels), "mrr", BALL, "labels of a gallery need the gallery's points"),
+        ((np.ma.masked_equal(labels, 1),), "mrr", BALL, "labels of the queries have masked values"),
+        ((labels, np.ma.masked_greater(x, 0), labels), "mrr", BALL, "gallery have masked values"),
+        (([*labels[:-1], np.ma.masked],), "mrr", BALL, "labels of the queries have masked values"),
     ):
         with pytest.raises(UserError, match=keyword):
             query_scores(x, *arguments, metrics=[metric], space=space)
+    for own_rows in ([[-1]] * 20, [[20]] * 20, [[3, 3]] * 20):
+        with pytest.raises(UserError, match="own_rows must be indices from 0 to 19, none twice"):
+            query_scores(x, labels, x, labels, metrics=["mrr"], space=BALL, own_rows=own_rows)
+    unmasked = np.ma.array(labels, mask=np.zeros(20, bool))
+    assert retrieval.recall_at_k(x, unmasked, ks=(1,), space=BALL)
 
 
 @pytest.mark.parametrize("kind", [str, object])
@@ -99,6 +108,15 @@ def test_labels_may_be_names(kind):
     numbers = retrieval.recall_at_k(x, -(10**12) * labels, ks=(1, 5), space=BALL)
     assert retrieval.recall_at_k(x, names, ks=(1, 5), space=BALL) == numbers
     assert retrieval.recall_at_k(x, names, x, list(names), ks=(1,), space=BALL) == {1: 1.0}
+
+
+def test_in_a_gallery_of_one_class_only_some_queries_may_have_own_images():
+    x, _ = labelled(BALL, 12, 1)
+    names = ["map@r", "r_precision", "recall@9", "mrr", "precision@7"]
+    arguments = x[[3, 10, 11]], [5, 5, 5], x[:9], [5] * 9
+    for own_rows in ([[3], [], []], [[3, 4], [], []], [[3], [0], []]):
+        scores = query_scores(*arguments, metrics=names, space=BALL, own_rows=own_rows)
+        assert all((values == 1).all() for values in scores.values())
 
 
 def test_queries_without_a_match_beside_one_with_two_own_images_have_no_score():

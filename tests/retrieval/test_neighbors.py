@@ -137,6 +137,8 @@ def test_invalid_arguments_are_an_error():
         ({"queries": 0 * x}, "embedding 0 is not of length 1"),
         ({"gallery": np.where(np.arange(40)[:, None] == 9, np.nan, x)}, "embedding 9 is"),
         ({"queries": x[:9], "exclude_self": True}, "exclude_self requires the queries"),
+        ({"queries": x[::-1], "exclude_self": True}, "exclude_self requires the queries"),
+        ({"queries": np.ma.masked_less(x, 0)}, "queries have masked values"),
         ({"gallery": 1e19 * x, "space": SPACES[2]}, "embedding 0 is too far out"),
     ]:
         arguments = {"queries": x, "gallery": x, "k": 3, "space": Sphere()} | change

@@ -51,6 +51,10 @@ def test_what_cannot_be_fitted_is_refused():
         with pytest.raises(UserError, match=keyword):
             fit(varied(FLAT, n=n), space=FLAT, dim=dim)
 
+    of_three = fit(varied(FLAT), space=FLAT, dim=3)
+    with pytest.raises(UserError, match="the points have 1 features, the projection takes 6"):
+        of_three.apply(varied(FLAT, dim=1))
+
 
 def test_files_hold_the_projection(tmp_path):
     actual = fit(varied(Sphere()), space=Sphere(), dim=3, whiten=True)
