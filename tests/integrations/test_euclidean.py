@@ -64,16 +64,18 @@ def test_most_samples_assure_less_than_the_mean():
 
 
 def test_items_as_far_as_the_last_neighbour_count_as_found():
-    exact = np.array([[0.0, 1.0, 2.0, 2.0]]), np.array([[5, 3, 1, 2]])
-    for items, distances, found in (
+    cases = (
         ([5, 3, 1, 2], [0, 1, 2, 2], [True, True, True, True]),
         ([5, 3, 9, 8], [0, 1, 2, 2], [True, True, True, True]),  # Others, as far as these.
         ([5, 9, 8, 7], [0, 2, 2, 2], [True, False, True, True]),
         ([5, 3, 2, 9], [0, 1, 2, 2.1], [True, True, True, False]),
         ([5, 3, -1, -1], [0, 1, np.inf, np.inf], [True, True, False, False]),
-    ):
-        hits = recall_hits(exact, (np.array([distances]), np.array([items])))
-        assert hits.tolist() == [found], items
+        ([3, 1, 9, 8], [1, 2, 2, 2], [False, True, True, True]),
+        ([5, 4, 3, 1], [0, 0, 1, 2], [True, True, True, False]),
+    )
+    items, distances, expected = map(np.array, zip(*cases, strict=True))
+    exact = np.tile([0.0, 1.0, 2.0, 2.0], (7, 1)), np.tile([5, 3, 1, 2], (7, 1))
+    np.testing.assert_array_equal(recall_hits(exact, (distances, items)), expected)
 
 
 def flat(x):

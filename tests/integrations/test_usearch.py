@@ -46,6 +46,18 @@ def test_trees_are_searched_up_to_the_boundary(c, dim):
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
+def test_the_promise_holds_where_images_have_copies(tmp_path):
+    points = clusters(BALL, 1200, dim=16).copy()
+    points, queries = points[:1000], points[1000:]
+    points[np.random.default_rng(0).permutation(1000)[:300]] = points[0]  # As a placeholder has.
+    points[800:] = points[:200]
+    export_usearch(embeddings(points, BALL), tmp_path / "gallery.usearch")
+    gallery = open_gallery(tmp_path / "gallery.usearch")
+    assert gallery.recall >= 0.98 and len(gallery.index) == len(np.unique(points, axis=0))
+    for k in (10, 400):
+        check_neighbours(found_in(gallery, queries, k), queries, points, BALL, gallery.recall)
+
+
 def test_wrong_points_are_refused():
     points = clusters(BALL, 60)
     gallery = GraphGallery.build(embeddings(points, BALL))
@@ -110,7 +122,8 @@ def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path,
 
 
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
-    points = clusters(BALL, 500, dim=128)
+    points = clusters(BALL, 500, dim=128).copy()
+    points[[9, 40]] = points[0]
     export_usearch(embeddings(points, BALL), tmp_path / "gallery.usearch")
     monkeypatch.chdir(tmp_path)
     program = program_with("engines.md", "index.view")

@@ -46,6 +46,15 @@ def test_equals_singular_vectors_of_the_centred_features(space, whiten, monkeypa
     np.testing.assert_allclose(reduced, space.embed(projected.astype(np.float32)), atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_only_directions_in_which_points_vary_are_whitened(scale):
+    x = np.random.default_rng(0).normal(size=(50, 2)) @ np.random.default_rng(1).normal(size=(2, 6))
+    x = (scale * x).astype(np.float32)
+    fit(x, space=FLAT, dim=2, whiten=True)
+    with pytest.raises(UserError, match="vary along 2 components; this PCA needs 3"):
+        fit(x, space=FLAT, dim=3, whiten=True)
+
+
 def test_what_cannot_be_fitted_is_refused():
     for n, dim, keyword in [(60, 7, "7 dimensions"), (1, 1, "vary along 0")]:
         with pytest.raises(UserError, match=keyword):
