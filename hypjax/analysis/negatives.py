@@ -160,8 +160,8 @@ def weigh(
 def _hardest(choice: Choice, anchor: int, distances: np.ndarray, weights: np.ndarray) -> Weights:
     """An anchor's k nearest negatives, or all if there are fewer, with distances and weights."""
     test, images = choice.splits.test, searched(choice.splits)
-    nearest = np.argsort(distances, stable=True)[: choice.k]
-    nearest = nearest[np.isfinite(distances[nearest])]  # An anchor may have fewer negatives.
+    count = min(choice.k, int(np.isfinite(distances).sum()))  # Other images are infinitely far.
+    nearest = np.argsort(distances, stable=True)[:count]
     return {
         "index": anchor,
         "name": test.name(anchor),

@@ -56,8 +56,6 @@ def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing)
     if not len(gallery):
         raise UserError("there are no images in the gallery")
     check_count(k)
-    if postprocessing.expansion:
-        check_count(postprocessing.expansion, name="expansion")
 
 
 def find_hits(
@@ -113,17 +111,15 @@ def _postprocessed(
             arguments = [ids[row] for row in rows], gallery, k, postprocessing
             found |= zip(rows, _postprocessed(points[rows], *arguments), strict=True)
         return [found[row] for row in range(len(points))]
-    first_own_rows, num_items = None, len(gallery)
-    num_listed = min(k, num_items)
+    first_own_rows, num_items, num_listed = None, len(gallery), k
     if most_own := max(map(len, own_rows), default=0):
         first_own_rows = np.array([rows[0] if rows else -1 for rows in own_rows])  # −1: none.
         # The search leaves out a query's first own row, and `neighbours` its other own rows.
-        num_items -= 1
-        num_listed = min(k - 1 + most_own, num_items)
+        num_items, num_listed = num_items - 1, k - 1 + most_own
     if not num_items:
         return gallery.nearest(points, k, ids)
     expansion = min(postprocessing.expansion, num_items)
     postprocessing = dataclasses.replace(postprocessing, expansion=expansion)
-    options = {"k": num_listed, "space": gallery.space}
+    options = {"k": min(num_listed, num_items), "space": gallery.space}
     ranked = postprocessing.search(points, first_own_rows, gallery.vectors, **options)
     return gallery.neighbours(*ranked, own_rows, k)

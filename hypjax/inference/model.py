@@ -115,8 +115,7 @@ class Model(ImageEmbedder):
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery to each query, or all if there are fewer.
 
-        Hits are sorted, nearest first; `print(hits[0])` shows the first query's. A file does not
-        find itself.
+        `print(hits[0])` shows the first query's hits, nearest first. A file does not find itself.
 
         Args:
             gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.

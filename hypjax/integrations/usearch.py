@@ -70,8 +70,7 @@ class GraphGallery(ArrayGallery):
     Attributes:
         index: usearch's graph; its keys are the rows of the images.
         stray: Marks images that the graph does not lead to; each search scans them.
-        first: Row of the first image at each image's point. The graph holds only these: copies
-            would fill each other's links and the candidates of a search.
+        first: Row of the first image at each image's point; only these are in the graph.
         rounded: Whether the graph's vectors are in bfloat16.
         candidates: Number of candidates in a search for 10 neighbours, in proportion for more. More
             candidates find more neighbours, and take longer.
@@ -103,7 +102,8 @@ class GraphGallery(ArrayGallery):
         """
         points, space = embeddings.vectors, embeddings.space
         euclidean.curvature(space)  # Checks the space.
-        first = subtraction.first_copies(points)
+        numbers = subtraction.unique_rows(points)[1]
+        first = np.unique(numbers, return_index=True)[1][numbers]
         distinct = np.unique(first)
         parts = euclidean.sample_queries(len(distinct), len(distinct), _SAMPLED_QUERIES)
         sample_rows, graph_rows = (distinct[part] for part in parts)
@@ -246,6 +246,7 @@ class GraphGallery(ArrayGallery):
 
     def _with_copies(self, queries: Rows, rows: Rows, k: int) -> _Pairs:
         """Replaces the graph's images in pairs by the first k images at their points."""
+        # Were copies in the graph, they would fill each other's links and a search's candidates.
         order, starts, counts = self._copies
         if counts.max() == 1:
             return queries, rows

@@ -164,11 +164,8 @@ def rank(
 
 
 def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:
-    """Marks each query's exact neighbours that an approximate search found, in any order.
-
-    Of items at one distance, such as copies of an image, any counts: the first neighbours at a
-    distance are marked, as many as the items found there.
-    """
+    """Marks each query's exact neighbours that an approximate search found, in any order."""
+    # Of items at one distance, such as copies, any counts: as many are marked as were found there.
     (separations, _), (found_separations, _) = exact, approximate
     at_one_distance = functools.partial(np.isclose, rtol=_TIE_TOLERANCE, atol=0)
     ties = at_one_distance(separations[:, :, None], separations[:, None])

@@ -88,8 +88,7 @@ def check_in_space(space: Space, points: Points) -> None:
 
 def unmasked(name: str, array: ArrayLike) -> np.ndarray:
     """Converts to a NumPy array; raises a `UserError` for masked values, which it would unmask."""
-    parts = array if isinstance(array, list | tuple) else [array]
-    if any(map(np.ma.is_masked, parts)):
+    if any(map(np.ma.is_masked, array if isinstance(array, list | tuple) else [array])):
         raise UserError(f"{name} have masked values; leave these rows out, or fill them")
     return np.asarray(array)
 

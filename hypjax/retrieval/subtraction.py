@@ -156,12 +156,6 @@ def unique_rows(x: Points) -> tuple[Float[np.ndarray, "u d"], Rows]:
     return x[distinct], inverse
 
 
-def first_copies(x: Points) -> Rows:
-    """For each row of an array, the first row that equals it."""
-    numbers = unique_rows(x)[1]
-    return np.unique(numbers, return_index=True)[1][numbers]
-
-
 def nearest_candidates(
     space: Space, queries: Points | Array, gallery: StreamedGallery, ids: Ids, k: int
 ) -> Nearest:
