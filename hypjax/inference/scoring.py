@@ -152,7 +152,7 @@ def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: An
     classes = np.concatenate([x.labels for x in images])
     levels = [classes, *coarse_levels(itertools.chain(*columns))]
     query_levels = [level[: len(queries)] for level in levels]
-    gallery_levels = [level[len(queries) :] for level in levels]
+    gallery_levels = None if gallery is None else [level[len(queries) :] for level in levels]
     return retrieval.graded_scores(queries, query_levels, gallery, gallery_levels, **options)
 
 
