@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 Scalar = float | Float[Array, ""]
 # Types of arguments and results. The leading axes of operands broadcast.
@@ -118,15 +118,36 @@ def inner_products(x: Rows, y: Cols) -> Matrix:
     return jnp.matmul(x, y.T, precision="highest")
 
 
-def square_distances(x: Rows, y: Cols) -> Matrix:
-    """Squared Euclidean distances ‖x_i − y_j‖² of all pairs from inner products, at least 0.
+def square_distances(x: Rows, y: Cols, subtract: bool | Bool[Array, ""] = False) -> Matrix:
+    """Squared Euclidean distances ‖x_i − y_j‖² of all pairs, at least 0, in the inputs' dtype.
 
-    Two measures limit the float32 rounding error to a few 2⁻²³·(‖x‖² + ‖y‖²): coordinates are
-    summed in two halves, and ⟨x, y⟩ is subtracted from each squared norm before the two differences
-    are added. The result has the dtype of the inputs.
+    By default they come from inner products. Two measures limit the float32 rounding error to a few
+    2⁻²³·(‖x‖² + ‖y‖²): coordinates are summed in two halves, and ⟨x, y⟩ is subtracted from each
+    squared norm before the two differences are added.
+
+    With `subtract`, the error is relative to ‖x_i − y_j‖². Values and gradients also take O(n·m)
+    memory. On a CPU, values take 1.5 times as long, and gradients 3 (d = 128) to 8 times (512). A
+    traced `subtract` compiles both forms, and runs one.
     """
     x, y = inexact(x, y)
+    if isinstance(subtract, bool):
+        return (_subtracted if subtract else _from_products)(x, y)
+    return lax.cond(subtract, _subtracted, _from_products, x, y)
+
+
+def _from_products(x: Rows, y: Cols) -> Matrix:
     half = x.shape[-1] // 2
     xy = inner_products(x[:, :half], y[:, :half]) + inner_products(x[:, half:], y[:, half:])
     s = (jnp.sum(x * x, axis=-1)[:, None] - xy) + (jnp.sum(y * y, axis=-1) - xy)
     return jnp.where(s > 0, s, 0)
+
+
+def _subtracted(x: Rows, y: Cols) -> Matrix:
+    # Without the checkpoint, the gradient would hold the differences of all coordinates, [d, n, m].
+    square = jax.checkpoint(lambda a, b: (a[:, None] - b[None]) ** 2)
+
+    def add(total: Matrix, coordinate: tuple[Array, Array]) -> tuple[Matrix, None]:
+        return total + square(*coordinate), None
+
+    zeros = jnp.zeros((len(x), len(y)), jnp.result_type(x, y))
+    return lax.scan(add, zeros, (x.T, y.T))[0]

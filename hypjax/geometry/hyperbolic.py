@@ -95,8 +95,16 @@ class CurvedSpace(InnerProductSpace):
         return poincare.dist_at(separation, self.c)
 
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
-        """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`."""
-        return self.functions.dist_matrix(x, y, self.c)
+        """Geodesic distances of all pairs, see `poincare.dist_matrix` and `lorentz.dist_matrix`.
+
+        They come from a matrix product if √c times the largest distance of an embedded feature from
+        the origin is at most 5, and otherwise from subtraction. If c is traced, the program decides
+        each time that it runs; without `clip_radius` and `max_distance`, it always subtracts.
+        """
+        reach = 2 * self.max_feature_norm
+        c = self.c if isinstance(self.c, jax.core.Tracer) else float(self.c)
+        subtract = reach == math.inf or c * reach**2 > poincare.MAX_PRODUCT_RADIUS**2
+        return self.functions.dist_matrix(x, y, self.c, subtract=subtract)
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
         """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
@@ -107,7 +107,9 @@ def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return arithmetic.square_norm(_difference(x, y, c), keepdims=False)
 
 
-def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
+def dist_matrix(
+    x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True
+) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     Points are compared in the ball, after an isometry that moves `poincare.best_origin` to the
@@ -116,7 +118,7 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     x, y = arithmetic.floating(x, y)
     centre = poincare.best_origin(separation, lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = (_moved_into_ball(z, centre, c) for z in (x, y))
-    q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
+    q = arithmetic.square_distances(x, y, subtract) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
 
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
@@ -37,6 +37,10 @@ from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, R
 # Largest √c‖x‖ that `project` returns: the paper's bound, and about the largest norm at which
 # float32 still resolves 1 − c‖x‖² to one per cent.
 MAX_NORM = 1 - 1e-5
+
+# Largest √c times the distance from the origin up to which products give distances; an error of
+# self-distances of 0.05/√c, see `dist_matrix`.
+MAX_PRODUCT_RADIUS = 5.0
 
 _MAX_FRECHET_STEPS = 1000
 _LONGEST = 1e18  # Vectors are clipped to this norm, since the ‖v‖² of longer ones may overflow.
@@ -249,7 +253,9 @@ def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return arithmetic.sqrt(u) * arithmetic.asinh_ratio(c * u)
 
 
-def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
+def dist_matrix(
+    x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True
+) -> Matrix:
     """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
 
     If the points x are nearer to their mean than to the origin (`best_origin`), a Möbius
@@ -263,7 +269,7 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar) -> Matrix:
     centre = best_origin(separation, lax.stop_gradient(x), c)
     (x, x_gap), (y, y_gap) = (_moved_to_origin(z, centre, c) for z in (x, y))
     # Multiplying by one factor of 1/P after the other avoids another matrix of this size.
-    q = arithmetic.square_distances(x, y) * (1 / x_gap) * (1 / y_gap).T
+    q = arithmetic.square_distances(x, y, subtract) * (1 / x_gap) * (1 / y_gap).T
     return arithmetic.distance_from_ratio(q, c)
 
 
@@ -299,7 +305,10 @@ def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights
 @jax.custom_jvp
 def _mean(x: Array, c: Scalar, weights: Array) -> Array:
     """Repeats majorise-minimise steps until they are as small as rounding errors."""
-    tolerance = 4 * jnp.finfo(x.dtype).eps
+    eps = jnp.finfo(x.dtype).eps
+    # Balls are convex, so the mean is no farther out than the farthest point; rounding errors may
+    # take it across the boundary.
+    farthest = jnp.sqrt(jnp.max(arithmetic.square_norm(x), axis=-2))
 
     def step(carry):
         mean, moving, count = carry
@@ -311,9 +320,15 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
         a = weights[..., None] * arithmetic.asinh_ratio(c * q) / jnp.sqrt(1 + c * q)
         time = jnp.sum(a * (1 + 2 * c * q), axis=-2)
         space = jnp.sum(a * (1 + c * q) * 2 * w, axis=-2)
-        move = space / (time + jnp.sqrt(time**2 - c * arithmetic.square_norm(space)))
-        mean = jnp.where(moving, mobius_add(mean, move, c), mean)  # Each mean stops by itself.
-        moving &= arithmetic.square_norm(move) > tolerance**2 * jnp.max(q, axis=-2)
+        # Far from the mean, the difference loses its digits. It is at least (Σa)².
+        square = jnp.maximum(time**2 - c * arithmetic.square_norm(space), jnp.sum(a, axis=-2) ** 2)
+        move = space / (time + jnp.sqrt(square))
+        # The rounding error of the mean's coordinates is a move of this length.
+        rounding = eps * jnp.sqrt(arithmetic.square_norm(mean)) * lambda_x(mean, c) / 2
+        least = jnp.maximum(4 * eps * jnp.sqrt(jnp.max(q, axis=-2)), rounding)
+        moved = clip_features(mobius_add(mean, move, c), farthest)
+        mean = jnp.where(moving, moved, mean)  # Each mean stops by itself.
+        moving &= arithmetic.square_norm(move) > least**2
         return mean, moving, count + 1
 
     def unfinished(carry):
