@@ -3,6 +3,10 @@
 No function has special cases at c = 0, at the origin or at equal points.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -22,16 +26,31 @@ Cols = Float[ArrayLike, "m d"]
 Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
+def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the operands of a function broadcast under jax_numpy_rank_promotion='raise', too."""
+
+    @functools.wraps(function)
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_numpy_rank_promotion == "allow":  # The context would trace `where` again.
+            return function(*args, **kwargs)
+        with jax.numpy_rank_promotion("allow"):
+            return function(*args, **kwargs)
+
+    return broadcast
+
+
 def floating(*arrays: ArrayLike) -> list[Array]:
     """Converts the inputs to one dtype: float64 if one of them is, otherwise float32."""
-    dtype = jnp.result_type(jnp.float32, *arrays)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(jnp.float32, *arrays)
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
 def inexact(*arrays: ArrayLike) -> list[Array]:
     """Converts integers, whose differences and squares may wrap around, to floats."""
     converted = map(jnp.asarray, arrays)
-    return [array.astype(jnp.result_type(float, array)) for array in converted]
+    with jax.numpy_dtype_promotion("standard"):
+        return [array.astype(jnp.result_type(float, array)) for array in converted]
 
 
 def square_norm(x: Vectors, keepdims: bool = True) -> Array:
@@ -138,7 +157,7 @@ def square_distances(x: Rows, y: Cols, subtract: bool | Bool[Array, ""] = False)
 def _from_products(x: Rows, y: Cols) -> Matrix:
     half = x.shape[-1] // 2
     xy = inner_products(x[:, :half], y[:, :half]) + inner_products(x[:, half:], y[:, half:])
-    s = (jnp.sum(x * x, axis=-1)[:, None] - xy) + (jnp.sum(y * y, axis=-1) - xy)
+    s = (jnp.sum(x * x, axis=-1)[:, None] - xy) + (jnp.sum(y * y, axis=-1)[None] - xy)
     return jnp.where(s > 0, s, 0)
 
 

@@ -52,6 +52,7 @@ def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
     return jnp.arctan2(jnp.asarray(2 * radius, x.dtype), jnp.where(wide, 0, adjacent))
 
 
+@arithmetic.broadcasting
 def exterior_angle(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Exterior angles at x of the triangles O, x, y: from 0 to π radians (MERU, Section 3).
 

@@ -179,6 +179,7 @@ class PoincareBall(CurvedSpace):
             return jnp.concatenate([2 * x, -(1 + self.c * xx)], axis=-1)
         return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
 
+    @arithmetic.broadcasting
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
@@ -284,6 +285,7 @@ class Lorentz(CurvedSpace):
         cosh = jnp.sqrt(1 + self.c * xx)
         return jnp.concatenate([x, -cosh if role == "query" else xx / (1 + cosh)], axis=-1)
 
+    @arithmetic.broadcasting
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 

@@ -111,7 +111,7 @@ def _relative_delta(points: Float[Array, "n d"]) -> Float[Array, ""]:
 def _delta(distances: Float[Array, "n n"]) -> Float[Array, ""]:
     """Gromov's δ of a distance matrix, from the upper tiles of M ⊗ M, which is symmetric."""
     masked = jnp.where(jnp.eye(len(distances), dtype=bool), 0, distances)
-    products = (masked[0][:, None] + masked[0] - masked) / 2  # Gromov products, M.
+    products = (masked[0][:, None] + masked[0][None] - masked) / 2  # Gromov products, M.
     tiles_per_side = -(-len(distances) // _TILE)
     side = -(-len(distances) // (tiles_per_side * _CHUNK)) * _CHUNK  # Chosen for little padding.
     # Row 0 is 0, so padding to whole tiles with 0 repeats the first point and does not change δ.
@@ -160,7 +160,7 @@ def _fold(
     def step(index: Int[Array, ""], carry: tuple[Array, ...]) -> tuple[Array, ...]:
         tile, left, right = carry
         for x, y in zip(left, right, strict=True):
-            tile = combine(tile, x[:, None], y)
+            tile = combine(tile, x[:, None], y[None])
         return tile, *load(index + 1)
 
     return lax.fori_loop(0, len(vectors) // _CHUNK, step, (tile, *load(0)))[0]

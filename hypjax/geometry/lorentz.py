@@ -101,19 +101,19 @@ def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return poincare.dist_at(separation(x, y, c), c)
 
 
+@arithmetic.broadcasting
 def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Separations q = sinh²(√c·d/2)/c, elementwise, which increase with the distance d."""
     x, y = arithmetic.floating(x, y)
     return arithmetic.square_norm(_difference(x, y, c), keepdims=False)
 
 
-def dist_matrix(
-    x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True
-) -> Matrix:
-    """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
+@arithmetic.broadcasting
+def dist_matrix(x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True) -> Matrix:
+    """Geodesic distances of all pairs, in O(n·m) memory, gradients included.
 
     Points are compared in the ball, after an isometry that moves `poincare.best_origin` to the
-    origin. Distances of close points lose digits as in `poincare.dist_matrix`.
+    origin. `subtract`, and errors for close points, are as in `poincare.dist_matrix`.
     """
     x, y = arithmetic.floating(x, y)
     centre = poincare.best_origin(separation, lax.stop_gradient(x), c)
@@ -129,6 +129,7 @@ def _moved_into_ball(x: Array, centre: Array, c: Scalar) -> tuple[Array, Array]:
     return moved * gap / 2, gap
 
 
+@arithmetic.broadcasting
 def moved_to_origin(
     x: Float[Array, "n d"], centre: Float[Array, "*#n d"], c: Scalar
 ) -> tuple[Float[Array, "n d"], Float[Array, "n 1"]]:

@@ -106,6 +106,7 @@ def project(x: Vectors, c: Scalar) -> Points:
     return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
 
 
+@arithmetic.broadcasting
 def mobius_add(x: Operand, y: Operand, c: Scalar) -> Points:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
@@ -131,6 +132,7 @@ def logmap0(x: Vectors, c: Scalar) -> Points:
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
 
+@arithmetic.broadcasting
 def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     """Exponential map at the points x, [..., d], of tangent vectors v, [..., d] (Hyp-ViT, Eq. 3).
 
@@ -169,6 +171,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     return x + move / (root * jnp.where(inward, denominator, 1))
 
 
+@arithmetic.broadcasting
 def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     """Parallel transport of tangent vectors v from x to y along their geodesic, all [..., d].
 
@@ -189,6 +192,7 @@ def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     return turned * inside_y / inside_x
 
 
+@arithmetic.broadcasting
 def logmap(x: Operand, y: Operand, c: Scalar) -> Points:
     """Logarithmic map at x of the point y, both [..., d]: the tangent that `expmap` takes to y."""
     x, y = arithmetic.floating(x, y)
@@ -219,6 +223,7 @@ def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return dist_at(separation(x, y, c), c)
 
 
+@arithmetic.broadcasting
 def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Separations s/P = sinh²(√c·d/2)/c, elementwise, which increase with the distance d."""
     x, y = arithmetic.floating(x, y)
@@ -233,6 +238,7 @@ def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
     return arithmetic.distance_from_ratio(q, c)
 
 
+@arithmetic.broadcasting
 def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
     """Distances [...] from the origin to the geodesics through points x and y, [..., d].
 
@@ -253,17 +259,25 @@ def lca_distance(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return arithmetic.sqrt(u) * arithmetic.asinh_ratio(c * u)
 
 
-def dist_matrix(
-    x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True
-) -> Matrix:
-    """Geodesic distances of all pairs, from one matrix product and in O(n·m) memory.
+@arithmetic.broadcasting
+def dist_matrix(x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""] = True) -> Matrix:
+    """Geodesic distances of all pairs, in O(n·m) memory, gradients included.
 
     If the points x are nearer to their mean than to the origin (`best_origin`), a Möbius
-    translation first moves the mean to the origin, which changes no distance. Then s is computed as
-    ‖x‖² + ‖y‖² − 2⟨x, y⟩. Its float32 error, a few 2⁻²³·(‖x‖² + ‖y‖²), matters for pairs that are
-    much closer to each other than to the mean: at c = 0.1 and clip radius 2.3, coincident points in
-    a spread-out batch get distances of up to 4e-3, and gradients of distances below about 0.01 are
-    too small. `dist` has no such error.
+    translation first moves the mean to the origin, which changes no distance. Then s is computed by
+    subtraction, as accurately as in `dist`, or, without `subtract`, faster from a matrix product, as
+    ‖x‖² + ‖y‖² − 2⟨x, y⟩ (`arithmetic.square_distances` has both costs). The product's float32
+    error, a few 2⁻²³·(‖x‖² + ‖y‖²), matters for pairs that are much closer to each other than to
+    the mean, whose gradients are then too small. Errors of √c·distance, for points at the distance
+    r from the origin, here and in `lorentz.dist_matrix`:
+
+        √c·r                      1     2     3     4     5     6     8     10    12
+        equal points: product     8e-4  3e-3  7e-3  2e-2  6e-2  0.14  1.1   3.9   8.1
+                      subtract    0     0     0     0     0     0     0     0     0
+        0.5 apart:    product     4e-7  6e-6  4e-5  4e-4  2e-3  2e-2  0.6   3.4   7.3
+                      subtract    1e-7  3e-7  6e-7  2e-6  4e-6  1e-5  6e-5  6e-4  4e-3
+
+    `distance_matrix` of a space takes the product up to √c·r = 5. `subtract` may be traced.
     """
     x, y = arithmetic.floating(x, y)
     centre = best_origin(separation, lax.stop_gradient(x), c)
@@ -275,6 +289,8 @@ def dist_matrix(
 
 def best_origin(separation: Callable[[Array, Array, Scalar], Array], x: Array, c: Scalar) -> Array:
     """The mean of x or the origin, whichever is nearer to its farthest point of x."""
+    if not len(x):
+        return jnp.zeros(x.shape[1:], x.dtype)
     mean, origin = jnp.mean(x, axis=0), jnp.zeros_like(x[0])
     from_mean, from_origin = (jnp.max(separation(x, centre, c)) for centre in (mean, origin))
     return jnp.where(from_mean < from_origin, mean, origin)
@@ -344,6 +360,7 @@ def _mean_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return mean, jax.jvp(lambda *args: _newton(mean, *args), primals, tangents)[1]
 
 
+@arithmetic.broadcasting
 def _newton(mean: Array, x: Array, c: Scalar, weights: Array) -> Array:
     """A Newton step from the Fréchet mean, which stays in place, but gets its derivatives."""
     # At the mean, half a squared distance has the Hessian uuᵀ + D·coth(D)·(I − uuᵀ), where u is the

@@ -108,7 +108,7 @@ class Space(Protocol):
         return jnp.asarray(separation)
 
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
-        """Distances of all pairs, from one matrix product."""
+        """Distances of all pairs, in O(n·m) memory."""
 
     def ball(self) -> "Space | None":
         """The `PoincareBall` to which the space is isometric, or None."""

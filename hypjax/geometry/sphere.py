@@ -35,6 +35,7 @@ class Sphere(InnerProductSpace):
         zero = square == 0
         return jnp.where(zero, 0, features / jnp.sqrt(jnp.where(zero, 1, square)))
 
+    @arithmetic.broadcasting
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """‖x − y‖², which equals 2 − 2cos on the sphere."""
         x, y = arithmetic.inexact(x, y)
@@ -66,6 +67,7 @@ class Sphere(InnerProductSpace):
         """The points themselves, in both roles: the inner product is the cosine."""
         return x
 
+    @arithmetic.broadcasting
     def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
         """Vectors √2·(x − centre), in both roles, and offsets ‖x − centre‖².
 

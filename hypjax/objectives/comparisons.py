@@ -68,15 +68,15 @@ def compare_images(
     points, labels = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
-        same = labels[:, None] == references.labels
-        other = ~same & (references.labels >= 0)
+        same = labels[:, None] == references.labels[None]
+        other = ~same & (references.labels >= 0)[None]
         if references.own_rows is not None:
-            same &= references.own_rows[:, None] != jnp.arange(len(references.labels))
+            same &= references.own_rows[:, None] != jnp.arange(len(references.labels))[None]
         return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
         distances = _with_subtracted_blocks(space, points, distances, samples_per_class)
-    same_class = labels[:, None] == labels
+    same_class = labels[:, None] == labels[None]
     return Pairs(distances, same_class & ~jnp.eye(len(points), dtype=bool), ~same_class)
 
 
@@ -94,7 +94,7 @@ def compare_proxies(
     classes, centres, dim = proxies.shape
     points, labels = _batch(points, class_indices(labels, classes))
     distances = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
-    same = labels[:, None] == jnp.arange(classes)
+    same = labels[:, None] == jnp.arange(classes)[None]
     subtracted = space.distance(points[:, None], proxies[labels])[:, None]
     return jnp.where(same[..., None], subtracted, distances.reshape(-1, classes, centres)), same
 
@@ -107,8 +107,13 @@ def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], I
 
 
 def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
-    """Converts labels, unless traced, to a NumPy array; a `ValueError` unless 32-bit integers."""
+    """Converts labels, unless traced, to a NumPy array.
+
+    Raises a `ValueError` unless they are a vector of one or more 32-bit integers.
+    """
     labels = labels if isinstance(labels, jax.core.Tracer) else np.asarray(labels)
+    if labels.ndim != 1 or not labels.size:
+        raise ValueError(f"needs a label per embedding, and one or more, got {labels.shape}")
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(f"labels have dtype {labels.dtype}; number the classes by integers")
     if isinstance(labels, np.ndarray) and not np.array_equal(labels, labels.astype(np.int32)):
@@ -158,7 +163,8 @@ def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Arra
 
 def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
     """Mean of selected elements; 0 if none is selected."""
-    return jnp.sum(values, where=where) / jnp.maximum(jnp.sum(where), 1)
+    total = jnp.sum(values, where=where)
+    return total / jnp.maximum(jnp.sum(where), 1).astype(total.dtype)
 
 
 def norms(

@@ -49,7 +49,7 @@ def entailment(
     """
     points, apexes = arithmetic.floating(points, apexes)
     outside = _angles_outside(points, apexes, c, radius)
-    in_class = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))
+    in_class = class_indices(labels, len(apexes))[:, None] == jnp.arange(len(apexes))[None]
     loss = mean_where(jax.nn.relu(outside), in_class)
     if not negatives:
         return loss
@@ -60,7 +60,7 @@ def _angles_outside(
     points: Float[Array, "n d"], apexes: Float[Array, "g d"], c: Scalar, radius: float
 ) -> Float[Array, "n g"]:
     angles = cones.exterior_angle(apexes, points[:, None], c)
-    return angles - cones.half_aperture(apexes, c, radius)
+    return angles - cones.half_aperture(apexes, c, radius)[None]
 
 
 def _initial_norm(radius: float, c: float) -> float:
@@ -131,7 +131,7 @@ class Cones(Extension):
         weights = {"negatives": self.negatives, "margin": self.margin}
         cone_loss = entailment(points, coarse, apexes, c=c, radius=self.radius, **weights)
         inside = lax.stop_gradient(_angles_outside(points, apexes, c, self.radius)) <= 0
-        in_class = coarse[:, None] == jnp.arange(len(apexes))
+        in_class = coarse[:, None] == jnp.arange(len(apexes))[None]
         metrics |= {
             "cone_loss": cone_loss,
             "cone_inside": mean_where(inside, in_class),

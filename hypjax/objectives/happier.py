@@ -33,9 +33,13 @@ def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Arra
     itself is in Ω^(L). The released code divides l by L − 1: the loss cancels the factor.
     """
     levels = jnp.arange(1, len(labels) + 1)
-    has_level = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels
+    has_level = (
+        jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels[None, None]
+    )
     counts = jnp.maximum(jnp.sum(has_level, axis=1, keepdims=True), 1)
-    return jnp.sum((levels / len(labels)) ** alpha / counts * has_level, axis=-1)
+    gains = (levels / len(labels)) ** alpha
+    counts = counts.astype(gains.dtype)
+    return jnp.sum(gains[None, None] / counts * has_level.astype(gains.dtype), axis=-1)
 
 
 def smooth_hap(
@@ -56,18 +60,23 @@ def smooth_hap(
     different levels even if their relevances are equal.
 
     `rank_temperature` is τ, `slope` ρ and `margin` δ. Rows of the matrices are queries, and columns
-    are results. Takes O(n³) operations.
+    are results. Takes O(n³) operations. Raises a `ValueError` if there is no image.
     """
+    if not similarities.size:
+        raise ValueError(f"needs one image or more, got similarities {similarities.shape}")
 
     @jax.checkpoint  # Otherwise the gradient holds all comparisons: 3 GB an array for 900 images.
     def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
         s, rel = row
-        gaps = s - s[:, None]  # s_j − s_k, with k along rows and j along columns.
+        column = s[:, None]
+        gaps = s[None] - column  # s_j − s_k, with k along rows and j along columns.
         near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
-        less_relevant = rel < (1 - 1e-5) * rel[:, None]  # By more than rounding.
+        bound = (1 - 1e-5) * rel[:, None]  # Less relevant by more than rounding.
+        less_relevant = rel[None] < bound
         ranks = jnp.sum(jnp.where(less_relevant, smooth, gaps >= 0), axis=1)
-        hranks = jnp.sum(jnp.minimum(rel, rel[:, None]), axis=1, where=gaps >= 0)
+        column = rel[:, None]
+        hranks = jnp.sum(jnp.minimum(rel[None], column), axis=1, where=gaps >= 0)
         return jnp.sum(hranks / ranks) / jnp.sum(rel)
 
     block = max(1, _COMPARISONS // similarities.shape[1] ** 2)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
 from hypjax.objectives.base import Create, Extension, Group, Loss, LossResult, ProblemSizes, setting
-from hypjax.objectives.comparisons import norms
+from hypjax.objectives.comparisons import mean_where, norms
 from hypjax.objectives.proxy_losses import proxy_ball_c, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
 
@@ -64,7 +64,7 @@ def hier(
     losses = sum(jax.nn.relu(term + margin) for term in terms)
     losses = jnp.where(different | jnp.isnan(losses), losses, 0)
     valid = jnp.ones(len(losses), bool) if valid is None else jnp.asarray(valid)
-    return jnp.sum(losses, where=valid) / jnp.maximum(jnp.sum(valid), 1)
+    return mean_where(losses, valid)
 
 
 class _Choice(NamedTuple):
@@ -104,7 +104,9 @@ def reciprocal_triplets(
     itself = jnp.eye(n, dtype=bool)
     nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
     # Integers instead of booleans, whose product with a transpose takes XLA minutes to compile.
-    is_neighbor = jnp.any(nearest[:, 1:, None] == jnp.arange(n), axis=1).astype(jnp.int8)
+    is_neighbor = jnp.any(nearest[:, 1:, None] == jnp.arange(n)[None, None], axis=1).astype(
+        jnp.int8
+    )
     mutual = is_neighbor * is_neighbor.T > 0
     others = ~mutual & ~itself
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
@@ -202,7 +204,7 @@ class Hier(Extension):
         arguments = {"params": params["base"], "outputs": angles, "batch": batch, "key": base_key}
         loss, (state, metrics) = self.base_loss(**arguments, **others)
         labels = jnp.asarray(batch.labels)
-        same_class = labels[:, None] == labels
+        same_class = labels[:, None] == labels[None]
         image_loss, image_anchors = self._triplet_loss(points, proxies, same_class, image_key)
         itself = jnp.eye(self.proxies, dtype=bool)
         proxy_loss, proxy_anchors = self._triplet_loss(proxies, proxies, itself, proxy_key)

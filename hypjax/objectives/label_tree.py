@@ -80,8 +80,11 @@ def hyp_cpcc(
     tree; as in the authors' code, 1 without a gradient if all distances or all paths are equal.
 
     Points lie on the hyperboloid of curvature −c. Labels count from 0. Each level refines the next
-    level, and the last level is the root. `counts` are the numbers of labels at each level.
+    level, and the last level is the root. `counts` are the numbers of labels at each level. Raises
+    a `ValueError` if there is no point.
     """
+    if not len(points):
+        raise ValueError(f"needs one point or more, got {points.shape}")
     sizes = [min(count, len(points)) for count in counts]  # Most labels that a batch can have.
     unique = functools.partial(jnp.unique, return_index=True, return_inverse=True, fill_value=-1)
     nodes = [unique(x, size=size) for x, size in zip(levels, sizes, strict=True)]
@@ -96,7 +99,7 @@ def hyp_cpcc(
     distances = lax.map(row, centres, batch_size=64)
     node_levels = np.repeat(range(len(sizes)), sizes)
     paths = _path_lengths(node_levels, levels[:, jnp.concatenate(first_rows)])
-    pairs = present[:, None] & present & ~np.eye(len(centres), dtype=bool)
+    pairs = present[:, None] & present[None] & ~np.eye(len(centres), dtype=bool)
     # Rounding errors of distances grow like cosh(√c·r): a smaller standard deviation is noise.
     farthest = jnp.max(arithmetic.square_norm(centres), where=present[:, None], initial=0)
     rounding = 32 * jnp.finfo(distances.dtype).eps * jnp.sqrt(1 / c + lax.stop_gradient(farthest))
@@ -112,7 +115,8 @@ def _path_lengths(
     higher = np.maximum(node_levels[:, None], node_levels)
     differ = ancestors[:, :, None] != ancestors[:, None]
     differ &= np.arange(len(ancestors))[:, None, None] >= higher
-    return 2 * (higher + jnp.sum(differ, axis=0)) - node_levels[:, None] - node_levels
+    paths = 2 * (higher + jnp.sum(differ, axis=0)) - node_levels[:, None]
+    return paths - jnp.asarray(node_levels)[None]
 
 
 def _correlation(
@@ -189,8 +193,8 @@ def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, coun
     """
     triples, valid = [], []
     for labels, level_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
-        same_label = labels[:, None] == labels
-        may_be_j = same_label & (ids[:, None] != ids)
+        same_label = labels[:, None] == labels[None]
+        may_be_j = same_label & (ids[:, None] != ids[None])
         may_be_k = ~same_label
         keys_and_masks = zip(jax.random.split(level_key), (may_be_j, may_be_k), strict=True)
         j, k = (draw_columns(key, mask, count) for key, mask in keys_and_masks)

@@ -140,7 +140,9 @@ def supcon(
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
-    mean = jnp.sum(logits, axis=1, where=pairs.same) / jnp.maximum(positives, 1)
+    mean = jnp.sum(logits, axis=1, where=pairs.same) / jnp.maximum(positives, 1).astype(
+        logits.dtype
+    )
     return mean_where(total - mean, positives > 0)
 
 
@@ -219,7 +221,7 @@ def _semihard(pairs: Pairs, margin: float, max_samples: int) -> Float[Array, ""]
         return jax.nn.relu(positive - nearest + margin)
 
     total = jnp.sum(lax.map(violation, positives.T))
-    return total / jnp.maximum(jnp.sum(pairs.same), 1)
+    return total / jnp.maximum(jnp.sum(pairs.same), 1).astype(total.dtype)
 
 
 def tuple_contrastive(
@@ -268,8 +270,8 @@ def koleo(
     if len(points) < 2:
         raise ValueError(f"needs two points or more, got {len(points)}")
     fixed = lax.stop_gradient(points)
-    ids = jnp.asarray(np.arange(len(points)) if ids is None else ids)
-    itself = ids[:, None] == ids
+    ids = jnp.asarray(class_numbers(np.arange(len(points)) if ids is None else ids))
+    itself = ids[:, None] == ids[None]
     nearest = jnp.argmin(jnp.where(itself, jnp.inf, space.distance_matrix(fixed, fixed)), axis=1)
     distances = space.distance(points, points[nearest])
     power = 2 if space.squared else 1

@@ -130,7 +130,7 @@ def soft_triple(
     distances, same = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)
     classes = jnp.sum(jax.nn.softmax(s / gamma, axis=-1) * s, axis=-1)
-    loss = _cross_entropy(scale * (classes - margin * same), same)
+    loss = _cross_entropy(scale * (classes - margin * same.astype(s.dtype)), same)
     if regularization == 0 or jnp.shape(proxies)[1] == 1:
         return loss
     return loss + regularization * _spread(space, jnp.asarray(proxies))
@@ -185,7 +185,8 @@ def cosface(
     the scale and twice the margin. `scale` is λ > 0, the paper's s, and `margin` m.
     """
     distances, same = compare_proxies(space, embeddings, labels, proxies)
-    return _cross_entropy(scale * (similarity(jnp.min(distances, axis=-1)) - margin * same), same)
+    s = similarity(jnp.min(distances, axis=-1))
+    return _cross_entropy(scale * (s - margin * same.astype(s.dtype)), same)
 
 
 def _cosine_with_margin(distances: Float[Array, "*b"], margin: float) -> Float[Array, "*b"]:

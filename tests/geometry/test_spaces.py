@@ -1,5 +1,6 @@
 """The properties of a space on which losses and search rely."""
 
+import dataclasses
 import functools
 
 import jax
@@ -64,6 +65,42 @@ def test_gradients_of_distances_and_of_their_matrix_are_finite_differences(space
     np.testing.assert_allclose(both[1], both[0], rtol=1e-9)
     for actual in jax.tree.leaves(gradients):
         np.testing.assert_allclose(actual[1], actual[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "space", [*(kind(1.0, None) for kind in CURVED), PoincareBall(9.0, 2.3)], ids=str
+)
+def test_a_matrix_of_points_far_out_has_their_distances(space, traced):
+    """Products would give equal points a distance of up to 7.4."""
+
+    def values(v, c):
+        c = c if traced else space.c
+        x = dataclasses.replace(space, c=c).embed(v)
+        return space.with_scalars({"c": c}).distance_matrix(x, x)
+
+    v = 6 / space.c**0.5 * features / np.linalg.norm(features, axis=1, keepdims=True)
+    v = np.concatenate([v, v + np.float32(1e-5)])
+    matrix = jax.jit(values)(v, space.c)
+    exact = distances(space, embed(space, v))
+    assert not np.diagonal(matrix).any()
+    np.testing.assert_allclose(matrix, exact, rtol=1e-2, atol=0.03 / space.c**0.5)
+    slopes = jax.jit(jax.grad(lambda v, c: values(v, c).sum(), (0, 1)))(v, space.c)
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+@pytest.mark.parametrize("space", [kind(c, None) for kind in CURVED for c in (1.0, 10.0)], ids=str)
+def test_means_near_the_limiting_radius_are_right(space):
+    """In float32, means of equal and of close points were NaN."""
+    v = 20 * features / np.linalg.norm(features, axis=1, keepdims=True)
+    x = np.asarray(embed(space, v))
+    near = np.asarray(embed(space, v * np.float32(1.001)))
+    sets = np.stack([x, near, x], axis=1)
+    weights = np.float32([1, 2, 0.5])
+    means = [jax.jit(space.mean)(sets), jax.jit(space.mean)(sets, np.tile(weights, (30, 1)))]
+    with jax.enable_x64(True):
+        apart = space.distance(np.float64(means), np.float64(x))
+    assert np.max(apart) < 0.05 / space.c**0.5
 
 
 @jax.jit

@@ -370,6 +370,11 @@ def test_what_does_not_fit_is_an_error():
         (lambda: jax.jit(objectives.contrastive)(eye, np.ones(4)), "dtype float32; .* integers"),
         (lambda: objectives.arcface(eye, range(4), eye[:, None], space=BALL), "the sphere"),
         (lambda: objectives.tuple_contrastive(eye[:3], size=4), "tuples of 4"),
+        (lambda: objectives.supcon(eye[:0], []), "one or more, got .0,"),
+        (lambda: objectives.proxy_nca(eye, [[0], [1], [2], [3]], eye), "got .4, 1"),
+        (lambda: objectives.entailment(eye, eye[:, :1].astype(int), eye, c=1.0), "got .4, 1"),
+        (lambda: objectives.koleo(eye, ids=[[0], [1], [2], [3]]), "got .4, 1"),
+        (lambda: objectives.smooth_hap(eye[:0, :0], eye[:0, :0]), "one image or more"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
