@@ -265,10 +265,10 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""]
 
     If the points x are nearer to their mean than to the origin (`best_origin`), a Möbius
     translation first moves the mean to the origin, which changes no distance. Then s is computed by
-    subtraction, as accurately as in `dist`, or, without `subtract`, faster from a matrix product, as
+    subtraction, as accurately as in `dist`, or, without `subtract`, faster from a product, as
     ‖x‖² + ‖y‖² − 2⟨x, y⟩ (`arithmetic.square_distances` has both costs). The product's float32
     error, a few 2⁻²³·(‖x‖² + ‖y‖²), matters for pairs that are much closer to each other than to
-    the mean, whose gradients are then too small. Errors of √c·distance, for points at the distance
+    the mean; their gradients are then too small. Errors of √c·distance, for points at the distance
     r from the origin, here and in `lorentz.dist_matrix`:
 
         √c·r                      1     2     3     4     5     6     8     10    12
