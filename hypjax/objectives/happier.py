@@ -70,11 +70,11 @@ def smooth_hap(
         s, rel = row
         column = s[:, None]
         gaps = s[None] - column  # s_j − s_k, with k along rows and j along columns.
-        near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0)
+        near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0).astype(s.dtype)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
         bound = (1 - 1e-5) * rel[:, None]  # Less relevant by more than rounding.
         less_relevant = rel[None] < bound
-        ranks = jnp.sum(jnp.where(less_relevant, smooth, gaps >= 0), axis=1)
+        ranks = jnp.sum(jnp.where(less_relevant, smooth, (gaps >= 0).astype(s.dtype)), axis=1)
         column = rel[:, None]
         hranks = jnp.sum(jnp.minimum(rel[None], column), axis=1, where=gaps >= 0)
         return jnp.sum(hranks / ranks) / jnp.sum(rel)
