@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hypjax.errors import UserError
+from hypjax.geometry.arithmetic import floating
 
 # Relative δ of the Poincaré disk of curvature −1, truncated where float32 ends (Khrulkov et al.).
 _DISK_DELTA = 0.144
@@ -39,7 +40,7 @@ def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise UserError(f"distances must be a square matrix, got shape {distances.shape}")
     _require_four_points(distances)
-    return _delta(distances.astype(jnp.result_type(jnp.float32, distances)))
+    return _delta(*floating(distances))
 
 
 def relative_delta(

@@ -44,7 +44,7 @@ def total_distances(v, w, space):
     """Weighted sums of the distances of features and of their matrix, their gradients, and both."""
     x, y = space.embed(v), space.embed(w)
     both = jnp.stack([space.distance(x[:, None], y), space.distance_matrix(x, y)])
-    totals = jnp.sum(jnp.asarray(WEIGHTS, both.dtype) * both, axis=(1, 2))
+    totals = jnp.sum(jnp.asarray(WEIGHTS, both.dtype)[None] * both, axis=(1, 2))
     return totals, (totals, both)
 
 
@@ -99,7 +99,7 @@ def test_means_near_the_limiting_radius_are_right(space):
     weights = np.float32([1, 2, 0.5])
     means = [jax.jit(space.mean)(sets), jax.jit(space.mean)(sets, np.tile(weights, (30, 1)))]
     with jax.enable_x64(True):
-        apart = space.distance(np.float64(means), np.float64(x))
+        apart = space.distance(np.asarray(means, np.float64), np.asarray(x, np.float64)[None])
     assert np.max(apart) < 0.05 / space.c**0.5
 
 
