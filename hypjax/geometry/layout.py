@@ -189,7 +189,7 @@ def _step(
         targets = all_targets[rows[:, None], rows]
     # The gradient in closed form: automatic differentiation takes 7 times as long.
     lifted, pull_back = jax.vjp(_lift, tangents[rows])
-    mirrored = lifted * jnp.array([1, -1, -1])
+    mirrored = lifted * jnp.array([[1, -1, -1]], lifted.dtype)
     cosh = inner_products(lifted, mirrored)
     apart = (cosh > _LEAST_COSH) & ~jnp.eye(len(rows), dtype=bool)  # Equal points do not move.
     cosh = jnp.maximum(cosh, _LEAST_COSH)

@@ -92,7 +92,7 @@ def test_search_terms_are_those_of_the_ball(float64, c):
     for name in ("query", "gallery"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9)
     separations = programs.separation(x[:, None], x, c)
-    products = np.asarray(ours.query @ ours.gallery.T) - ours.offset[:, None] - ours.offset
+    products = np.asarray(ours.query @ ours.gallery.T) - ours.offset[:, None] - ours.offset[None]
     np.testing.assert_allclose(products, -separations, atol=1e-10)
     at_centre = search_terms(space, centre[None], centre)
     assert not np.any(at_centre.query) and not np.any(at_centre.offset)
