@@ -81,7 +81,7 @@ def test_all_images_find_themselves(monkeypatch, tmp_path):
 
 def test_a_damaged_gallery_is_refused(tmp_path):
     path = tmp_path / "gallery.usearch"
-    with pytest.raises(UserError, match="no gallery at"):
+    with pytest.raises(UserError, match="does not exist"):
         open_gallery(path)
     export_usearch(embeddings(clusters(BALL, 60), BALL), path)
     for file in filter(pathlib.Path.is_file, path.rglob("*")):
