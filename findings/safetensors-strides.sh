@@ -8,20 +8,18 @@
 # library called `tensor.tobytes()`, which copies an array in C order. Since 0.8.0 it passes the
 # address of an array's memory and the number of its bytes.
 #
-# Input: the array [[0, 1, 2], [3, 4, 5]] in Fortran order, as every other row and column of a
-# larger array, reversed, and as a row that is broadcast; and a contiguous array as a control.
+# Input: the array [[0, 1, 2], [3, 4, 5]] in Fortran order, and as every other row and column of a
+# larger array; and a contiguous array as a control.
 #
 # Expected: the arrays' values, as 0.7.0 writes them, or an error, as `safetensors.torch.save_file`
 # raises for a tensor that is not contiguous.
 #
 # Seen in 0.8.0: `numpy.save_file`, `numpy.save` and, for arrays of NumPy, `flax.save_file` write a
-# file of the right shape with other numbers, without a word: memory in its own order, and, for
-# reversed and broadcast arrays, memory beside the array, whatever it holds.
+# file of the right shape with other numbers, without a word: the memory in its own order.
 #
 # Why it matters: kernels are [inputs, outputs] in Flax and [outputs, inputs] in PyTorch, and
 # `kernel.T` of NumPy is such an array. A model that is converted in this way loads without an
-# error and has the right shapes, but its embeddings are wrong. Published files may also hold other
-# memory of the process.
+# error and has the right shapes, but its embeddings are wrong.
 #
 # The script exits with 0 while this is so, and with 1 once it has changed.
 set -euo pipefail
@@ -46,8 +44,6 @@ arrays = {
     "contiguous": values,
     "Fortran order": np.asfortranarray(values),
     "every other row and column": large[::2, ::2],
-    "reversed": np.ascontiguousarray(values[::-1, ::-1])[::-1, ::-1],
-    "broadcast": np.broadcast_to(values[0], (2, 3)),
 }
 file = pathlib.Path("a.safetensors")
 writers = {
