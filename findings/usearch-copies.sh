@@ -13,8 +13,8 @@
 # those of others.
 #
 # Seen: without copies, the recall of 10 neighbours, counting equal distances as found, is 1.00, and
-# all vectors find themselves. With 250 copies, the recall is 0.89, and a tenth of the other vectors
-# do not find themselves; with 500 copies, the recall is 0.26, and three quarters do not.
+# all vectors find themselves. With 250 copies, the recall is 0.86, and an eighth of the other vectors
+# do not find themselves; with 500 copies, the recall is 0.25, and three quarters do not.
 #
 # Why it matters: galleries of shops hold one photograph of a product for each of its sizes, and
 # placeholders such as "no picture yet". Recall measured by the ids found blames the copies, among
