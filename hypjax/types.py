@@ -55,9 +55,8 @@ def composed(name: str) -> str:
 
 def one_spelling(names: Iterable[str]) -> list[str]:
     """Gives names that differ only in their Unicode form the spelling that occurs first."""
-    names, first = list(names), {}
-    spelling_of = {name: first.setdefault(composed(name), name) for name in dict.fromkeys(names)}
-    return [spelling_of[name] for name in names]
+    first: dict[str, str] = {}
+    return [first.setdefault(composed(name), name) for name in names]
 
 
 def cased_alike(names: Iterable[str]) -> str:

@@ -1,18 +1,17 @@
 """Images in archives and at URLs."""
 
+import contextlib
 import itertools
 import os
 import pathlib
 import tarfile
 import urllib.request
 import zipfile
-from typing import IO
 
 import tqdm
-from PIL import Image
 
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
-from hypjax.data.folders import OF_SYSTEMS
+from hypjax.data.folders import OF_SYSTEMS, is_image_name
 from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
 from hypjax.system import console
@@ -35,25 +34,20 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
     bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
     with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
         if path.suffix.lower() == ".zip":
-            packed = _open_zip(path, stream, encoding)
+            try:
+                packed = zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
+            except (LookupError, UnicodeDecodeError) as error:
+                if encoding:
+                    raise ValueError(f"its names are not of the encoding {encoding}") from error
+                note = f"are read as cp437; name another encoding, as in {path}?encoding=cp932"
+                console.warn(f"names in {path} {note}")
+                packed = zipfile.ZipFile(stream)
             for member in packed.infolist():
                 member.filename = member.filename.replace("\\", "/")  # As PowerShell 5 writes it.
                 packed.extract(member, folder)  # Leaves out '..' and slashes at the beginning.
         else:  # The filter "data" refuses members that lead out of the folder.
             with tarfile.open(fileobj=stream, encoding=encoding) as packed:
                 packed.extractall(folder, filter="data")
-
-
-def _open_zip(path: pathlib.Path, stream: IO[bytes], encoding: str | None) -> zipfile.ZipFile:
-    """Opens a .zip file whose names have an encoding, see `unpack`."""
-    try:
-        return zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
-    except (LookupError, UnicodeDecodeError) as error:
-        if encoding:
-            raise UserError(f"names in {path} are not of the encoding {encoding}") from error
-        remedy = f"if it is another, name it, as in {path}?encoding=cp932"
-        console.warn(f"names in {path} are of an unknown encoding, and read as cp437; {remedy}")
-        return zipfile.ZipFile(stream)
 
 
 def local_path(where: str) -> pathlib.Path:
@@ -63,12 +57,10 @@ def local_path(where: str) -> pathlib.Path:
     """
     location, options = split_options(where)
     path = pathlib.Path(location).expanduser()
-    name, encoding = path.name.lower(), options.get("encoding", "")
-    if not name.endswith((".zip", *TARS)) or not os.path.isfile(path):
+    is_folder = path.name.lower().endswith(TARS) and not _holds_samples(path)
+    if not (is_folder or path.suffix.lower() == ".zip") or not os.path.isfile(path):
         return path
-    if name.endswith(TARS) and not _holds_folders(path):
-        return path
-    stat = path.stat()
+    stat, encoding = path.stat(), options.get("encoding")
     version = str(path.absolute()), stat.st_size, stat.st_mtime_ns, encoding
     folder = cache_folder() / "archives" / hash_facts(version)
     if not folder.exists():
@@ -76,37 +68,30 @@ def local_path(where: str) -> pathlib.Path:
         advice = "; unpack it yourself, and name its folder"
         with explained(f"cannot unpack {path}", advice), replacing(folder) as unfinished:
             unfinished.mkdir(parents=True)
-            unpack(path, unfinished, encoding or None)
+            unpack(path, unfinished, encoding)
     # Many archives hold a single folder, which holds the folders of the classes.
-    paths = [path for path in folder.glob("[!.]*") if not OF_SYSTEMS.match(path.name)]
+    paths = _visible(folder)
     folders = [path for path in paths if path.is_dir()]
-    if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(_is_image, paths)):
+    if len(folders) != 1 or split_name(folders[0].name) in SPLITS or any(map(is_image_name, paths)):
         return folder
-    paths = [path for path in folders[0].glob("[!.]*") if not OF_SYSTEMS.match(path.name)]
-    return folders[0] if any(path.is_dir() for path in paths) else folder
+    return folders[0] if any(path.is_dir() for path in _visible(folders[0])) else folder
 
 
-def _holds_folders(path: pathlib.Path) -> bool:
-    """Whether a .tar file, perhaps compressed, holds no samples of a WebDataset."""
-    is_compressed = path.suffix.lower() != ".tar"
-    try:
-        with tarfile.open(path) as archive:
-            members = itertools.islice(archive, _SAMPLED_MEMBERS)
-            files = [pathlib.PurePath(member.name) for member in members if member.isfile()]
-    except Exception:  # Decompressors raise almost anything; the reader reports the error.
-        return is_compressed
-    # A WebDataset's sample is an image and other files, with names that are equal up to the suffix.
+def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in folder.glob("[!.]*") if not OF_SYSTEMS.match(path.name)]
+
+
+def _holds_samples(path: pathlib.Path) -> bool:
+    """Whether a .tar file is a WebDataset: an image and another file have one name up to a dot."""
     image_stems, other_stems = set(), set()
-    for file in files:
-        if file.name[0] != ".":
-            stems = image_stems if _is_image(file) else other_stems
-            stems.add(file.parent / file.name.partition(".")[0])
-    are_in_folders = bool(image_stems) and all(len(stem.parts) > 1 for stem in image_stems)
-    return (are_in_folders or is_compressed) and image_stems.isdisjoint(other_stems)
-
-
-def _is_image(path: pathlib.PurePath) -> bool:
-    return path.suffix.lower() in Image.registered_extensions()
+    # Decompressors raise almost anything; unpacking reports the error.
+    with contextlib.suppress(Exception), tarfile.open(path) as archive:
+        for member in itertools.islice(archive, _SAMPLED_MEMBERS):
+            file = pathlib.PurePath(member.name)
+            if member.isfile() and file.name[0] != ".":
+                stems = image_stems if is_image_name(file) else other_stems
+                stems.add(file.parent / file.name.partition(".")[0])
+    return not image_stems.isdisjoint(other_stems)
 
 
 def image_at(url: str) -> Dataset:

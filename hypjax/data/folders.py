@@ -7,6 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from hypjax.data.pixels import image_suffixes
 from hypjax.errors import UserError, counted
 from hypjax.system import console
 from hypjax.types import composed
@@ -18,6 +19,11 @@ OF_SYSTEMS = re.compile(
     r"|System Volume Information|(eh)?thumbs\.db|desktop\.ini|lost\+found)$",
     re.IGNORECASE,
 )
+
+
+def is_image_name(name: str | os.PathLike[str]) -> bool:
+    """Whether a file has the suffix of an image."""
+    return pathlib.PurePath(name).suffix.lower() in image_suffixes()
 
 
 @dataclasses.dataclass
@@ -93,20 +99,16 @@ class FolderWalk:
         if self._unreadable:
             reasons = [f"{folder} ({reason})" for folder, reason in self._unreadable.items()]
             problem = f"cannot read {counted(len(reasons), 'folder')}: {'; '.join(reasons[:5])}"
-            if str(where) in self._unreadable:
-                raise UserError(problem)
-            if not self.skip_corrupt:
-                raise UserError(f"{problem}; get access, or set --config.data.skip_corrupt=True")
+            if str(where) in self._unreadable or not self.skip_corrupt:
+                remedy = "or leave out folders below another by --config.data.skip_corrupt=True"
+                raise UserError(f"{problem}; get access, {remedy}")
             console.warn(f"{problem}; left out")
 
 
 def _leads_back(folder: pathlib.Path) -> bool:
     """Whether a folder is a link to one that contains it, directly or through other links."""
-    if not folder.is_symlink():
+    target, parents = folder.resolve(), (path.resolve() for path in folder.absolute().parents)
+    if not folder.is_symlink() or not any(path.is_relative_to(target) for path in parents):
         return False
-    target = os.path.realpath(folder)
-    parents = (pathlib.Path(os.path.realpath(parent)) for parent in folder.absolute().parents)
-    leads_back = any(path.is_relative_to(target) for path in parents)
-    if leads_back:
-        console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
-    return leads_back
+    console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
+    return True

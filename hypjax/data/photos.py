@@ -18,7 +18,7 @@ from PIL import Image
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.data.fetching import image_at, local_path
-from hypjax.data.folders import FolderWalk
+from hypjax.data.folders import FolderWalk, is_image_name
 from hypjax.data.pixels import image_suffixes
 from hypjax.data.shards import SHARDS, find_dataset, table_of
 from hypjax.data.tables import file_version, read_table, table_of_files
@@ -114,8 +114,7 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
         options.pop("encoding", None)  # Of the archive.
     if os.path.isdir(path) and not options and len(images := list_folder(path, walk)):
         return images
-    is_image = path.suffix.lower() in image_suffixes()
-    if not is_image and (dataset := find_dataset(location, options)) is not None:
+    if not is_image_name(path) and (dataset := find_dataset(location, options)) is not None:
         return dataset
     if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".txt"):
         images = read_table(path, options)
@@ -135,10 +134,8 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
 
 def read_vectors(where: str, labels: str | None = None) -> Dataset:
     """Reads a file of features or points; `labels` is the file of their labels, if separate."""
-    files = [split_options(os.fspath(file))[0] for file in (where, labels) if file is not None]
-    return _read_vectors(
-        where, labels, *(file_version(pathlib.Path(x).expanduser()) for x in files)
-    )
+    files = (pathlib.Path(split_options(file)[0]) for file in (where, labels) if file is not None)
+    return _read_vectors(where, labels, *(file_version(file.expanduser()) for file in files))
 
 
 @functools.lru_cache(maxsize=1)  # A run reads the features' dimension before the features.
@@ -149,12 +146,12 @@ def _read_vectors(where: str, labels: str | None, *versions: object) -> Dataset:
 
 def _table_of_features(features: FeatureTable) -> Dataset:
     """Makes a table of images of which only features are known."""
+    optional = {"splits": features.splits, "coarse_labels": features.coarse_labels}
     return table_of_names(
         features.ids,
         features.ids,
         features.labels.tolist(),
-        splits=() if features.splits is None else features.splits.tolist(),
-        coarse_labels=() if features.coarse_labels is None else features.coarse_labels.tolist(),
+        **{name: column.tolist() for name, column in optional.items() if column is not None},
         file_versions=[checksum(np.ascontiguousarray(row)) for row in features.features],
         vectors=np.asarray(features.features, np.float32),
     )
@@ -194,7 +191,7 @@ def list_folder(root: pathlib.Path, walk: FolderWalk | None = None) -> Dataset:
     walk = walk or FolderWalk()
     files = sorted(map(pathlib.PurePath, walk.files(root)))
     walk.report(root)
-    images = [file for file in files if file.suffix.lower() in image_suffixes()]
+    images = [*filter(is_image_name, files)]
     _warn_of_unlisted(root, files)
     paths = [root / image for image in images]
     folders = [image.parts[:-1] for image in images]

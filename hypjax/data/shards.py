@@ -9,7 +9,7 @@ import re
 import tarfile
 import types
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,15 @@ import pyarrow.parquet
 
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.data.fetching import TARS
-from hypjax.data.folders import FolderWalk
-from hypjax.data.pixels import image_suffixes
+from hypjax.data.folders import FolderWalk, is_image_name
 from hypjax.errors import UserError, explained, require_package
-from hypjax.system import console, hub
+from hypjax.system import hub
 from hypjax.system.columns import Options, find_column, require_options
-from hypjax.system.files import column_names
 from hypjax.types import class_name, class_names, split_names
 
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
-_FIRST_SAMPLES = 5  # Of a .tar file; `datasets` knows only their columns.
-_MAX_LISTED = 9  # Columns that a message lists.
+# A file in a .tar file, as `datasets` divides its name. It passes over hidden files.
+_MEMBER = re.compile(r"((?:.*/)?(?![.]|__)[^./]+)[.]([^/]*)")
 _OPTIONS = ("image", "label", "coarse_label", "split", "subset")
 
 
@@ -43,8 +41,7 @@ def find_dataset(location: str, options: Options) -> Dataset | None:
     none is named, they become the splits of the images. Images are named like
     hf://OWNER/NAME/train/17.
     """
-    loaded = _load(location, options)
-    if loaded is None:
+    if (loaded := _load(location, options)) is None:
         return None
     require_options(options, _OPTIONS, location)
     datasets = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
@@ -86,60 +83,36 @@ def _load(location: str, options: Options) -> Any:
             return None
         files = FolderWalk().matches(str(path.absolute())) or [str(path)]
         _check_samples(files, location, options)
-        files = [*map(glob.escape, files)]  # The library takes them for patterns.
-        return _library().load_dataset(kind, data_files=files)
+        # The library takes names for patterns.
+        return _library().load_dataset(kind, data_files=[*map(glob.escape, files)])
 
 
 def _check_samples(files: Sequence[str], location: str, options: Options) -> None:
-    """Rejects .tar files of which `datasets` would leave out images or labels without a word.
-
-    A sample's name ends at the first dot, its files must follow each other, and `datasets` reads
-    only columns that all of the first samples have.
-    """
-    examples: dict[str, str] = {}  # A file of each column.
-    counts, first_samples = collections.Counter(), collections.defaultdict(set)
-    previous = None
-    for sample, column, name in _members(files):
-        if sample in first_samples and sample != previous:
-            problem = f"{name} does not follow the other files of its sample"
-            raise UserError(f"{location}: {problem}; pack the files in the order of their names")
-        if sample in first_samples or len(first_samples) < _FIRST_SAMPLES:
-            first_samples[sample].add(column)
-        counts[column] += 1
-        examples.setdefault(column, name)
-        previous = sample
-    images = [x for x in counts if pathlib.PurePath(f"_.{x}").suffix.lower() in image_suffixes()]
-    total = sum(counts[column] for column in images)
-    if len(images) > 1 and "image" in options:
-        read, images = counts[options["image"]], [options["image"]]
-        console.say(f"{location}: {read} of {total} images are read, those named .{images[0]}")
-    elif len(images) > 1:
-        usual = max(images, key=lambda column: (counts[column], "." not in column))
-        other = max((x for x in images if x != usual), key=lambda column: "." in column)
-        cause = "all images of a WebDataset must have the same suffix; convert these"
-        if "." in usual + other:
-            cause = "in a WebDataset the first dot ends the name of a sample; write other dots as -"
-        lost = f"{total - counts[usual]} of {total} images would be lost, such as {examples[other]}"
-        listed = ", ".join(images[:_MAX_LISTED])
-        raise UserError(f"{location}: {lost}: {cause}, or name one column by ?image= ({listed})")
-    used = counts.keys() & {*images, options.get("label"), "cls", "txt", "json"}
-    known = [*first_samples.values()]
-    if lost := used.union(*known) - set.intersection(*known or [set()]):
-        column = min(lost, key=counts.get)
-        problem = f"{examples[column]} would be lost: not all of the first samples have .{column}"
-        raise UserError(f"{location}: {problem}; give all samples files of the same suffixes")
-    if counts and len(counts) == len(images) and all("/" in name for name in examples.values()):
-        console.warn(f"{location}: folders in these .tar files are no classes; unpack the files")
-
-
-def _members(files: Sequence[str]) -> Iterator[tuple[tuple[str, str], str, str]]:
-    """Yields the sample, the column and the name of each file in .tar files, as `datasets` does."""
+    """Rejects .tar files of which `datasets` would leave out images or labels without a word."""
+    names = collections.defaultdict(list)  # Of files, by column.
+    first, read = None, set()  # Sample, and its columns: `datasets` reads only these.
     for file in sorted(file for file in files if file.lower().endswith(TARS)):
         with tarfile.open(file) as archive:
-            for member in archive:
-                match = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name)
-                if match and member.isfile():
-                    yield (file, match[1]), match[2], member.name.removeprefix("./")
+            for name in (x.name.removeprefix("./") for x in archive if x.isfile()):
+                if match := _MEMBER.fullmatch(name):
+                    sample, column = (file, match[1]), match[2]
+                    names[column].append(name)
+                    first = first or sample
+                    read |= {column} if sample == first else set()
+    images = [column for column in names if is_image_name(f"_.{column}")]
+    image = max(images, key=lambda column: (len(names[column]), -len(column)), default="")
+    if "image" in options:
+        images = [image := options["image"]]
+    used = names.keys() & {*images, options.get("label"), "cls", "txt", "json"}
+    unread = {*images} - {image} | used - read
+    if lost := sorted(name for column in unread for name in names[column]):
+        total = sum(len(names[column]) for column in used)
+        raise UserError(
+            f"{location}: {len(lost)} of {total} images and labels would be lost, such as "
+            f"{lost[0]}: the first dot in a name ends the name of a sample, and all samples need "
+            f"the suffixes of the first ({', '.join(sorted(read))}), of which only one is an "
+            "image; rename or convert the files, or name a column by ?image="
+        )
 
 
 def _library() -> types.ModuleType:
@@ -156,10 +129,10 @@ def _is_table(path: pathlib.Path, options: Options) -> bool:
         return False
     try:
         schema = pyarrow.parquet.read_schema(path)
-        holds_images = any("binary" in str(kind) for kind in schema.types)  # In structs, too.
-        return "path" in options or "path" in column_names(schema.names) or not holds_images
     except Exception:  # The file is damaged or missing: the reader of tables reports the error.
         return True
+    holds_images = "binary" in str(schema.types)  # In structs, too.
+    return "path" in {*options, *map(str.lower, schema.names)} or not holds_images
 
 
 def table_of(

@@ -3,6 +3,7 @@
 import collections
 import csv
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
+from hypjax.data.folders import is_image_name
 from hypjax.data.pixels import image_suffixes
 from hypjax.errors import UserError, counted, explained
 from hypjax.system import console
@@ -22,7 +24,7 @@ from hypjax.types import class_name, split_names
 
 _COLUMNS = ("path", "label", "coarse_label", "split")
 _BOX = ("x_1", "y_1", "x_2", "y_2")  # Columns of boxes in open-metric-learning.
-# Cells of the columns is_query and is_gallery in open-metric-learning.
+_ROLES = ("is_query", "is_gallery")  # Columns in open-metric-learning, and their cells.
 _FLAGS = {"": False, "0": False, "false": False, "1": True, "true": True}
 _QUOTES = " \"'"
 _Rows = Sequence[Mapping[str, Any]]
@@ -60,7 +62,7 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
     list are a path, or a path and a label.
     """
     rows = _read_rows(table, options)
-    if table.suffix.lower() == ".txt" and not any("label" in row for row in rows):
+    if not rows or (table.suffix.lower() == ".txt" and not any("label" in row for row in rows)):
         paths = (row["path"] for row in rows)
         return table_of_files([_listed_file(table, path, str(table)) for path in paths])
     row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
@@ -69,10 +71,9 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
         where, path = f"{table}, row {number}", row.get("path")
         label = class_name(row.get("label"), where)
         coarse_label = class_name(row.get("coarse_label"), where)
-        if not (isinstance(path, str) and path and "\0" not in path and label):
-            raise UserError(f"{where} needs a path without null bytes, and a label")
-        if "\n" in path + label:
-            raise UserError(f"{where} has a line break in its path or label; mend its quotes")
+        if not (isinstance(path, str) and path and label) or re.search("[\0\n]", path + label):
+            needed = "a path and a label, without line breaks and null bytes"
+            raise UserError(f"{where} needs {needed}; mend its cells and quotes")
         file = _listed_file(table, path, where)
         labels_of[file].add(label)
         for split in splits:
@@ -80,8 +81,6 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
                 raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
             row_of[file, label, split] = number
             coarse_labels.append(coarse_label)
-    if not rows:
-        raise UserError(f"{table} has no rows")
     several = [file for file, labels in labels_of.items() if len(labels) > 1]
     if several:
         images = counted(len(several), "image")
@@ -92,88 +91,71 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
     return table_of_files(files, labels, splits, coarse_labels)
 
 
-def _splits(table: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> list[Sequence[str]]:
+def _splits(table: pathlib.Path, rows: _Rows) -> list[Sequence[str]]:
     """Returns the splits of each row: from the column `split`, or from is_query and is_gallery.
 
     If the queries are the same images as the gallery, both are one split, test. Without a column
     `split`, rows that are neither queries nor in the gallery are training images.
     """
-
-    def flags(column: str) -> list[bool]:
-        return [_FLAGS[class_name(row.get(column), str(table)).lower()] for row in rows]
-
-    try:
-        is_query, is_gallery = flags("is_query"), flags("is_gallery")
-    except KeyError as error:
-        raise UserError(f"{table}: is_query, is_gallery are True or False, not {error}") from None
     named_splits = split_names(row.get("split") for row in rows)
-    if not any(is_query + is_gallery):
+    flags = [[class_name(row.get(x), str(table)).lower() for x in _ROLES] for row in rows]
+    if unknown := {*itertools.chain(*flags)} - _FLAGS.keys():
+        raise UserError(f"{table}: {' and '.join(_ROLES)} are True or False, not {min(unknown)!r}")
+    roles = [[x[3:] for x, y in zip(_ROLES, pair, strict=True) if _FLAGS[y]] for pair in flags]
+    if not any(roles):
         return [[split] for split in named_splits]
-    both = ["test"] if is_query == is_gallery else ["query", "gallery"]
-    splits_of = {(True, True): both, (True, False): ["query"], (False, True): ["gallery"]}
-    splits = []
-    for i, split in enumerate(named_splits):
-        roles = is_query[i], is_gallery[i]
-        if any(roles) and split == "train":
+    if not any(len(role) == 1 for role in roles):
+        roles = [["test"] if role else [] for role in roles]
+    for i, role in enumerate(roles):
+        if role and named_splits[i] == "train":
             raise UserError(f"{table}, row {i + 1} is a query or in the gallery, and in train")
-        splits.append(splits_of.get(roles, [split if "split" in rows[i] else "train"]))
-    return splits
+        roles[i] = role or [named_splits[i] if "split" in rows[i] else "train"]
+    return roles
 
 
 def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
-    """Reads the rows of a CSV or Parquet table as dictionaries, with usual names of columns."""
+    """Reads the rows of a table or list as dictionaries, with usual names of columns."""
     require_options(options, _COLUMNS[:3], table)
     with explained(f"cannot read {table}"):
         if table.suffix.lower() == ".parquet":
             content = read_parquet(table)
             columns, rows = content.column_names, content.to_pylist()
-        elif _has_header(table):
+        elif options or _has_header(table):
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
         else:
-            if table.suffix.lower() != ".txt":
-                console.say(f"{table} has no header; its lines are read as a path and a label")
-            require_options(options, (), table)
             return _rows_of_lines(table)
-    column_of = {role: find_column(columns, role, options, table) for role in _COLUMNS}
+    found = {role: find_column(columns, role, options, table) for role in _COLUMNS}
     for role in ("path", "label"):
-        if column_of[role] is None:
+        if found[role] is None:
             named = f"name it by ?{role}=COLUMN, one of {', '.join(columns)}"
             raise UserError(f"{table} has no column {role}; {named}")
-    column_of = {role: column for role, column in column_of.items() if column is not None}
-    return [row | {role: row[column] for role, column in column_of.items()} for row in rows]
+    return [row | {role: row[name] for role, name in found.items() if name} for row in rows]
 
 
 def _has_header(table: pathlib.Path) -> bool:
     """Whether the first line of a table or list holds names of columns."""
     cells = csv_header(table)[1]
-    if any(map(_is_image_name, cells)):
+    if any(is_image_name(cell.strip(_QUOTES)) for cell in cells):
         return False
     return table.suffix.lower() != ".txt" or find_column(cells, "path", {}, table) is not None
-
-
-def _is_image_name(text: str) -> bool:
-    return pathlib.PurePath(text.strip(_QUOTES)).suffix.lower() in image_suffixes()
 
 
 def _rows_of_lines(file: pathlib.Path) -> _Rows:
     """Reads lines with a path, or with a path and a label after a space or another separator."""
     suffixes = "|".join(map(re.escape, image_suffixes()))
     # A path may have spaces: it ends with the suffix of an image, or else before the last field.
-    image = re.compile(rf"(.+(?:{suffixes}))[\"']?(?:\s*[,;|]\s*|\s+)(.+)", re.IGNORECASE)
-    last_field = re.compile(r"(.*[^\s,;|])[\s,;|]+(.+)")
+    fields = rf"(?i)(.+(?:{suffixes})|.*[^\s,;|])[\"']?\s*[\s,;|]\s*(.+)"
     rows = []
     for number, line in enumerate(file.read_text(encoding(file)).splitlines(), start=1):
-        path = line.strip().strip(_QUOTES)
-        if _is_image_name(path) or os.path.lexists(file.parent / path):
-            rows += [{"path": path}] if path else []
-            continue
-        match = image.fullmatch(line.strip()) or last_field.fullmatch(line.strip())
-        texts = [text.strip(_QUOTES) for text in match.groups()] if match else [path]
-        if match and re.search(r"[,;|\t]|^[\d\s]+\s\d", texts[1]):
+        texts = [line.strip().strip(_QUOTES)]
+        if not (is_image_name(texts[0]) or os.path.lexists(file.parent / texts[0])):
+            match = re.fullmatch(fields, line.strip())
+            texts = [text.strip(_QUOTES) for text in match.groups()] if match else texts
+        if re.search(r"[,;|\t]|^[\d\s]+\s\d", "".join(texts[1:])):
             problem = f"{file}, line {number} has more than a path and a label"
             raise UserError(f"{problem}; add a first line with the names of its columns")
-        rows.append(dict(zip(("path", "label"), texts, strict=False)))
+        rows += [dict(zip(("path", "label"), texts, strict=False))] if texts[0] else []
     return rows
 
 
@@ -183,13 +165,12 @@ def _listed_file(table: pathlib.Path, text: str, where: str) -> pathlib.Path:
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     elif re.match(r"[A-Za-z][\w+.-]+://", text):
         raise UserError(f"{where}: {text} is a URL; download the images, and list their files")
-    for path in (text, text.strip(), text.strip().replace("\\", "/")):
-        file = absolute(table.parent / os.path.expanduser(path))
-        if os.path.lexists(file):
-            return file
-    if re.match(r"[A-Za-z]:[\\/]", text) and os.sep == "/":
+    elif re.match(r"[A-Za-z]:[\\/]", text) and os.sep == "/":
         folder = table.absolute().parent
         raise UserError(f"{where}: {text} is a path on Windows; write it relative to {folder}")
+    for path in (text, text.strip(), text.strip().replace("\\", "/")):
+        if os.path.lexists(file := absolute(table.parent / os.path.expanduser(path))):
+            break
     return file
 
 

@@ -51,7 +51,6 @@ def has_features(path: pathlib.Path, options: Options) -> bool:
     suffix = path.suffix.lower()
     if suffix not in (".parquet", ".csv", ".tsv"):  # These may be tables of images.
         return suffix in _READERS
-    holds_lists = False
     try:
         if suffix == ".parquet":
             import pyarrow.parquet
@@ -59,14 +58,13 @@ def has_features(path: pathlib.Path, options: Options) -> bool:
             schema = pyarrow.parquet.read_schema(path)
             names, holds_lists = schema.names, "binary" not in str(schema.types)  # And no images.
         else:
-            names = files.csv_header(path)[1]
-        names = files.column_names(names)
-        columns = _columns_of_arrays(names, options, path)
-        if "features" in options or "features" in names or _numbered_columns(names, columns):
-            return True
-        return holds_lists and "features" in columns and "ids" not in columns
+            names, holds_lists = files.csv_header(path)[1], False
+        columns = _columns_of_arrays(names := files.column_names(names), options, path)
     except Exception:  # Damaged or missing: reading it reports that.
         return False
+    if "features" in {*options, *names} or _numbered_columns(names, columns):
+        return True
+    return holds_lists and "features" in columns and "ids" not in columns
 
 
 def _numbered_columns(names: Sequence[str], columns: Mapping[str, str]) -> list[str]:
@@ -175,12 +173,11 @@ def _read_h5(path: pathlib.Path, options: Options) -> dict[str, Any]:
     import h5py
 
     with path.open("rb") as opened, h5py.File(opened) as file:
-        names: list[str] = []
-        file.visit(names.append)  # Of groups, too.
-        arrays = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
-        named = _named(arrays, options, path)
-        read = {name: x for name, x in named.items() if name in FeatureTable._fields}
-        return read if "features" in read else dict.fromkeys(names)
+        items: dict[str, Any] = {}  # Groups, too.
+        file.visititems(items.__setitem__)
+        arrays = {name: x for name, x in items.items() if isinstance(x, h5py.Dataset)}
+        read = {x: y for x, y in _named(arrays, options, path).items() if y is not arrays.get(x)}
+        return read if "features" in read else dict.fromkeys(arrays)
 
 
 def _read_tensors(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
@@ -190,8 +187,7 @@ def _read_tensors(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]
     if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     arrays = content if isinstance(content, dict) else {"features": content}
-    arrays = {name: _to_numpy(value) for name, value in arrays.items()}
-    return _named(arrays, options, path)
+    return _named({name: _to_numpy(x) for name, x in arrays.items()}, options, path)
 
 
 def _paper_arrays(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
@@ -224,17 +220,12 @@ def _read_csv(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
         pyarrow.csv.ParseOptions(delimiter=delimiter),
         pyarrow.csv.ConvertOptions(column_types=types),
     )
-    return _table_arrays(pyarrow.csv.read_csv(path, *arguments), columns)
+    return _table_arrays(pyarrow.csv.read_csv(path, *arguments), options, path)
 
 
-def _read_parquet(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
-    table = files.read_parquet(path)
-    return _table_arrays(table, _columns_of_arrays(table.column_names, options, path))
-
-
-def _table_arrays(table: Any, columns: dict[str, str]) -> dict[str, np.ndarray]:
+def _table_arrays(table: Any, options: Options, path: pathlib.Path) -> dict[str, np.ndarray]:
     """Arrays of a table's columns; raises `ValueError` without columns of features."""
-    names = table.column_names
+    columns = _columns_of_arrays(names := table.column_names, options, path)
     if name := columns.pop("features", None):
         import pyarrow.compute
 
@@ -249,24 +240,18 @@ def _table_arrays(table: Any, columns: dict[str, str]) -> dict[str, np.ndarray]:
         features = np.stack([table.column(name).to_numpy() for name in numbered], axis=1)
     else:
         unknown = [name for name in names if name not in columns.values()]
-        shown = [name for name in unknown if not re.search(r"\d$", name)] or unknown[:9]
         problem = "no column features, and others are not all numbered without gaps, as f0 and f1"
-        raise ValueError(f"it has {problem}: {', '.join(shown)}")
-    arrays = {"features": features}
-    for array, name in columns.items():
-        arrays[array] = np.array(table.column(name).to_pylist(), dtype=object)
-    return arrays
-
-
-def _read_npy(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
-    require_options(options, (), path)
-    return {"features": files.read_npy(path, "features", mapped=True)}
+        raise ValueError(f"it has {problem}: {', '.join(unknown[-9:])}")
+    lists = {array: table.column(name).to_pylist() for array, name in columns.items()}
+    return {"features": features, **{x: np.array(y, dtype=object) for x, y in lists.items()}}
 
 
 _READERS = {
     ".npz": lambda path, options: _named(files.read_npz(path), options, path),
-    ".npy": _read_npy,
-    ".parquet": _read_parquet,
+    ".npy": lambda path, options: _named(
+        {"features": files.read_npy(path, "features", mapped=True)}, options, path
+    ),
+    ".parquet": lambda path, options: _table_arrays(files.read_parquet(path), options, path),
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".pt": _read_tensors,
@@ -275,8 +260,6 @@ _READERS = {
 }
 _LABEL_READERS = {
     ".npy": lambda path: files.read_npy(path, "labels"),
-    ".txt": lambda path: np.array(
-        [*map(str.strip, path.read_text(files.encoding(path)).splitlines())]
-    ),
+    ".txt": lambda path: np.char.strip(path.read_text(files.encoding(path)).splitlines()),
     ".pt": lambda path: _to_numpy(files.read_torch(path)),
 }

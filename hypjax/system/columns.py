@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from hypjax.errors import UserError
 
 Options = Mapping[str, str]
-_OPTIONS = ("path", "image", "features", "label", "coarse_label", "split", "subset", "encoding")
 _FILES = "paths filepath filepaths filename filenames file files"
 _IMAGES = "image imagepath imagefile imagefilename imagename img imgpath imgfile imgname"
 _CLASSES = "class classname classid classlabel category categoryname categoryid target targets y"
@@ -33,15 +32,14 @@ def split_options(where: str) -> tuple[str, dict[str, str]]:
     options = dict(re.findall(r"([a-z_]+)=([^&]*)", text))
     if not location or not options or os.path.exists(os.path.expanduser(where)):
         return where, {}
-    require_options(options, _OPTIONS, location)
     return location, options
 
 
 def require_options(options: Options, known: Sequence[str], location: object) -> None:
     """Raises a `UserError` if options are not among those of a kind of location."""
     if unknown := sorted(options.keys() - set(known)):
-        listed = f"none of the options {', '.join(known)}" if known else "no option of this file"
-        raise UserError(f"{location}: ?{unknown[0]} is {listed}")
+        listed = ", ".join(known) or "that it has"
+        raise UserError(f"{location}: ?{unknown[0]} is none of the options {listed}")
 
 
 def find_column(columns: Collection[str], role: str, options: Options, where: object) -> str | None:
@@ -50,26 +48,22 @@ def find_column(columns: Collection[str], role: str, options: Options, where: ob
     The last part of a name is enough, such as `label` for json.label or train/label. Raises a
     `UserError` if the option names no column, or if several columns may be meant.
     """
-    if chosen := options.get(role):
-        matches = [chosen] if chosen in columns else _named(columns, [_plain(chosen)])
-        if not matches:
-            raise UserError(f"{where} has no column {chosen}; its columns are {', '.join(columns)}")
-    else:
-        found = (_named(columns, names.split()) for names in _USUAL_NAMES[role])
-        matches = next(filter(None, found), [])
-    if len(matches) > 1:
-        candidates = " and ".join(matches)
-        raise UserError(f"{where} has the columns {candidates}; name its {role} by ?{role}=COLUMN")
-    return matches[0] if matches else None
-
-
-def _named(columns: Collection[str], plain_names: Sequence[str]) -> list[str]:
-    """The columns with one of the names; if there are none, those whose last part is one."""
-    if whole := [name for name in columns if _plain(name) in plain_names]:
-        return whole
-    last_parts = {name: _plain(re.split(r"[./]", name)[-1]) for name in columns}
-    # A last part of one letter is a coordinate, as in box.y.
-    return [name for name, last in last_parts.items() if len(last) > 1 and last in plain_names]
+    chosen = options.get(role)
+    if chosen in columns:
+        return chosen
+    for names in [_plain(chosen)] if chosen else _USUAL_NAMES[role]:
+        matches = [x for x in columns if _plain(x) in names.split()]
+        # A last part of one letter is a coordinate, as in box.y.
+        last_parts = {x: _plain(re.split(r"[./]", x)[-1]) for x in columns}
+        matches = matches or [x for x, y in last_parts.items() if len(y) > 1 and y in names.split()]
+        if len(matches) > 1:
+            named = f"name its {role} by ?{role}=COLUMN"
+            raise UserError(f"{where} has the columns {' and '.join(matches)}; {named}")
+        if matches:
+            return matches[0]
+    if chosen:
+        raise UserError(f"{where} has no column {chosen}; its columns are {', '.join(columns)}")
+    return None
 
 
 def _plain(name: str) -> str:

@@ -183,7 +183,7 @@ def test_what_is_no_file_of_features_is_refused_in_one_sentence(tmp_path):
         ("a.npz?label=y", {"features": np.eye(2)}, "no column y; its columns are features"),
         ("a.npz", {"labels": np.array(["a"], object)}, r"dtype object; .*labels.astype\(str\)"),
         ("a.csv", b"path,label\na.jpg,x\n", "no column features"),
-        ("a.csv", b"f0,f1,extra\n1,2,3\n", r": extra\)"),
+        ("a.csv", b"f0,f1,extra\n1,2,3\n", r", extra\)"),
         ("a.csv", b"f1,f0,f3\n1,2,3\n", r": f1, f0, f3\)"),
         ("a.csv", b"0.3,0.2\n0.3,0.4\n", "no column features"),
         ("a.csv", b"label,f0,f1\nx,1,2\ny,1\n", "Expected 3 columns, got 2"),
