@@ -107,8 +107,9 @@ class FolderWalk:
 
 def _leads_back(folder: pathlib.Path) -> bool:
     """Whether a folder is a link to one that contains it, directly or through other links."""
-    target, parents = folder.resolve(), (path.resolve() for path in folder.absolute().parents)
-    if not folder.is_symlink() or not any(path.is_relative_to(target) for path in parents):
+    if not folder.is_symlink():
         return False
-    console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
-    return True
+    target, *parents = map(os.path.realpath, (folder, *folder.absolute().parents))
+    if leads_back := any(pathlib.Path(parent).is_relative_to(target) for parent in parents):
+        console.say(f"{folder} is a link to {target}, which contains it; it is not followed")
+    return leads_back

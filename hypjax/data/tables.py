@@ -81,8 +81,7 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
                 raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
             row_of[file, label, split] = number
             coarse_labels.append(coarse_label)
-    several = [file for file, labels in labels_of.items() if len(labels) > 1]
-    if several:
+    if several := [file for file, labels in labels_of.items() if len(labels) > 1]:
         images = counted(len(several), "image")
         console.warn(f"{table} has {images} with several labels, such as {min(several)}")
     if any(row.get(name) for row in rows for name in _BOX):
