@@ -19,7 +19,7 @@ from hypjax.errors import UserError, counted, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.columns import Options, find_column, require_options
-from hypjax.system.files import absolute, csv_header, encoding, read_csv, read_parquet, write_text
+from hypjax.system.files import absolute, csv_header, read_csv, read_parquet, write_text
 from hypjax.types import class_name, split_names
 
 _COLUMNS = ("path", "label", "coarse_label", "split")
@@ -146,7 +146,7 @@ def _rows_of_lines(file: pathlib.Path) -> _Rows:
     # A path may have spaces: it ends with the suffix of an image, or else before the last field.
     fields = rf"(?i)(.+(?:{suffixes})|.*[^\s,;|])[\"']?\s*[\s,;|]\s*(.+)"
     rows = []
-    for number, line in enumerate(file.read_text(encoding(file)).splitlines(), start=1):
+    for number, line in enumerate(file.read_text("utf-8-sig").splitlines(), start=1):
         texts = [line.strip().strip(_QUOTES)]
         if not (is_image_name(texts[0]) or os.path.lexists(file.parent / texts[0])):
             match = re.fullmatch(fields, line.strip())

@@ -214,9 +214,8 @@ def _read_csv(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
     columns = _columns_of_arrays(names, options, path)
     types = dict.fromkeys(columns.values(), pyarrow.string())
     types |= dict.fromkeys(_numbered_columns(names, columns), pyarrow.float32())
-    encoding = files.encoding(path).removesuffix("-sig")
     arguments = (
-        pyarrow.csv.ReadOptions(column_names=names, skip_rows=1, encoding=encoding),
+        pyarrow.csv.ReadOptions(column_names=names, skip_rows=1),
         pyarrow.csv.ParseOptions(delimiter=delimiter),
         pyarrow.csv.ConvertOptions(column_types=types),
     )
@@ -260,6 +259,6 @@ _READERS = {
 }
 _LABEL_READERS = {
     ".npy": lambda path: files.read_npy(path, "labels"),
-    ".txt": lambda path: np.char.strip(path.read_text(files.encoding(path)).splitlines()),
+    ".txt": lambda path: np.char.strip(path.read_text("utf-8-sig").splitlines()),
     ".pt": lambda path: _to_numpy(files.read_torch(path)),
 }

@@ -223,7 +223,7 @@ def locked(
 def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     """Reads a CSV table: its column names in lower case, and its rows."""
     delimiter, _ = csv_header(path)
-    with path.open(newline="", encoding=encoding(path)) as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
         try:
             header, *rows = [row for row in reader if row] or [[]]
@@ -238,17 +238,11 @@ def read_csv(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
 
 def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:
     """Reads a CSV table's delimiter (, ; | tab or space), and the cells of its first line."""
-    with path.open(encoding=encoding(path)) as file:
+    with path.open(encoding="utf-8-sig") as file:
         line = file.readline().strip()
     delimiter = max(",;|\t", key=line.count)
     delimiter = " " if delimiter not in line and " " in line else delimiter
     return delimiter, next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
-
-
-def encoding(path: pathlib.Path) -> str:
-    """Returns a text file's encoding: UTF-8, or UTF-16, as some programs on Windows write it."""
-    with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
 def read_parquet(path: pathlib.Path) -> "pyarrow.Table":
