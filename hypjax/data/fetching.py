@@ -39,8 +39,7 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
             except (LookupError, UnicodeDecodeError) as error:
                 if encoding:
                     raise ValueError(f"its names are not of the encoding {encoding}") from error
-                note = f"are read as cp437; name another encoding, as in {path}?encoding=cp932"
-                console.warn(f"names in {path} {note}")
+                console.warn(f"names in {path} are read as cp437; ?encoding=cp932 names another")
                 packed = zipfile.ZipFile(stream)
             for member in packed.infolist():
                 member.filename = member.filename.replace("\\", "/")  # As PowerShell 5 writes it.

@@ -110,7 +110,7 @@ def _check_samples(files: Sequence[str], location: str, options: Options) -> Non
         raise UserError(
             f"{location}: {len(lost)} of {total} images and labels would be lost, such as "
             f"{lost[0]}: the first dot in a name ends the name of a sample, and all samples need "
-            f"the suffixes of the first ({', '.join(sorted(read))}), of which only one is an "
+            f"the suffixes of the first ({', '.join(sorted(read)[:9])}), of which only one is an "
             "image; rename or convert the files, or name a column by ?image="
         )
 

@@ -119,11 +119,12 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
         if table.suffix.lower() == ".parquet":
             content = read_parquet(table)
             columns, rows = content.column_names, content.to_pylist()
-        elif options or _has_header(table):
+        elif not _has_header(table):
+            require_options(options, (), table)
+            return _rows_of_lines(table)
+        else:
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
-        else:
-            return _rows_of_lines(table)
     found = {role: find_column(columns, role, options, table) for role in _COLUMNS}
     for role in ("path", "label"):
         if found[role] is None:

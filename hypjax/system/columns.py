@@ -18,7 +18,6 @@ _USUAL_NAMES = {
     "label": ("label", "labels", _CLASSES, "finelabel", "cls", "txt"),
     "split": ("split", "splits"),
     "coarse_label": ("coarselabel", "coarselabels"),
-    "image": (),  # Images are known by their type.
 }
 
 
@@ -51,7 +50,7 @@ def find_column(columns: Collection[str], role: str, options: Options, where: ob
     chosen = options.get(role)
     if chosen in columns:
         return chosen
-    for names in [_plain(chosen)] if chosen else _USUAL_NAMES[role]:
+    for names in [_plain(chosen)] if chosen else _USUAL_NAMES.get(role, ()):
         matches = [x for x in columns if _plain(x) in names.split()]
         # A last part of one letter is a coordinate, as in box.y.
         last_parts = {x: _plain(re.split(r"[./]", x)[-1]) for x in columns}
