@@ -62,9 +62,11 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
     list are a path, or a path and a label.
     """
     rows = _read_rows(table, options)
-    if not rows or (table.suffix.lower() == ".txt" and not any("label" in row for row in rows)):
+    if table.suffix.lower() == ".txt" and not any("label" in row for row in rows):
         paths = (row["path"] for row in rows)
         return table_of_files([_listed_file(table, path, str(table)) for path in paths])
+    if not rows:
+        raise UserError(f"{table} has no rows")
     row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
     coarse_labels, labels_of = [], collections.defaultdict(set)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
