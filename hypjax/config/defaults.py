@@ -138,6 +138,8 @@ _FIELDS = {
     # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
     "model.pooling": Field("cls"),
     "model.eval_pooling": Field("cls"),
+    # Whether a Transformer's last norm follows the pooling (timm's fc_norm). None: as timm.
+    "model.pool_first": Field(None, kind=bool, optional=True),
     # Exponent of `gem` (Radenović et al., TPAMI 2019), and whether it is learned. With exponents
     # above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),

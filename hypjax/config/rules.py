@@ -79,6 +79,7 @@ _CURVED = (
 )
 _PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
 _HEAD = "model.head is set", lambda c: c.model.head != "none"
+_TRANSFORMER = "it is a Transformer", lambda c: is_transformer(c.model.architecture)
 _TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
 # Fields that must have their default unless a condition holds.
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
@@ -96,7 +97,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("eval.expansion_alpha", "eval.expansion is set", lambda c: c.eval.expansion),
     ("eval.scales", "data.name is not features", lambda c: c.data.name != FEATURES),
     ("eval.whiten", "eval.pca.head or eval.pca.encoder is set", lambda c: any(c.eval.pca.values())),
-    ("model.drop_path", "it is a Transformer", lambda c: is_transformer(c.model.architecture)),
+    ("model.drop_path", *_TRANSFORMER),
     ("model.drop_path", *_UNCACHED),
     ("model.gem_exponent", *_GEM),
     ("model.learn_gem", *_GEM),
@@ -106,6 +107,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),
     ("model.load_head", *_HEAD),
+    ("model.pool_first", *_TRANSFORMER),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),

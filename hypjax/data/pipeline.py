@@ -17,11 +17,10 @@ import numpy as np
 from absl import flags
 from jaxtyping import UInt8
 
-from hypjax.data.brightness import Brightness
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError, reason
-from hypjax.system import exits
+from hypjax.system import console, exits
 from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Frame, View
 
@@ -32,6 +31,8 @@ _PIECE_SIZE = 32  # Images.
 _AHEAD = 8  # Pieces that all threads together, or each process, prepare ahead.
 _MAX_THREADS = 8  # More gain nothing because of the interpreter's lock.
 _NO_SHARED_MEMORY = 2**62  # Bytes from which Grain would pass an array in shared memory.
+_DARK = 18  # Of 255. 12 bits reach 15 in a file of 16, which the bicubic filter exceeds by a few.
+_warn_once = functools.lru_cache(console.warn)  # A run reads its test images at each evaluation.
 
 Pixels = UInt8[np.ndarray, "side side channels"]
 # Views of a batch's images, black for broken images and padding; by row, why images are broken.
@@ -179,8 +180,8 @@ def readable_batches(
 
     The last batch is padded with zeros, so that all batches fit one compiled program. Only the
     given rows of each batch are delivered (default: all). If `tolerant`, unreadable images are
-    black and reported; otherwise they raise a UserError. Warns at the end if images of 16 bits are
-    nearly black. Close the generator to end the workers.
+    black and reported; otherwise they raise a UserError. Warns at the end if all images are nearly
+    black. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
     batches = range(math.ceil(len(dataset) / batch_size))
@@ -191,12 +192,17 @@ def readable_batches(
         return
     read_image = functools.partial(_test_view, dataset, view, batch_size)
     pieces = _Pieces(read_image, batches, rows, view, tolerant)
-    brightness = Brightness(dataset)
+    brightest = 0
     with contextlib.closing(pieces.assembled(workers)) as delivered:
-        for i, (views, broken) in zip(batches, delivered, strict=True):
-            images = range(len(dataset))[i * batch_size : (i + 1) * batch_size]
-            for row, image in enumerate(images[rows.start : rows.stop]):
-                if row not in broken:
-                    brightness.see(image, views[row].max())
+        for views, broken in delivered:
+            brightest = max(brightest, views.max(initial=0))
             yield views, broken
-    brightness.warn()
+    warn_if_dark(dataset, brightest)
+
+
+def warn_if_dark(dataset: Dataset, brightest: int) -> None:
+    """Warns once if no level of any image, from 0 to 255, is above one that is nearly black."""
+    if 0 < brightest <= _DARK:
+        images = f"all images, such as {dataset.name(0)}, stay below a sixteenth of white"
+        remedy = "if their files hold fewer bits than they declare, such as 12 of 16, scale them"
+        _warn_once(f"{images}, so they are read nearly black; {remedy}")

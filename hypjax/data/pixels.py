@@ -89,37 +89,17 @@ def decode(
         return _converted(image, channels, upright)
 
 
-def _grey_bits(image: Image.Image) -> int:
-    """Bits of a grey image of more than 8: white is 2**bits − 1, unless a tag says the opposite.
-
-    They are 16 in PNG and JPEG 2000, and in PGM, whose maximum Pillow scales to 2¹⁶ − 1. In TIFF
-    they are those of BitsPerSample, or of MaxSampleValue, if that is such a white: some programs
-    write the largest value of the pixels instead. 0 for other images.
-    """
-    if image.mode == "I" and image.format == "PPM":
-        return 16
-    if not image.mode.startswith("I;16"):
-        return 0
-    tags = getattr(image, "tag_v2", {})
-    bits, white = tags.get(_BITS, (16,))[0], tags.get(_MAX_VALUE, (0,))[0]
-    return next((n for n in range(8, bits) if white == 2**n - 1), bits)
-
-
-def is_deep(content: Any) -> bool:
-    """Whether a file or an image is of 16 bits, of which it may use fewer, by its header."""
-    if not isinstance(content, bytes | Image.Image):
-        return np.asarray(content).dtype.itemsize == 2
-    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
-    bits = _grey_bits(image)
-    if not bits:  # Colours: what Pillow reads from a file, or the maximum of a PPM.
-        return re.search(r";16|, 65535\)\)", str(getattr(image, "tile", ""))) is not None
-    return bits == 16
-
-
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """Scales greys to 8 bits, white to 255; Pillow scales other modes when it reads them."""
+    """Scales greys of more than 8 bits, white to 255; Pillow scales other modes when it reads them.
+
+    White is 2**bits − 1, or 0 if a tag says so. Bits are 16 in PNG, JPEG 2000 and PGM, whose
+    maximum Pillow scales to 2¹⁶ − 1. In TIFF they are those of BitsPerSample, or of MaxSampleValue,
+    if that is such a white: some programs write the largest value of the pixels instead.
+    """
     tags, info = getattr(image, "tag_v2", {}), image.info
-    if bits := _grey_bits(image):
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
+        bits, declared = tags.get(_BITS, (16,))[0], tags.get(_MAX_VALUE, (0,))[0]
+        bits = next((n for n in range(8, bits) if declared == 2**n - 1), bits)
         white, values = 2**bits - 1, np.asarray(image)
         values = np.where(values == info.get("transparency"), white, values.clip(0, white))
         values = (values >> (bits - 8)).astype(np.uint8)

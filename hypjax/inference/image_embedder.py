@@ -15,8 +15,8 @@ import tqdm
 from jaxtyping import Float
 from PIL import Image
 
-from hypjax.data.brightness import Brightness
 from hypjax.data.dataset import Dataset
+from hypjax.data.pipeline import warn_if_dark
 from hypjax.errors import UserError, counted, reason, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.inference.embedding import fingerprint
@@ -214,8 +214,8 @@ class ExternalEmbedder(ImageEmbedder):
         del few  # Batches are not padded here.
         if dataset.vectors is not None:
             raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
-        brightness = Brightness(dataset)
-        prepare = functools.partial(self._prepare, dataset, brightness)
+        levels = [0]  # The brightest of each image.
+        prepare = functools.partial(self._prepare, dataset, levels)
         starts = range(0, len(dataset), self.batch_size)
         batches = [range(len(dataset))[start : start + self.batch_size] for start in starts]
         pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
@@ -231,17 +231,17 @@ class ExternalEmbedder(ImageEmbedder):
                 if readable:
                     rows[readable] = self._encoder.features([prepared[i] for i in readable])
                 yield rows, reasons
-            brightness.warn()
+            warn_if_dark(dataset, max(levels))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _prepare(self, dataset: Dataset, brightness: Brightness, i: int) -> Any | str:
+    def _prepare(self, dataset: Dataset, levels: list[int], i: int) -> Any | str:
         """Prepares an image for the encoder, or returns why the image cannot be read."""
         try:
             image = dataset.image(i, channels=3)
             if max(image.size) > _LONGEST * min(image.size):  # Libraries enlarge it, then crop it.
                 raise ValueError(f"it is a line of {image.width} × {image.height} pixels; crop it")
-            brightness.see(i, max(high for _, high in image.getextrema()))
+            levels.append(max(high for _, high in image.getextrema()))
             return self._encoder.prepare(image)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return reason(error.__cause__ or error)

@@ -270,6 +270,7 @@ def create_encoder(
     *,
     image_size: int | tuple[int, int] | None = None,
     pooling: str | None = None,
+    pool_first: bool | None = None,
     dtype: DTypeLike = jnp.float32,
     remat: bool = False,
 ) -> Encoder:
@@ -279,6 +280,8 @@ def create_encoder(
         timm_name: One of `ARCHITECTURES`, without the tag of pretrained weights.
         image_size: Side of the images in pixels, or height and width; None for timm's default.
         pooling: One of the encoder's `poolings`; None for timm's default.
+        pool_first: Whether the final LayerNorm of a Transformer follows the pooling, as in timm's
+            models with `fc_norm`; None for timm's default.
         dtype: Dtype of matrix products and convolutions.
         remat: Whether to recompute the activations of blocks in the backward pass.
     """
@@ -293,6 +296,10 @@ def create_encoder(
         options["image_size"] = image_size
     if pooling is not None:
         options["pooling"] = pooling
+    if pool_first is not None:
+        if family.encoder is not VisionTransformer:
+            raise UserError(f"pool_first is {pool_first}; it must be None, as for all ConvNets")
+        options["pool_first"] = pool_first
     return check_encoder(family.encoder(**options))
 
 
@@ -341,7 +348,7 @@ def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     if type(encoder) is not type(other):
         return False
     ignored = {"image_size", "pooling", "dtype", "remat", "tensor_cores", "attention"}
-    ignored |= {"gem_exponent", "learn_gem"}
+    ignored |= {"gem_exponent", "learn_gem", "pool_first"}
     ignored &= other.__dataclass_fields__.keys()  # Some encoders lack some of these fields.
     return encoder.clone(**{name: getattr(other, name) for name in ignored}) == other
 
@@ -350,6 +357,14 @@ def timm_name(encoder: Encoder) -> str | None:
     """The name of an encoder's architecture in timm; None for an architecture without a name."""
     names = (name for name in ARCHITECTURES if same_architecture(create_encoder(name), encoder))
     return next(names, None)
+
+
+def changed_pool_first(encoder: Encoder) -> bool | None:
+    """A Transformer's `pool_first`, if it is not its architecture's; else None."""
+    name = timm_name(encoder)
+    default = getattr(create_encoder(name) if name else VisionTransformer, "pool_first", None)
+    pool_first = getattr(encoder, "pool_first", None)
+    return None if pool_first == default else pool_first
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:

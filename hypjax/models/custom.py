@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, require_free
-from hypjax.models.architectures import ARCHITECTURES, same_architecture, timm_name
+from hypjax.models.architectures import (
+    ARCHITECTURES,
+    changed_pool_first,
+    same_architecture,
+    timm_name,
+)
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
@@ -84,10 +89,11 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     """Fields of `config.model` from which hypjax builds this encoder; None if it cannot."""
     if not isinstance(encoder, Encoder):
         return None
-    if name := timm_name(encoder):
-        return {"architecture": name, **dict.fromkeys(SIZES, 0)}  # The name implies the sizes.
+    pool_first = changed_pool_first(encoder)
+    if name := timm_name(encoder):  # The name implies the sizes.
+        return {"architecture": name, "pool_first": pool_first, **dict.fromkeys(SIZES, 0)}
     if type(encoder) is VisionTransformer:
         sizes = {size: getattr(encoder, size) for size in SIZES}
         if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):
-            return {"architecture": "vit", **sizes}
+            return {"architecture": "vit", "pool_first": pool_first, **sizes}
     return None

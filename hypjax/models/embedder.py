@@ -77,11 +77,12 @@ def create_embedder(
     }
     if model.architecture == "vit":
         sizes = {name: model[name] for name in SIZES}
-        encoder = check_encoder(VisionTransformer(**sizes, **options))
+        pool_first = bool(model.pool_first)
+        encoder = check_encoder(VisionTransformer(**sizes, **options, pool_first=pool_first))
     elif model.architecture in CUSTOM_ENCODERS:
         encoder = check_encoder(custom_encoder(model.architecture, View.of(config.data), **options))
     else:
-        encoder = create_encoder(model.architecture, **options)
+        encoder = create_encoder(model.architecture, pool_first=model.pool_first, **options)
     if isinstance(encoder, VisionTransformer | ConvNet):
         encoder = encoder.clone(gem_exponent=model.gem_exponent, learn_gem=model.learn_gem)
     if isinstance(encoder, VisionTransformer):

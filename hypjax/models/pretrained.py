@@ -14,13 +14,17 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
-from hypjax.models.architectures import create_encoder, encoder_shapes, timm_name
+from hypjax.models.architectures import (
+    changed_pool_first,
+    create_encoder,
+    encoder_shapes,
+    timm_name,
+)
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import StateDict, read_state_dict, split_key
 from hypjax.models.weight_names import HEADS, check_names, find_encoder
-from hypjax.system import console
 from hypjax.system.files import contiguous, replacing, write_safetensors
 
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
@@ -79,11 +83,6 @@ def read_weights(name_or_path: str, encoder: Encoder, channels: int = 3) -> Stat
     content = read_state_dict(location)
     names = find_encoder(content, expected.keys(), key)
     state = {name: content[source] for name, source in names.items()}
-    if names.get("norm.weight", "").endswith("fc_norm.weight"):
-        if encoder.pooling.startswith("cls"):
-            flags = "--config.model.pooling=avg --config.model.eval_pooling=avg"
-            raise UserError(f"fc_norm is the norm of models that average tokens; set {flags}")
-        console.warn("timm applies the weights' fc_norm after the average, and hypjax before")
     positions = state.get("pos_embed")
     if getattr(encoder, "positions", "") == "patches" and positions is not None:
         num_patches = positions.shape[1] - 1
@@ -252,18 +251,22 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
     elif hasattr(encoder, "patch_size") and create_encoder(name).image_size != encoder.image_size:
         settings["img_size"] = encoder.image_size
+    if (pool_first := changed_pool_first(encoder)) is not None:
+        settings["use_fc_norm" if encoder.blocks.rotary else "fc_norm"] = pool_first
     return name, settings | (_timm_pooling(encoder) or {})
 
 
 def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
     """Settings with which timm pools tokens like the encoder; None if timm cannot."""
+    pooling, pool_first = encoder.pooling, getattr(encoder, "pool_first", True)
     name = timm_name(encoder)
     default = create_encoder(name).pooling if name else "cls"
-    if encoder.pooling == default:
+    if pooling == default:
         return {}
     # For "cls", timm's EVA-02 has other parameters. ConvNets, without `pool_first`, have no token.
-    may_pool_cls = default == "avg" and not getattr(encoder, "pool_first", True)
-    return {"global_pool": "token"} if encoder.pooling == "cls" and may_pool_cls else None
+    settings = {("avg", "cls", False): "token", ("cls", "avg", True): "avg"}
+    global_pool = settings.get((default, pooling, pool_first))
+    return {"global_pool": global_pool} if global_pool else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:

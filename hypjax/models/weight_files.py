@@ -3,10 +3,10 @@
 import json
 import pathlib
 import zipfile
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from hypjax.errors import UserError, explained, installation, similar
 from hypjax.models import google_weights, packaged
@@ -16,11 +16,11 @@ from hypjax.system.files import read_npz, read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays by name.
 
-_HUB_FILE, _INDEX = "model.safetensors", ".safetensors.index.json"
+_HUB_FILE = "model.safetensors"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".json")
 # Patterns of weights in folders by timm or the hub's client; the first that matches counts.
-_IN_FOLDERS = (_HUB_FILE, f"*{_INDEX}", "pytorch_model.bin", "*.bin.index.json")
-_IN_FOLDERS += tuple(f"*{suffix}" for suffix in (".safetensors", ".pth", ".pth.tar", ".bin"))
+_IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin", "*.bin.index.json")
+_IN_FOLDERS += ("*.safetensors", "*.pth", "*.pth.tar", "*.bin")
 _LFS_POINTER = b"version https://git-lfs"  # Begins what git leaves of large files.
 
 
@@ -37,14 +37,24 @@ def read_state_dict(name_or_path: str) -> StateDict:
     """
     path = pathlib.Path(name_or_path).expanduser()
     if path.is_dir():
-        path = _in_folder(path)
+        paths = weights_in(path)
+        if len(paths) != 1:
+            names = ", ".join(str(file.relative_to(path)) for file in paths) or "none"
+            raise UserError(f"the folder must hold one file of weights, not {names}; name a file")
+        path = paths[0]
     elif not path.is_file():
         is_packaged = timm_weights(name_or_path) == packaged.WEIGHTS
         if is_packaged and (state := packaged.read_packaged()):
             return state
         path = _download(name_or_path)
     with explained(f"{path} is damaged, or holds other objects than an encoder's arrays"):
-        if state := _arrays(_read(path)):
+        named = {".".join(map(str, keys)): x for keys, x in flatten_dict(_read(path)).items()}
+        # NumPy has no bfloat16; integers keep their type.
+        tensors = {name: x.detach() for name, x in named.items() if hasattr(x, "detach")}
+        named |= {
+            name: (x.float() if x.is_floating_point() else x).numpy() for name, x in tensors.items()
+        }
+        if state := {name: x for name, x in named.items() if isinstance(x, np.ndarray)}:
             return state
         raise ValueError("it holds no arrays with names; save model.state_dict()")
 
@@ -76,14 +86,6 @@ def weights_in(folder: pathlib.Path) -> list[pathlib.Path]:
         if paths := [*folder.glob(pattern), *folder.glob(f"snapshots/*/{pattern}")]:
             return sorted(paths)
     return []
-
-
-def _in_folder(folder: pathlib.Path) -> pathlib.Path:
-    paths = weights_in(folder)
-    if len(paths) == 1:
-        return paths[0]
-    names = ", ".join(str(path.relative_to(folder)) for path in paths) or "none"
-    raise UserError(f"the folder must hold one file of weights, not {names}; name a file")
 
 
 def _download(name: str) -> pathlib.Path:
@@ -140,15 +142,3 @@ def _read(path: pathlib.Path) -> Any:
     if zipfile.is_zipfile(path) and ".npy" in "".join(zipfile.ZipFile(path).namelist()):
         return google_weights.to_timm(read_npz(path))
     return read_torch(path, ignore_objects=True)
-
-
-def _arrays(content: Any, name: str = "") -> StateDict:
-    """Arrays in nested dicts, by their keys, joined by dots."""
-    if isinstance(content, Mapping):
-        start = f"{name}." if name else ""
-        arrays = [_arrays(value, f"{start}{key}") for key, value in content.items()]
-        return {name: array for part in arrays for name, array in part.items()}
-    if hasattr(content, "detach"):  # NumPy has no bfloat16; integers keep their type.
-        content = content.float() if content.is_floating_point() else content
-        content = content.detach().numpy()
-    return {name: content} if name and isinstance(content, np.ndarray) else {}

@@ -1,7 +1,8 @@
 """Finds an encoder's arrays in a file: the entry or module that holds them, and their names."""
 
+import collections
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from hypjax.errors import UserError, nearest
 from hypjax.models.encoder import renamed
@@ -9,13 +10,12 @@ from hypjax.system import console
 
 HEADS = ("dense", "norm_dense")  # Kinds of heads that have parameters.
 PROXIES = "lcas"  # Name of HIER's hierarchical proxies.
-# Other names of arrays, and timm's: of DINOv2, and of timm's models that pool by "avg".
+# DINOv2's names of arrays, and timm's.
 _SYNONYMS = (
     (r"^register_tokens$", "reg_token"),
     (r"^blocks\.\d+\.(?=\d+\.)", "blocks."),  # Blocks in chunks.
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
-    (r"^fc_norm\.", "norm."),
 )
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|teacher)(?:[._]|$)")  # Averages over training.
 # Heads beside `body` in files of Hyp-ViT, HypMix and HIER, and their kinds.
@@ -35,44 +35,33 @@ def find_encoder(
     """Finds an encoder's arrays among all names in a file; returns their names by timm's.
 
     Entries and modules that contain an encoder are a common prefix of its names, such as
-    'state_dict.module.backbone'. Of several encoders, the most complete one counts; of equally
+    'state_dict.module.backbone.'. Of several encoders, the most complete one counts; of equally
     complete ones, the first average over training (EMA, teacher), or else the first; a line says
     so. `key` is the beginning of the prefix. The result also holds other names with the prefix,
     and, by hypjax's names, the head beside an encoder by a paper's authors, and HIER's proxies.
     """
-    found: dict[str, dict[str, str]] = {}
-    for name in names:
-        parts = name.split(".")
-        for i in range(len(parts)):
-            prefix, rest = ".".join(parts[:i]), ".".join(parts[i:])
-            if rest in expected:
-                found.setdefault(prefix, {})[rest] = name
-            elif (synonym := renamed(rest, _SYNONYMS)) in expected:
-                found.setdefault(prefix, {}).setdefault(synonym, name)
-    prefix = _choose(found, len(expected), key)
-    known, start = found.get(prefix, {}), f"{prefix}." if prefix else ""
+    start = f"{key}." if key else ""
+    found = collections.defaultdict(dict)  # By prefix, names in the file by timm's.
+    for name in (name for name in names if name.startswith(start)):
+        for dot in (-1, *(match.start() for match in re.finditer(r"\.", name))):
+            prefix, rest = name[: dot + 1], name[dot + 1 :]
+            if (timm_name := renamed(rest, _SYNONYMS)) in expected and prefix.startswith(start):
+                found[prefix][timm_name] = name
+    largest = max(map(len, found.values()), default=0)
+    if 2 * largest >= len(expected):  # Fewer are accidental names of another model.
+        prefixes = [prefix for prefix, known in found.items() if len(known) == largest]
+        start = next(filter(_AVERAGED.search, prefixes), prefixes[0])
+        if len(prefixes) > 1:
+            others = " and ".join(x[:-1] for x in prefixes if x != start)
+            remedy = "FILE?key=NAME names another"
+            console.say(f"the weights' {start[:-1]} is read, not {others}; {remedy}")
     others = {name.removeprefix(start): name for name in names if name.startswith(start)}
     if not others:
         entries = sorted({name.partition(".")[0] for name in names})
         raise UserError(f"they have no entry {key}{nearest(key, entries)}")
-    taken = set(known.values())
-    others = {rest: name for rest, name in others.items() if name not in taken}
+    known = found[start]
+    others = {rest: name for rest, name in others.items() if name not in known.values()}
     return others | _heads(names, start) | known
-
-
-def _choose(found: Mapping[str, Mapping[str, str]], size: int, key: str) -> str:
-    """Prefix of the encoder that counts; `key` if none has half of the names."""
-    start = f"{key}." if key else ""
-    counts = {x: len(known) for x, known in found.items() if f"{x}.".startswith(start)}
-    largest = max(counts.values(), default=0)
-    if 2 * largest < size:  # Accidental names of another model.
-        return key
-    prefixes = [prefix for prefix, count in counts.items() if count == largest]
-    prefix = next(filter(_AVERAGED.search, prefixes), prefixes[0])
-    if len(prefixes) > 1:
-        others = " and ".join(x for x in prefixes if x != prefix)
-        console.say(f"the weights' {prefix} is read, not {others}; FILE?key=NAME names another")
-    return prefix
 
 
 def _heads(names: Collection[str], start: str) -> dict[str, str]:
@@ -89,13 +78,14 @@ def _heads(names: Collection[str], start: str) -> dict[str, str]:
 def check_names(missing: Collection[str], others: Collection[str]) -> None:
     """Raises a `UserError` for names that are missing, or that the encoder does not have."""
     others = [name for name in others if not _IGNORED.fullmatch(name)]
-    problems = {"they lack": missing, "unlike the encoder, they contain": others}
-    listed = [f"{problem} {_listed(names)}" for problem, names in problems.items() if names]
+    if "fc_norm.weight" in others:
+        flags = "model.pool_first=True --config.model.pooling=avg --config.model.eval_pooling=avg"
+        raise UserError(f"they normalise the average of tokens (fc_norm); set --config.{flags}")
+    listed = []
+    for problem, names in (("they lack", missing), ("unlike the encoder, they contain", others)):
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        if names:
+            listed.append(f"{problem} {', '.join(sorted(names)[:_MAX_LISTED])}{more}")
     if listed:
         rule = "the weights belong to another model, or have other names than timm's"
         raise UserError(f"{'; '.join(listed)}: {rule}")
-
-
-def _listed(names: Collection[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(sorted(names)[:_MAX_LISTED]) + more

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hypjax.config import default_config
-from hypjax.data import brightness, pixels
+from hypjax.data import pipeline, pixels
 from hypjax.data import splits as opening
 from hypjax.data.fetching import local_path
 from hypjax.data.photos import find_images, given_images, list_folder
@@ -316,30 +316,22 @@ def test_pixels_without_a_white_are_refused():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_images_that_use_few_of_their_bits_are_named_once(workers, tmp_path, capsys):
-    """If all are dark: of 16 bits, and with one suffix, unlike the dark JPEG and the PNGs."""
-    view = View(8, 8, 3)
-
-    def warnings(*images):
-        for _ in readable_batches(given_images([*images]), view, 2, workers):
-            pass
-        return capsys.readouterr().err.count("read nearly black")
-
+def test_images_that_use_few_of_their_bits_are_named_once_if_all_do(workers, tmp_path, capsys):
     dark, bright = ramp_of(4095).astype(np.uint16), ramp_of(65535).astype(np.uint16)
-    for name, values in {"a.tif": dark, "b.tif": dark, "c.png": dark, "d.png": bright}.items():
-        Image.fromarray(values).save(tmp_path / name)
-    write_picture(tmp_path / "dark.jpg", (9, 9, 9))
-    assert warnings(*(tmp_path / name for name in ("a.tif", "c.png", "d.png", "dark.jpg"))) == 1
-    assert warnings(tmp_path / "a.tif", tmp_path / "b.tif") == 0  # Already said.
-    assert warnings(tmp_path / "b.tif", tmp_path / "a.tif", bright) == 1
-    assert warnings(bright, dark) == warnings(np.zeros((8, 8), np.uint8)) == 0
-
-
-def test_dark_pixels_of_16_bits_from_python_are_named(capsys):
-    for images in (ramp_of(4095).astype(np.uint16), Image.fromarray(ramp_of(255).astype("u2"))):
-        brightness._warn_once.cache_clear()
-        [*readable_batches(given_images(images), View(8, 8, 3), 2)]
-        assert "such as image 0, stay below a sixteenth of white" in capsys.readouterr().err
+    Image.fromarray(dark).save(tmp_path / "a.tif")
+    pipeline._warn_once.cache_clear()
+    for images, warnings in (
+        ([tmp_path / "a.tif", np.zeros((8, 8), np.uint8), dark], 1),
+        ([tmp_path / "a.tif"], 0),  # Already said.
+        ([dark], 1),
+        ([dark, dark, bright], 0),
+        ([np.zeros((8, 8), np.uint8)], 0),
+    ):
+        for _ in readable_batches(given_images(images), View(8, 8, 3), 2, workers):
+            pass
+        printed = capsys.readouterr().err
+        assert printed.count("stay below a sixteenth of white, so they are read") == warnings
+        assert warnings == 0 or f"such as {given_images(images).name(0)}, stay" in printed
 
 
 def images_of_all_modes():

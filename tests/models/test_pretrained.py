@@ -226,15 +226,14 @@ def test_kernels_of_three_channels_are_summed_for_grey_images(tmp_path, monkeypa
     assert "set --config.data.mean=0.449 --config.data.std=0.226" in capsys.readouterr().err
 
 
-def test_the_norm_of_averages_is_loaded_for_averages(tmp_path, capsys):
-    state = timm_state_dict(weights_of(SMALL), SMALL)
-    for leaf in ("weight", "bias"):
-        state[f"fc_norm.{leaf}"] = state.pop(f"norm.{leaf}")
-    save_file(state, path := tmp_path / "w.safetensors")
-    assert_equal(load_timm(str(path), SMALL.clone(pooling="avg")), weights_of(SMALL))
-    assert "fc_norm after the average" in capsys.readouterr().err
-    with pytest.raises(UserError, match="set --config.model.pooling=avg "):
-        load_timm(str(path), SMALL)
+def test_the_norm_of_averages_needs_an_encoder_that_pools_first(tmp_path):
+    encoder = SMALL.clone(pooling="avg", pool_first=True)
+    save_file(timm_state_dict(weights_of(encoder), encoder), path := tmp_path / "w.safetensors")
+    for pooling in ("avg", "cls"):
+        with pytest.raises(UserError, match="set --config.model.pool_first=True --config.model.po"):
+            load_timm(str(path), SMALL.clone(pooling=pooling))
+    with pytest.raises(UserError, match="pool_first is True; it must be None, as for all ConvNets"):
+        create_encoder("resnet50", pool_first=True)
 
 
 def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatch):

@@ -2,12 +2,16 @@
 
 import argparse
 
+import jax
 import numpy as np
 import pytest
 
-from hypjax.models import VisionTransformer
-from hypjax.models.pretrained import load_timm, timm_state_dict
+from hypjax.inference.pretrained import pretrained_encoder
+from hypjax.models import VisionTransformer, create_embedder, create_encoder
+from hypjax.models.custom import SIZES, known_fields
+from hypjax.models.pretrained import load_timm, timm_model, timm_state_dict
 from hypjax.models.vit import BlockDesign
+from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -20,7 +24,10 @@ REGISTERS = dict(reg_tokens=4, no_embed_class=True, init_values=1e-5)
 def peer(seed=0, **options):
     torch.manual_seed(seed)
     sizes = dict(img_size=16, patch_size=PATCH, embed_dim=WIDTH, depth=2, num_heads=HEADS)
-    model = timm.models.VisionTransformer(**sizes, **{"num_classes": 0, **options})
+    return perturbed(timm.models.VisionTransformer(**sizes, **{"num_classes": 0, **options}))
+
+
+def perturbed(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -34,64 +41,37 @@ def assert_loaded(path, model, encoder=ENCODER, channels=3):
         np.testing.assert_allclose(array, expected[name].numpy(), atol=1e-6, err_msg=name)
 
 
-def google_arrays(*, big_vision, pooled):
-    """Random arrays under the names of vision_transformer, or of big_vision with stacked blocks."""
-    rng, dim = np.random.default_rng(0), WIDTH // HEADS
+def google_arrays():
+    """Random arrays under the names of vision_transformer."""
+    rng, dim, hidden = np.random.default_rng(0), WIDTH // HEADS, 4 * WIDTH
+    shapes = {"cls": (1, 1, WIDTH), "Transformer/posembed_input/pos_embedding": (1, 5, WIDTH)}
 
-    def layer(name, *shape, leaves=("kernel", "bias"), outputs=1):
-        sizes = {"kernel": shape, "bias": shape[-outputs:], "scale": shape[-outputs:]}
-        return {f"{name}/{leaf}": np.float32(rng.normal(size=sizes[leaf])) for leaf in leaves}
+    def layer(name, *shape, kernel="kernel", outputs=1):
+        shapes.update({f"{name}/{kernel}": shape, f"{name}/bias": shape[-outputs:]})
 
-    def norm(name):
-        return layer(name, WIDTH, leaves=("scale", "bias"))
-
-    def attention(name):
-        arrays = layer(f"{name}/out", HEADS, dim, WIDTH)
+    layer("embedding", PATCH, PATCH, 3, WIDTH)
+    layer("head", WIDTH, 5)
+    layer("pre_logits", WIDTH, WIDTH)
+    layer("Transformer/encoder_norm", WIDTH, kernel="scale")
+    for block in ("Transformer/encoderblock_0", "Transformer/encoderblock_1"):
         for part in ("query", "key", "value"):
-            arrays |= layer(f"{name}/{part}", WIDTH, HEADS, dim, outputs=2)
-        return arrays
-
-    def perceptron(name):
-        hidden = 4 * WIDTH
-        return layer(f"{name}/Dense_0", WIDTH, hidden) | layer(f"{name}/Dense_1", hidden, WIDTH)
-
-    def block():
-        numbers = (0, 1, 0) if big_vision else (1, 2, 3)
-        attended = attention(f"MultiHeadDotProductAttention_{numbers[0]}")
-        norms = norm("LayerNorm_0") | norm(f"LayerNorm_{numbers[1]}")
-        return attended | norms | perceptron(f"MlpBlock_{numbers[2]}")
-
-    blocks, folder = [block(), block()], "Transformer/encoderblock"
-    arrays = layer("embedding", PATCH, PATCH, 3, WIDTH) | norm("Transformer/encoder_norm")
-    arrays |= layer("head", WIDTH, 5) | layer("pre_logits", WIDTH, WIDTH)
-    positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
-    arrays[positions] = np.float32(rng.normal(size=(1, 4 + (not pooled), WIDTH)))
-    if big_vision:
-        arrays |= {f"{folder}/{x}": np.stack([b[x] for b in blocks]) for x in blocks[0]}
-    else:
-        arrays |= {f"{folder}_{i}/{x}": array for i in (0, 1) for x, array in blocks[i].items()}
-    if pooled:
-        arrays |= {f"MAPHead_0/{x}": array for x, array in norm("LayerNorm_0").items()}
-        parts = attention("MultiHeadDotProductAttention_0") | perceptron("MlpBlock_0")
-        arrays |= {f"MAPHead_0/{x}": array for x, array in parts.items()}
-        arrays["MAPHead_0/probe"] = np.float32(rng.normal(size=(1, 1, WIDTH)))
-    else:
-        arrays["cls"] = np.float32(rng.normal(size=(1, 1, WIDTH)))
-    return arrays
+            attention = f"{block}/MultiHeadDotProductAttention_1"
+            layer(f"{attention}/{part}", WIDTH, HEADS, dim, outputs=2)
+        layer(f"{attention}/out", HEADS, dim, WIDTH)
+        layer(f"{block}/LayerNorm_0", WIDTH, kernel="scale")
+        layer(f"{block}/LayerNorm_2", WIDTH, kernel="scale")
+        layer(f"{block}/MlpBlock_3/Dense_0", WIDTH, hidden)
+        layer(f"{block}/MlpBlock_3/Dense_1", hidden, WIDTH)
+    return {name: np.float32(rng.normal(size=shape)) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(
-    ("prefix", "big_vision", "pooled"),
-    [("", False, False), ("opt/target/", False, False), ("params/img/", True, True)],
-)
-def test_files_of_google(prefix, big_vision, pooled, tmp_path):
-    arrays = google_arrays(big_vision=big_vision, pooled=pooled)
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_files_of_google(prefix, tmp_path):
     path = tmp_path / "B_16.npz"
-    np.savez(path, **{prefix + name: array for name, array in arrays.items()})
-    model = peer(**(dict(class_token=False, global_pool="map") if pooled else {}))
+    np.savez(path, **{prefix + name: array for name, array in google_arrays().items()})
+    model = peer()
     model.load_pretrained(str(path))
-    pooling = dict(class_tokens=0, attention_pool=HEADS, pooling="map") if pooled else {}
-    assert_loaded(path, model, ENCODER.clone(**pooling))
+    assert_loaded(path, model)
 
 
 def test_forms_of_checkpoints_that_timm_reads_too(tmp_path):
@@ -146,3 +126,28 @@ def test_folders_by_timm(tmp_path):
         folder = tmp_path / str(safe)
         timm.models.save_for_hf(model, folder, safe_serialization=safe)
         assert_loaded(folder, model)
+
+
+def test_models_that_normalise_the_average_of_tokens(tmp_path):
+    """Files of timm's models are read, and what hypjax saves is read by timm."""
+    name, path = "vit_tiny_patch16_224", tmp_path / "avg_pooled.pth"
+    sizes = dict(img_size=32, global_pool="avg", num_classes=0)
+    model = perturbed(timm.create_model(name, **sizes))
+    torch.save(model.state_dict(), path)
+    pooled = dict(pooling="avg", pool_first=True)
+    fields = dict(architecture=name, head="none", eval_pooling="avg", weights=str(path), **pooled)
+    config = small_runs.load("unused", "data.image_size=32", "data.resize=32")
+    config.model.update(fields, **dict.fromkeys(SIZES, 0))
+    embedder, encoder = create_embedder(config), create_encoder(name, image_size=32, **pooled)
+    params = pretrained_encoder(config, embedder.encoder)
+    saved_as, settings = timm_model({"encoder": params}, embedder)
+    again = timm.create_model(saved_as, **settings)
+    state = timm_state_dict(params, embedder.encoder)
+    again.load_state_dict({key: torch.tensor(array) for key, array in state.items()})
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    pixels = torch.tensor(images.transpose(0, 3, 1, 2))
+    features = jax.jit(encoder.apply)({"params": params}, images)
+    assert known_fields(encoder)["pool_first"] is True
+    with torch.no_grad():
+        for peer_model in (model.eval(), again.eval()):
+            np.testing.assert_allclose(features, peer_model(pixels), rtol=1e-4, atol=1e-5)
