@@ -318,12 +318,10 @@ def published_weights(name: str) -> Weights | None:
 
 def supported(name: str) -> str:
     """Lists, for a message, the supported architectures with the most similar names."""
-    words = re.findall(r"[a-z]+|\d+", name.lower())
 
     def similarity(other: str) -> tuple[int, float]:
-        starts = {x[:n] for x in re.findall(r"[a-z]+", other) for n in range(1, len(x) + 1)}
-        shared = len(starts.union(re.findall(r"\d+", other)).intersection(words))
-        return shared, difflib.SequenceMatcher(None, name.lower(), other).ratio()
+        shared = set.intersection(*({*re.findall(r"[a-z]+|\d+", x)} for x in (name.lower(), other)))
+        return len(shared), difflib.SequenceMatcher(None, name.lower(), other).ratio()
 
     ranked = sorted(ARCHITECTURES, key=similarity, reverse=True)[:_MAX_LISTED]
     nearest = [x for x in ranked if max(similarity(x)) >= _SIMILARITY]
@@ -362,9 +360,8 @@ def timm_name(encoder: Encoder) -> str | None:
 def changed_pool_first(encoder: Encoder) -> bool | None:
     """A Transformer's `pool_first`, if it is not its architecture's; else None."""
     name = timm_name(encoder)
-    default = getattr(create_encoder(name) if name else VisionTransformer, "pool_first", None)
-    pool_first = getattr(encoder, "pool_first", None)
-    return None if pool_first == default else pool_first
+    default = create_encoder(name) if name else VisionTransformer
+    return None if encoder.pool_first == default.pool_first else encoder.pool_first
 
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:

@@ -44,6 +44,7 @@ class Encoder(nn.Module):
 
     gem_exponent = GEM_EXPONENT  # Exponent of the pooling "gem".
     learn_gem = False  # Whether this exponent is a parameter.
+    pool_first = None  # Whether a Transformer's final norm follows the pooling.
     takes_pixels = True  # False if the inputs are embeddings of another model.
     num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
     names = None  # None for a user's module, whose parameters keep their paths and layouts.

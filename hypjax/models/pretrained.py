@@ -23,7 +23,7 @@ from hypjax.models.architectures import (
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
-from hypjax.models.weight_files import StateDict, read_state_dict, split_key
+from hypjax.models.weight_files import KEY, StateDict, read_state_dict
 from hypjax.models.weight_names import HEADS, check_names, find_encoder
 from hypjax.system.files import contiguous, replacing, write_safetensors
 
@@ -78,7 +78,7 @@ def load_timm(name_or_path: str, encoder: Encoder, channels: int = 3) -> PyTree:
 
 def read_weights(name_or_path: str, encoder: Encoder, channels: int = 3) -> StateDict:
     """Reads weights as for `load_timm`: arrays by timm's names, and heads by hypjax's."""
-    location, key = split_key(name_or_path)
+    location, _, key = name_or_path.partition(KEY)
     expected = _timm_shapes(encoder_shapes(encoder, channels), encoder)
     content = read_state_dict(location)
     names = find_encoder(content, expected.keys(), key)
@@ -120,21 +120,16 @@ def convert_timm(
     if interpolate and isinstance(encoder, VisionTransformer) and np.ndim(positions) == 3:
         state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
-        state[name] = _with_channels(state[name], *shape[1:2])
+        value = state[name]
+        if value.ndim == len(shape) == 4 and {value.shape[1], shape[1]} == {1, 3}:
+            # As timm, for other channels: the kernel's are summed, or the only one is repeated.
+            summed = value.sum(axis=1, keepdims=True) / shape[1]
+            state[name] = np.repeat(summed, shape[1], axis=1)
         if state[name].shape != shape:
             theirs, ours = ("×".join(map(str, x)) for x in (state[name].shape, shape))
             raise UserError(f"{name} is {theirs}, not {ours}: the weights belong to another model")
     arrays = {path: state[name_in_timm(encoder, path)] for path in flatten_dict(shapes)}
     return unflatten_dict({path: from_timm(encoder, path, x) for path, x in arrays.items()})
-
-
-def _with_channels(kernel: np.ndarray, channels: int = 0) -> np.ndarray:
-    """Sums a first kernel's channels for grey images, or repeats the only one, as timm does."""
-    if kernel.ndim == 4 and {kernel.shape[1], channels} == {1, 3}:
-        if channels == 1:
-            return kernel.sum(axis=1, keepdims=True)
-        return np.repeat(kernel, channels, axis=1) * (1 / channels)
-    return kernel
 
 
 def timm_state_dict(params: PyTree, encoder: Encoder) -> StateDict:
@@ -258,15 +253,14 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
 
 def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
     """Settings with which timm pools tokens like the encoder; None if timm cannot."""
-    pooling, pool_first = encoder.pooling, getattr(encoder, "pool_first", True)
     name = timm_name(encoder)
     default = create_encoder(name).pooling if name else "cls"
-    if pooling == default:
+    if encoder.pooling == default:
         return {}
     # For "cls", timm's EVA-02 has other parameters. ConvNets, without `pool_first`, have no token.
-    settings = {("avg", "cls", False): "token", ("cls", "avg", True): "avg"}
-    global_pool = settings.get((default, pooling, pool_first))
-    return {"global_pool": global_pool} if global_pool else None
+    names = {("avg", "cls", False): "token", ("cls", "avg", True): "avg"}
+    name = names.get((default, encoder.pooling, encoder.pool_first))
+    return {"global_pool": name} if name else None
 
 
 def pools_as_timm(encoder: Encoder) -> bool:

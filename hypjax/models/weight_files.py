@@ -16,18 +16,13 @@ from hypjax.system.files import read_npz, read_torch
 
 StateDict = dict[str, np.ndarray]  # Arrays by name.
 
+KEY = "?key="  # Stands between a file and the entry in it that holds the encoder.
 _HUB_FILE = "model.safetensors"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".json")
 # Patterns of weights in folders by timm or the hub's client; the first that matches counts.
 _IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin", "*.bin.index.json")
 _IN_FOLDERS += ("*.safetensors", "*.pth", "*.pth.tar", "*.bin")
 _LFS_POINTER = b"version https://git-lfs"  # Begins what git leaves of large files.
-
-
-def split_key(weights: str) -> tuple[str, str]:
-    """Splits 'FILE?key=ENTRY' into the file and the name of an entry; '' without an entry."""
-    location, _, key = weights.partition("?key=")
-    return location, key
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
@@ -66,7 +61,7 @@ def timm_weights(name: str) -> str:
 
 def repository(weights: str) -> str | None:
     """Hub repository of pretrained weights by their name, such as timm's; None for a path."""
-    weights, _ = split_key(weights)
+    weights = weights.partition(KEY)[0]
     name = weights.removeprefix("hf-hub:")
     path = pathlib.Path(weights).expanduser()
     if weights.startswith(hub.SCHEME):
@@ -96,15 +91,13 @@ def _download(name: str) -> pathlib.Path:
     source = repository(name)
     short_name = name.removeprefix("hf-hub:")
     architecture = short_name.split(".")[0]
-    if source is None:
+    if source is None or ("/" not in short_name and architecture not in ARCHITECTURES):
         path = pathlib.Path(name).expanduser()
-        beside = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
-        problem = "there is no such file or run; a model on the hub is hf-hub:OWNER/NAME"
-        raise UserError(problem + similar(path.name, beside))
-    if "/" not in short_name and architecture not in ARCHITECTURES:
+        beside = [x.name for x in path.parent.glob("*")]
         raise UserError(
             "neither a file, nor a run, nor timm's name of weights, which begins with "
             f"{supported(architecture)}; another model on the hub is hf-hub:OWNER/NAME"
+            f"{similar(path.name, beside)}"
         )
     try:
         return hub.fetch(huggingface_hub.hf_hub_download, source, _HUB_FILE)
