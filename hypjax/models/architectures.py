@@ -357,8 +357,8 @@ def timm_name(encoder: Encoder) -> str | None:
     return next(names, None)
 
 
-def changed_pool_first(encoder: Encoder) -> bool | None:
-    """A Transformer's `pool_first`, if it is not its architecture's; else None."""
+def pool_first_field(encoder: Encoder) -> bool | None:
+    """Value of `model.pool_first` for an encoder: None if it is its architecture's."""
     name = timm_name(encoder)
     default = create_encoder(name) if name else VisionTransformer
     return None if encoder.pool_first == default.pool_first else encoder.pool_first

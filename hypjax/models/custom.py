@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError, explained, require_free
 from hypjax.models.architectures import (
     ARCHITECTURES,
-    changed_pool_first,
+    pool_first_field,
     same_architecture,
     timm_name,
 )
@@ -89,11 +89,11 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     """Fields of `config.model` from which hypjax builds this encoder; None if it cannot."""
     if not isinstance(encoder, Encoder):
         return None
-    pool_first = changed_pool_first(encoder)
+    fields = {"pool_first": pool_first_field(encoder)}
     if name := timm_name(encoder):  # The name implies the sizes.
-        return {"architecture": name, "pool_first": pool_first, **dict.fromkeys(SIZES, 0)}
+        return {"architecture": name, **fields, **dict.fromkeys(SIZES, 0)}
     if type(encoder) is VisionTransformer:
         sizes = {size: getattr(encoder, size) for size in SIZES}
         if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):
-            return {"architecture": "vit", "pool_first": pool_first, **sizes}
+            return {"architecture": "vit", **fields, **sizes}
     return None

@@ -1,6 +1,5 @@
 """Converts encoder weights from timm's names and layouts, and back; never executes their code."""
 
-import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -14,12 +13,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
-from hypjax.models.architectures import (
-    changed_pool_first,
-    create_encoder,
-    encoder_shapes,
-    timm_name,
-)
+from hypjax.models.architectures import create_encoder, encoder_shapes, pool_first_field, timm_name
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
@@ -86,7 +80,7 @@ def read_weights(name_or_path: str, encoder: Encoder, channels: int = 3) -> Stat
     positions = state.get("pos_embed")
     if getattr(encoder, "positions", "") == "patches" and positions is not None:
         num_patches = positions.shape[1] - 1
-        if positions.shape != expected["pos_embed"] and math.isqrt(num_patches) ** 2 == num_patches:
+        if math.isqrt(num_patches) ** 2 == num_patches:
             # As timm, for DINOv2's registers: the class token's position is added to the token.
             state["cls_token"] = np.float32(state["cls_token"]) + positions[:, :1]
             state["pos_embed"] = positions[:, 1:]
@@ -196,7 +190,7 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
 def timm_constructor(params: PyTree, model: Embedder) -> str:
     """Line of Python code that builds the timm model for weights by `save_timm`."""
     name, settings = timm_model(params, model)
-    arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    arguments = ", ".join(f"{key}={value!r}" for key, value in settings.items()).replace("'", '"')
     if name is None:
         return f"timm.models.VisionTransformer({arguments})"
     return f'timm.create_model("{name}", {arguments})'
@@ -246,7 +240,7 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
         settings |= dict(embed_dim=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
     elif hasattr(encoder, "patch_size") and create_encoder(name).image_size != encoder.image_size:
         settings["img_size"] = encoder.image_size
-    if (pool_first := changed_pool_first(encoder)) is not None:
+    if (pool_first := pool_first_field(encoder)) is not None:
         settings["use_fc_norm" if encoder.blocks.rotary else "fc_norm"] = pool_first
     return name, settings | (_timm_pooling(encoder) or {})
 

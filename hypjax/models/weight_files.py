@@ -20,8 +20,8 @@ KEY = "?key="  # Stands between a file and the entry in it that holds the encode
 _HUB_FILE = "model.safetensors"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".json")
 # Patterns of weights in folders by timm or the hub's client; the first that matches counts.
-_IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin", "*.bin.index.json")
-_IN_FOLDERS += ("*.safetensors", "*.pth", "*.pth.tar", "*.bin")
+_IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin*")
+_IN_FOLDERS += ("*.safetensors", "*.pth*", "*.bin")
 _LFS_POINTER = b"version https://git-lfs"  # Begins what git leaves of large files.
 
 

@@ -137,6 +137,12 @@ def test_each_pooling_is_computed(name, pooling, small):
     check(embedder(small(name, pooling=pooling), Sphere(), head="none"))
 
 
+def test_the_last_norm_may_follow_the_pooling():
+    encoder = create_encoder("vit_tiny_patch16_224", pool_first=True).clone(**SMALL)
+    for pooling in ("avg", "gem"):
+        check(embedder(encoder.clone(pooling=pooling), Sphere(), head="none"))
+
+
 def test_two_scales_of_the_letters_encoder_and_a_prefix():
     encoder = create_encoder("vit_tiny_patch16_224").clone(**SMALL)
     check(embedder(encoder, Sphere(), head="norm_dense", scales=(1.0, 0.75)), export=True)

@@ -366,6 +366,8 @@ def test_constructor_line_for_timm():
     line = f'timm.create_model("{name}", num_classes=128, img_size=384)'
     assert timm_constructor(params, model) == line and pools_as_timm(model.encoder)
     assert not pools_as_timm(create_embedder(config).encoder)
+    first = model.clone(encoder=model.encoder.clone(pool_first=True))
+    assert timm_constructor(params, first) == f"{line[:-1]}, fc_norm=True)"
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
     assert "in_chans=1" in timm_constructor(grey, model)
 
