@@ -102,8 +102,7 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
         return {"encoder": pretrained_encoder(config, model.encoder)}
     try:
         state = pretrained.read_weights(weights, model.encoder, config.data.channels)
-        encoder = pretrained.convert_timm(state, model.encoder, config.data.channels)
-        params = {"encoder": encoder}
+        params = {"encoder": pretrained.convert_timm(state, model.encoder, config.data.channels)}
         if (head := pretrained.released_head(state, model)) is not None:
             params["head"] = head
     except UserError as error:

@@ -292,14 +292,10 @@ def create_encoder(
     options = {"pooling": family.pooling, "dtype": dtype, "remat": remat, **family.options}
     options |= {name: int(side) for name, side in sides.groupdict().items() if side}
     options |= family.members[timm_name]
-    if image_size is not None:
-        options["image_size"] = image_size
-    if pooling is not None:
-        options["pooling"] = pooling
-    if pool_first is not None:
-        if family.encoder is not VisionTransformer:
-            raise UserError(f"pool_first is {pool_first}; it must be None, as for all ConvNets")
-        options["pool_first"] = pool_first
+    if pool_first is not None and family.encoder is not VisionTransformer:
+        raise UserError(f"pool_first is {pool_first}; it must be None, as for all ConvNets")
+    chosen = {"image_size": image_size, "pooling": pooling, "pool_first": pool_first}
+    options |= {name: value for name, value in chosen.items() if value is not None}
     return check_encoder(family.encoder(**options))
 
 

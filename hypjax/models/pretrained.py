@@ -253,8 +253,8 @@ def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
         return {}
     # For "cls", timm's EVA-02 has other parameters. ConvNets, without `pool_first`, have no token.
     names = {("avg", "cls", False): "token", ("cls", "avg", True): "avg"}
-    name = names.get((default, encoder.pooling, encoder.pool_first))
-    return {"global_pool": name} if name else None
+    pooling = names.get((default, encoder.pooling, encoder.pool_first))
+    return pooling and {"global_pool": pooling}
 
 
 def pools_as_timm(encoder: Encoder) -> bool:

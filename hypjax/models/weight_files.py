@@ -22,7 +22,6 @@ _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".j
 # Patterns of weights in folders by timm or the hub's client; the first that matches counts.
 _IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin*")
 _IN_FOLDERS += ("*.safetensors", "*.pth*", "*.bin")
-_LFS_POINTER = b"version https://git-lfs"  # Begins what git leaves of large files.
 
 
 def read_state_dict(name_or_path: str) -> StateDict:
@@ -42,7 +41,8 @@ def read_state_dict(name_or_path: str) -> StateDict:
         if is_packaged and (state := packaged.read_packaged()):
             return state
         path = _download(name_or_path)
-    with explained(f"{path} is damaged, or holds other objects than an encoder's arrays"):
+    problem = "is damaged, a pointer of Git LFS, or holds other objects than an encoder's arrays"
+    with explained(f"{path} {problem}"):
         named = {".".join(map(str, keys)): x for keys, x in flatten_dict(_read(path)).items()}
         # NumPy has no bfloat16; integers keep their type.
         tensors = {name: x.detach() for name, x in named.items() if hasattr(x, "detach")}
@@ -120,9 +120,7 @@ def _download(name: str) -> pathlib.Path:
 def _read(path: pathlib.Path) -> Any:
     """Reads a file by its content: safetensors, an index of parts, NumPy's .npz, or PyTorch's."""
     with path.open("rb") as file:
-        start = file.read(len(_LFS_POINTER))
-    if start == _LFS_POINTER:
-        raise UserError(f"{path} is a pointer of Git LFS, not the file; run `git lfs pull`")
+        start = file.read(9)
     if path.suffix.lower() == ".safetensors" or start[8:9] == b"{":  # After the header's length.
         from safetensors.flax import load_file
 

@@ -249,7 +249,7 @@ def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatc
         ("dinov2_vits14", "which begins with vit_[a-z]+_patch14_dinov2, "),
         ("RESNET5O", "which begins with resnet50, resnet101 or another of "),
         ("damagd.safetensors", "did you mean damaged.safetensors"),
-        ("pointer.pth", "is a pointer of Git LFS"),
+        ("pointer.pth", "is damaged, a pointer of Git LFS, or"),
         ("parts.json", "w-00002.bin is missing beside parts.json; download all parts"),
         ("vit_small_patch16_224.dino", "download https://.*small_patch16_224.dino.*weights="),
     ):
