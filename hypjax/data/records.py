@@ -110,7 +110,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
                 sizes = {"shard_lengths": [count.images], "num_bytes": path.stat().st_size}
                 split_infos.append(tfds.core.SplitInfo(name=split, **sizes))
     for table_name, table in contents.tables.items():
-        _write_table(folder / f"{table_name}.parquet", table)
+        pyarrow.parquet.write_table(table, folder / f"{table_name}.parquet", compression="zstd")
     features["label"] = tfds.features.ClassLabel(names=list(labels))
     if split_infos:  # TFDS cannot describe a dataset without images, which callers reject.
         facts = {"features": features, "split_infos": split_infos, "version": VERSION}
@@ -153,9 +153,9 @@ def _write_split(
     if not rows:
         path.unlink()
         return Count(0, 0)
-    columns = dict(zip(_INDEX_SCHEMA.names, zip(*rows, strict=True), strict=True))
-    _write_table(path.with_name(f"index-{split}.parquet"), pyarrow.table(columns, _INDEX_SCHEMA))
-    return Count(images=len(rows), classes=len({*columns["label"]}))
+    index = pyarrow.table(list(zip(*rows, strict=True)), schema=_INDEX_SCHEMA)
+    pyarrow.parquet.write_table(index, path.with_name(f"index-{split}.parquet"), compression="zstd")
+    return Count(images=len(rows), classes=len({row[0] for row in rows}))
 
 
 class _Images(Sequence):
@@ -187,10 +187,9 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
     require_package("array_record", "a prepared dataset", "array_record")  # Not on Windows.
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    with reading(folder.name, folder.path):
-        records = ArrayRecordDataSource(str(_records_path(folder.path, folder.name, split)))
     table = _read_table(folder, f"index-{split}")
     with reading(folder.name, folder.path):
+        records = ArrayRecordDataSource(str(_records_path(folder.path, folder.name, split)))
         if len(records) != len(table):
             raise ValueError(f"{split} has {len(records)} records, and {len(table)} in its index")
     index = {name: table[name].to_numpy() for name in _INDEX_SCHEMA.names}
@@ -215,10 +214,6 @@ def _read_table(folder: RecordFolder, name: str) -> pyarrow.Table:
         file = f"{name}.parquet"
         files.check_files(folder.path, {file: folder.checksums[file]})
         return pyarrow.parquet.read_table(folder.path / file)
-
-
-def _write_table(path: pathlib.Path, table: pyarrow.Table) -> None:
-    pyarrow.parquet.write_table(table, path, compression="zstd")
 
 
 @contextlib.contextmanager
@@ -246,13 +241,11 @@ def read_judgements(
     table = table.take(_indices(queries, table["query"].to_numpy()))
     boxes = np.array(table["box"].to_pylist(), np.int32).reshape(-1, 4)
     index_of = {name: i for i, name in enumerate(gallery)}
-    levels = {}
-    for level in GroundTruth._fields:
-        levels[level] = [
-            np.array([index_of[name] for name in names if name in index_of], np.int64)
-            for names in table[level].to_pylist()
-        ]
-    return boxes, GroundTruth(**levels)
+    levels = [
+        [np.array([index_of[x] for x in names if x in index_of], np.int64) for names in lists]
+        for lists in (table[level].to_pylist() for level in GroundTruth._fields)
+    ]
+    return boxes, GroundTruth(*levels)
 
 
 def _indices(names: Names, all_names: Names) -> Int[np.ndarray, " images"]:

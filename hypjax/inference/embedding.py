@@ -119,13 +119,9 @@ def to_points(
     """Maps the encoder's embeddings to points of each space, averaged over the scales."""
     points = {}
     for name, space in spaces.items():
-        points_by_scale = [
-            space.embed(_features(model, params, pooled[:, scale], name))
-            for scale in range(pooled.shape[1])
-        ]
-        points[name] = points_by_scale[0]
-        if len(points_by_scale) > 1:
-            points[name] = space.mean(jnp.stack(points_by_scale, axis=-2))
+        scales = range(pooled.shape[1])
+        by_scale = [space.embed(_features(model, params, pooled[:, i], name)) for i in scales]
+        points[name] = space.mean(jnp.stack(by_scale, axis=-2)) if len(scales) > 1 else by_scale[0]
     return points
 
 
@@ -229,12 +225,9 @@ class DatasetEmbedder:
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
         """Embeddings of a dataset's images at some scales; None unless `cached` has the images."""
-        key = id(dataset.records)
+        key, cached_scales = id(dataset.records), tuple(self.config.eval.scales)
         cached_images = self._cached_images.get(key)
-        cached_scales = tuple(self.config.eval.scales)
-        if cached_images is None or dataset.boxes is not None:
-            return None
-        if not set(scales) <= set(cached_scales):
+        if cached_images is None or dataset.boxes is not None or not {*scales} <= {*cached_scales}:
             return None
         if not np.isin(dataset.positions, cached_images.positions).all():
             return None

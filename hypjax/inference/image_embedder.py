@@ -2,7 +2,6 @@
 
 import abc
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import glob
@@ -90,11 +89,11 @@ class ImageEmbedder(abc.ABC):
                 embeddings = self._embed_resuming(path, images)
             elif append:
                 embeddings = self._appended(path, self._load(path), images)
-            elif (embeddings := self._load(path)).images_fingerprint != images.fingerprint:
+            elif (embeddings := self._load(path)).images_fingerprint == images.fingerprint:
+                return embeddings
+            else:
                 advice = "add these to them with --append, name another file, or remove it"
                 raise UserError(f"{path} exists already and holds other images; {advice}")
-            else:
-                return embeddings
             with writing(path):
                 if len(embeddings):
                     embeddings.save(path)
@@ -109,22 +108,17 @@ class ImageEmbedder(abc.ABC):
     def _embed_resuming(self, path: pathlib.Path, images: Dataset) -> Embeddings:
         """Embeds images, with a cache beside `path` of what was embedded before a kill."""
         job = fingerprint((self.fingerprint, images.fingerprint))[:8]
-        folder, table = path.with_name(f"{path.name}.{job}.unfinished"), None
-        while table is None:  # A damaged table is computed again.
-            unfinished = ArrayCache(folder, len(images))
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-                with unfinished.filling(contextlib.nullcontext()) as done:
-                    try:
-                        if done < len(images):
-                            for batch in self._finite_batches(images, done=done):
-                                unfinished.append(*batch)
-                    except BaseException:
-                        if not unfinished.done:
-                            remove(folder)
-                        raise
-                table = unfinished.table(np.float32)
-        return self._embeddings(images, *table)
+        folder = path.with_name(f"{path.name}.{job}.unfinished")
+        unfinished = ArrayCache(folder, len(images))
+        with writing(folder), unfinished.filling() as done:  # A damaged end is computed again.
+            try:
+                if done < len(images):
+                    for batch in self._finite_batches(images, done=done):
+                        unfinished.append(*batch)
+            finally:
+                if not unfinished.done:
+                    remove(folder)
+        return self._embeddings(images, *unfinished.table(np.float32))
 
     def _load(self, path: pathlib.Path) -> Embeddings:
         """Reads an earlier result, or raises a `UserError` if another model embedded it."""

@@ -132,8 +132,7 @@ class Run:
 
     def restore_best(self, folder: pathlib.Path) -> TrainedModel:
         """Restores a folder's best model, or else its last."""
-        *_, best = self.restore(folder).values()
-        return best
+        return [*self.restore(folder).values()][-1]
 
     def trained(self, params: PyTree) -> TrainedModel:
         """The trained model with these parameters; its `fingerprint` needs unsharded parameters."""
@@ -157,9 +156,8 @@ class Run:
             return {}
         if self.splits.train is None:
             problem = "config.eval.pca needs training images, and this dataset has none"
-            raise UserError(
-                f"{problem}; move this one to eval.benchmarks, and name another in data.name"
-            )
+            advice = "move this one to eval.benchmarks, and name another in data.name"
+            raise UserError(f"{problem}; {advice}")
         if self._last_projections[0] is not params:
             points = self.embedder.points(params, self.splits.train, spaces)
             options = {"whiten": self.config.eval.whiten}

@@ -98,15 +98,12 @@ def save(
 
 def _require_shapes(params: PyTree, expected: PyTree) -> None:
     """Raises a `UserError` for the first parameter that is missing, unknown or misshapen."""
-    shapes, expected_shapes = (
-        {name: x.shape for name, x in flatten_dict(tree, sep="/").items()}
-        for tree in (params, expected)
-    )
-    for name in sorted(shapes.keys() | expected_shapes.keys()):
-        shape, expected_shape = shapes.get(name), expected_shapes.get(name)
-        if shape != expected_shape:
-            problem = f"has the shape {shape}, but encoder.init gives {expected_shape}"
-            raise UserError(f"the parameter {name} {problem}")
+    trees = (jax.tree.map(lambda x: x.shape, tree) for tree in (params, expected))
+    shapes, expected_shapes = (flatten_dict(tree, sep="/") for tree in trees)
+    if wrong := shapes.items() ^ expected_shapes.items():
+        name, _ = min(wrong)
+        problem = f"has the shape {shapes.get(name)}, but encoder.init gives"
+        raise UserError(f"the parameter {name} {problem} {expected_shapes.get(name)}")
 
 
 def describe(config: ConfigDict) -> str:

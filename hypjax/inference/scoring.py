@@ -81,9 +81,9 @@ def _without_own_images(task: Task[Embeddings], *, one_table: bool) -> Task[Embe
         excluded_rows = copies(queries.ids.tolist())
         note = sharing_files(excluded_rows)
     else:
-        gallery_images = OwnImages(gallery.ids.tolist(), gallery.vectors)
-        query_ids = queries.ids.tolist()
-        excluded_rows = gallery_images.rows(query_ids, queries.vectors, one_table=one_table)
+        query_images = queries.ids.tolist(), queries.vectors
+        own_images = OwnImages(gallery.ids.tolist(), gallery.vectors)
+        excluded_rows = own_images.rows(*query_images, one_table=one_table)
         note = queries_in_gallery(excluded_rows)
     if note:
         console.say(f"{note} (with --keep_self they do)")
@@ -135,10 +135,8 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], noun: str) -> Int[np.
 
 def graded_metrics(task: Task) -> list[str]:
     """The graded metrics if all images of a task have coarse labels, else none."""
-    for images in filter(None, (task.queries, task.gallery)):
-        if images.coarse_labels is None or "" in images.coarse_labels:
-            return []
-    return list(GRADED)
+    columns = [x.coarse_labels for x in (task.queries, task.gallery) if x]
+    return [] if any(x is None or "" in x for x in columns) else [*GRADED]
 
 
 def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:

@@ -1,6 +1,5 @@
 """Publishes trained models on the Hugging Face hub, in folders that hypjax and timm load."""
 
-import fnmatch
 import os
 import pathlib
 import re
@@ -119,15 +118,11 @@ def push(
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
     try:
-        address = hub.upload(folder, paths, name, private=private, owned=_is_model_file)
+        address = hub.upload(folder, paths, name, private=private, owned=files.MODEL_FILES)
         console.say(f"published {address}")
     except UserError as error:
         console.say(f"wrote {folder}, but did not upload it: {error}")
     return folder
-
-
-def _is_model_file(file: str) -> bool:
-    return any(fnmatch.fnmatchcase(file, pattern) for pattern in files.MODEL_FILES)
 
 
 def _remove_paths(config: ConfigDict) -> None:
@@ -160,15 +155,10 @@ def _model_card(
         if model.head_kind == "norm_dense":
             elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
         if not pools_as_timm(model.encoder):
-            pooling = model.encoder.pooling
-            elsewhere += f"timm's model lacks the pooling of tokens, `{pooling}`.\n\n"
+            elsewhere += f"timm's model lacks the pooling `{model.encoder.pooling}`.\n\n"
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
-    rows = [
-        f"| `{field}` | `{value}` |"
-        for field, value in identity(config).items()
-        if value != defaults.get(field)
-    ]
+    changed = {k: value for k, value in identity(config).items() if value != defaults.get(k)}
     return _CARD.format(
         name=name,
         description=describe(config),
@@ -177,7 +167,7 @@ def _model_card(
         elsewhere=elsewhere,
         data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
         version=__version__,
-        fields="\n".join(rows),
+        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
         results=_tables(config, results),
     )
 
@@ -194,8 +184,8 @@ def _tables(config: ConfigDict, results: Mapping[str, Any]) -> str:
 def _base_model(config: ConfigDict) -> str | None:
     """The repository of the pretrained weights, if the hub holds them."""
     weights = config.model.weights or ""
-    is_on_hub = weights.startswith((hub.SCHEME, "hf-hub:"))
-    is_on_hub |= timm_weights(weights).split(".")[0] in ARCHITECTURES
+    is_of_timm = timm_weights(weights).split(".")[0] in ARCHITECTURES
+    is_on_hub = is_of_timm or weights.startswith((hub.SCHEME, "hf-hub:"))
     return repository(weights) if is_on_hub else None  # Other names may be folders.
 
 

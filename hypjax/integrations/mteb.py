@@ -40,14 +40,9 @@ class MtebEncoder:
         if not hub.is_repository(self._model.source):  # mteb needs OWNER/NAME.
             name = f"hypjax/{pathlib.Path(self._model.source).name}"
         dataset = PREPARED.get(self._model.config.data.name)
-        facts = {
-            "name": name,
-            "revision": self._model.fingerprint,
-            "framework": ["JAX"],
-            "modalities": ["image"],
-            "training_datasets": {dataset.mteb} if dataset and dataset.mteb else None,
-        }
-        return ModelMeta.create_empty(facts)
+        known = {dataset.mteb} if dataset and dataset.mteb else None
+        facts = {"name": name, "revision": self._model.fingerprint, "training_datasets": known}
+        return ModelMeta.create_empty({**facts, "framework": ["JAX"], "modalities": ["image"]})
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> _Points:
         """Embeds the images of mteb's batches as points of the model's space, float32."""

@@ -65,15 +65,12 @@ class OnnxEncoder:
     ) -> list:
         """Returns the arguments of `_crop_and_scale`; refuses flags that do not fit the file."""
         path = self._path
-        normalises = mean is not None or std is not None
-        if self._dtype == np.uint8 and normalises:
+        if self._dtype == np.uint8 and (mean is not None or std is not None):
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
-        if self._dtype != np.uint8 and not normalises:
-            raise UserError(f"{path} needs --mean and --std of pixels from 0 to 1")
-        if normalises:
-            for name, values in (("mean", mean), ("std", std)):
-                if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
-                    raise UserError(f"--{name} must be three numbers, such as --{name}=0.5,0.5,0.5")
+        for name, values in (("mean", mean), ("std", std)) if self._dtype != np.uint8 else ():
+            if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
+                example = f"three numbers for pixels from 0 to 1, such as --{name}=0.5,0.5,0.5"
+                raise UserError(f"{path} needs --{name}: {example}")
         # A model of any size gets squares of --resize pixels.
         side, width = (length if isinstance(length, int) else resize for length in size)
         if side is None or side != width:

@@ -104,7 +104,7 @@ def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)
     options = {"private": True, "repo_type": "dataset", "marker": _TABLE}
-    try:  # No file of the repository is `owned`, so none is deleted.
-        return hub.upload(folder, [_TABLE, _CARD], name, owned=lambda file: False, **options)
+    try:
+        return hub.upload(folder, [_TABLE, _CARD], name, **options)
     except UserError as error:
         raise UserError(f"wrote {folder}, but did not upload it: {error}") from error

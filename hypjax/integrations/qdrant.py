@@ -80,8 +80,7 @@ class QdrantGallery:
 
     def sample(self, most: int) -> list[GalleryItem]:
         """Up to `most` images, those with the lowest keys; since keys are hashes, at random."""
-        records, _ = self._ask("scroll", limit=most, **_FULL)
-        return self._items(records)
+        return self._items(self._ask("scroll", limit=most, **_FULL)[0])
 
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)
@@ -165,9 +164,8 @@ class QdrantGallery:
         sample_rows, _ = euclidean.sample_queries(len(embeddings), len(self))
         if not len(sample_rows):
             return 1.0
-        sample, paths = embeddings.vectors[sample_rows], embeddings.ids[sample_rows].tolist()
-        own_images = [models.HasIdCondition(has_id=[point_id(path)]) for path in paths]
-        filters = [models.Filter(must_not=[own_image]) for own_image in own_images]
+        sample, ids = embeddings.vectors[sample_rows], map(point_id, embeddings.ids[sample_rows])
+        filters = [models.Filter(must_not=[models.HasIdCondition(has_id=[x])]) for x in ids]
         k = min(euclidean.NEAREST, len(self) - 1)
 
         def search_sample(candidates: int, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -215,11 +213,9 @@ class QdrantGallery:
             models.QueryRequest(query=centre, filter=centre_filter, **options)
             for centre, centre_filter in zip(centres.tolist(), filters, strict=True)
         ]
-        candidates = []
-        for batch in inputs.split(requests, _SEARCH_BATCH):
-            answers = self._ask("query_batch_points", requests=batch)
-            candidates += [answer.points for answer in answers]
-        return candidates
+        batches = inputs.split(requests, _SEARCH_BATCH)
+        answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
+        return [answer.points for batch in answers for answer in batch]
 
     def _read_facts(self) -> None:
         try:

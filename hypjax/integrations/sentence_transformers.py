@@ -14,17 +14,15 @@ import numpy as np
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from hypjax import __version__
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall, Space
 from hypjax.geometry.registry import space_name
 from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
-from hypjax.inference.save import describe
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm, timm_config, timm_state_dict
-from hypjax.system.files import replacing, write_json, write_safetensors, write_text
+from hypjax.system.files import replacing, write_json, write_safetensors
 
 _MAX_IMAGES = 2000  # Images for checking that all features are clipped.
 _ONNX_HINT = "--format=onnx writes the whole model, with its space"
@@ -41,23 +39,6 @@ _POOLED = {
     "modality_config": {"image": {"method": "forward", "method_output_name": "pooler_output"}},
     "module_output_name": "sentence_embedding",
 }
-_CARD = """\
----
-library_name: sentence-transformers
-pipeline_tag: image-feature-extraction
-tags:
-- sentence-transformers
-- timm
-- image-retrieval
-- metric-learning
----
-
-# Embeddings for image retrieval
-
-{description}. Trained by hypjax {version} in {space}.
-
-{reason}
-"""
 
 
 def write_folder(workdir: str, folder: pathlib.Path) -> str:
@@ -74,8 +55,6 @@ def write_folder(workdir: str, folder: pathlib.Path) -> str:
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
         _write_modules(staged, config, model, embedder.params)
-        values = {"description": describe(config), "version": __version__, "space": space}
-        write_text(staged / "README.md", _CARD.format(**values, reason=reason))
     return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {reason}'
 
 

@@ -12,14 +12,11 @@ of a float32, where that is fine enough to find candidates. Exact distances rank
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pathlib
 import re
 import sys
-import tempfile
-from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -44,8 +41,7 @@ from hypjax.system import files
 # A gallery's folder holds its facts, and a folder that they name, with the other files of one
 # export. A reader sees the files of one export only, although the next one removes them.
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_UNFINISHED = ".export-"  # Beginning of the name of an export's folder while it is written.
-_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|{_FACTS}|\.{_FACTS}.*|{_UNFINISHED}.*")
+_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|{_FACTS}|\..*\.unfinished")
 _ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -149,16 +145,13 @@ class GraphGallery(ArrayGallery):
             for attempts_left in reversed(range(_ATTEMPTS)):
                 facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
                 try:
-                    return cls._read(path, **facts)
+                    return cls._read(path / facts.pop("export"), **facts)
                 except (OSError, RuntimeError):  # Another process may have exported newer files.
                     if not attempts_left:
                         raise
 
     @classmethod
-    def _read(cls, path: pathlib.Path, export: str, checksums: Any, **facts: Any) -> Self:
-        if export != _export_name(checksums):
-            raise ValueError(f"{export!r:.40} names no export")
-        folder = path / export
+    def _read(cls, folder: pathlib.Path, checksums: Any, **facts: Any) -> Self:
         files.check_files(folder, checksums)  # usearch crashes on damaged files.
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
@@ -189,8 +182,8 @@ class GraphGallery(ArrayGallery):
         facts["space"] = describe_space(self.space)
         with writing(path), files.locked(path, f"writing {path}", beside=True):
             path.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=path) as temporary:
-                staged = pathlib.Path(temporary, "export")
+            folder = path / os.urandom(8).hex()
+            with files.replacing(folder) as staged:
                 staged.mkdir()
                 try:
                     self.index.save(str(staged / _GRAPH))
@@ -198,17 +191,8 @@ class GraphGallery(ArrayGallery):
                     raise OSError(str(error)) from error
                 np.save(staged / _POINTS, np.ascontiguousarray(self.vectors))
                 pyarrow.parquet.write_table(pyarrow.table(columns), staged / _IMAGES)
-                for written in staged.iterdir():
-                    files.sync(written)
-                checksums = {x: files.sha256(staged / x) for x in (_GRAPH, _POINTS, _IMAGES)}
-                facts |= {"checksums": checksums, "export": _export_name(checksums)}
-                folder = path / facts["export"]
-                try:  # Others may read an intact folder, so it stays.
-                    files.check_files(folder, checksums)
-                except (OSError, ValueError):
-                    files.remove(folder)
-                    staged.rename(folder)
-            files.write_checked_json(path / _FACTS, facts)
+                facts["checksums"] = {x.name: files.sha256(x) for x in staged.iterdir()}
+            files.write_checked_json(path / _FACTS, facts | {"export": folder.name})
             for other in path.iterdir():
                 if other.name not in (_FACTS, folder.name):
                     files.remove(other)
@@ -226,7 +210,7 @@ class GraphGallery(ArrayGallery):
         num_candidates = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
         self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
-        pairs = _matched_pairs(self.index.search(vectors, num_candidates), len(points))
+        pairs = _matched_pairs(self.index.search(vectors, num_candidates))
         stray_pairs = self._nearest_strays(vectors, k)
         queries, rows = self._with_copies(*np.concatenate([pairs, stray_pairs], axis=1), k)
         # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
@@ -241,7 +225,7 @@ class GraphGallery(ArrayGallery):
         metric = _metric(self.space, self.vectors.shape[1], rounded=False)
         k = min(k, len(strays))
         matches = usearch_index.search(stray_vectors, vectors, k, metric, exact=True)
-        queries, items = _matched_pairs(matches, len(vectors))
+        queries, items = _matched_pairs(matches)
         return queries, strays[items]
 
     def _with_copies(self, queries: Rows, rows: Rows, k: int) -> _Pairs:
@@ -278,11 +262,6 @@ def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
     return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
 
 
-def _export_name(checksums: Mapping[str, str]) -> str:
-    """Names the folder of an export after its files."""
-    return hashlib.sha256("".join(checksums.values()).encode()).hexdigest()[:16]
-
-
 def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
     """Points as the graph's vectors, with their factor in separations as last coordinate."""
     if space.ball() is None:
@@ -302,12 +281,10 @@ def _can_round(points: _Points, neighbours: _Points, space: Space) -> bool:
     return bool(np.mean(errors < _TOLERANCE * distances) >= 1 - _EXCEPTION_SHARE)
 
 
-def _matched_pairs(matches: Any, num_queries: int) -> _Pairs:
+def _matched_pairs(matches: Any) -> _Pairs:
     """Unpacks usearch's matches into pairs of a query and a row."""
-    if not num_queries:
-        return np.empty(0, int), np.empty(0, int)
     # For a single query, usearch returns arrays of one axis, without missing images.
-    keys = np.asarray(matches.keys, np.int64).reshape(num_queries, -1)
+    keys = np.atleast_2d(np.asarray(matches.keys, np.int64))
     counts = np.reshape(getattr(matches, "counts", keys.shape[1]), (-1, 1))
     queries, columns = np.nonzero(np.arange(keys.shape[1]) < counts)
     return queries, keys[queries, columns]

@@ -134,8 +134,8 @@ class Embeddings(ArrayGallery):
         """
         self.check()
         columns = {name: getattr(self, name) for name in (*_COLUMNS, *_ORIGIN)}
-        if (features := columns.pop("raw_features")) is not None:
-            columns["features"] = features
+        columns["features"] = columns.pop("raw_features")
+        if columns["features"] is not None:
             del columns["vectors"]
         arrays = {name: contiguous(x) for name, x in columns.items() if x is not None}
         arrays["unreadable"] = np.array([*self.unreadable.items()], dtype=str).reshape(-1, 2)

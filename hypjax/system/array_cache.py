@@ -46,9 +46,10 @@ class ArrayCache:
         return np.fromfile(self._index, _ENTRY) if self._index.exists() else np.zeros(0, _ENTRY)
 
     @contextlib.contextmanager
-    def filling(self, lock: AbstractContextManager[None]) -> Iterator[int]:
+    def filling(self, lock: AbstractContextManager[None] | None = None) -> Iterator[int]:
         """Holds a lock while the body appends the missing arrays; yields the number present."""
-        with lock:
+        with lock or contextlib.nullcontext():
+            self.folder.mkdir(parents=True, exist_ok=True)
             self.done = self._resume()
             with self._arrays.open("ab") as self._file, self._index.open("ab") as self._entries:
                 yield self.done

@@ -1,5 +1,6 @@
 """Reads and writes repositories of the Hugging Face hub."""
 
+import fnmatch
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -81,13 +82,13 @@ def upload(
     name: str,
     *,
     private: bool,
-    owned: Callable[[str], bool],
+    owned: Sequence[str] = (),
     repo_type: str = "model",
     marker: str | None = None,
 ) -> str:
     """Uploads files in one commit to a repository, new if necessary; returns the commit's URL.
 
-    The commit deletes files for which `owned` holds and which are not uploaded again. If `marker`
+    The commit deletes files that match patterns of `owned` and are not uploaded again. If `marker`
     is given, a repository that has files, but not the marker, raises a UserError.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
@@ -100,8 +101,8 @@ def upload(
         present = api.list_repo_files(name, repo_type=repo_type)
         if marker and marker not in present and not set(present) <= _PLAIN:
             raise UserError(f"the repository {name} holds other files; name another")
-        stale = [file for file in present if owned(file) and file not in files]
-        operations = [CommitOperationDelete(file) for file in stale]
+        matching = {file for pattern in owned for file in fnmatch.filter(present, pattern)}
+        operations = [CommitOperationDelete(file) for file in sorted(matching - {*files})]
         operations += [CommitOperationAdd(file, str(folder / file)) for file in files]
         message = f"Upload a hypjax {repo_type}"
         commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)

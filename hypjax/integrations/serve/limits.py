@@ -89,10 +89,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
-        app = self._app
-        if scope["type"] == "http":
-            if message := self._refusal(scope["method"], Headers(scope=scope)):
-                app = JSONResponse({"error": message}, 403)
+        message = self._refusal(scope["method"], Headers(scope=scope))
+        app = JSONResponse({"error": message}, 403) if message else self._app
         await app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str:

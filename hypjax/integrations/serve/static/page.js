@@ -106,7 +106,7 @@ function draw(images, colours = {}, query = null) {
     dot.circle = element("circle", { class: hit ? "dot hit" : "dot", cx: dot.place[0], cy: -dot.place[1], r: hit ? 0.03 : 0.014 });
     if (colours[dot.class]) dot.circle.style.setProperty("--colour", colours[dot.class]);
     dot.circle.addEventListener("pointerenter", () => choose(dot));
-    dot.circle.addEventListener("click", () => walk(dot.key));
+    dot.circle.addEventListener("click", () => { location.hash = dot.key; });
     return dot.circle;
   });
   const star = query && element("path", { class: "query", d: "M0-.06.018-.018.06 0 .018.018 0 .06-.018.018-.06 0-.018-.018Z", transform: `translate(${query[0]} ${-query[1]})` });
@@ -138,7 +138,7 @@ const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowD
 
 // Chooses the nearest image in the direction of an arrow key.
 function move(event) {
-  if (event.key === "Enter" && chosen) return walk(chosen.key);
+  if (event.key === "Enter" && chosen) location.hash = chosen.key;
   const arrow = ARROWS[event.key];
   if (!arrow) return;
   event.preventDefault();
@@ -148,10 +148,6 @@ function move(event) {
     return { dot, along, cost: Math.hypot(...step) * (1 + 2 * (1 - along / (Math.hypot(...step) || 1))) };
   });
   choose(ahead.filter(({ along }) => along > 0 || !chosen).sort((one, two) => one.cost - two.cost)[0]?.dot);
-}
-
-function walk(key) {
-  location.hash = key;
 }
 
 function upload(file) {
