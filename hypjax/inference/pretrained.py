@@ -110,10 +110,9 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
     if PROXIES in state and "hier_proxies" in config.objective:
         proxies = state[PROXIES]
         if proxies.shape != (config.objective.hier_proxies, model.head_dim):
-            raise UserError(
-                f"weights {weights}: {PROXIES} has the shape {list(proxies.shape)}; set "
-                "--config.objective.hier_proxies and --config.model.head_dim accordingly"
-            )
+            problem = f"{PROXIES} has the shape {list(proxies.shape)}"
+            advice = "set --config.objective.hier_proxies and --config.model.head_dim accordingly"
+            raise UserError(f"weights {weights}: {problem}; {advice}")
         objective = create_objective(config)
         proxies = proxy_parameters(proxies, objective.score_space, objective.ball_c)
         params["hierarchy"] = np.asarray(proxies)

@@ -104,16 +104,12 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     """Takes queries and gallery by the splits of rows, see `task_of`."""
     if embeddings.splits is None:
         return Task(embeddings)
-    by_split = {
-        name: embeddings.take(np.flatnonzero(embeddings.splits == name))
-        for name in ("query", "gallery", "test")
-        if name in embeddings.splits
-    }
-    if "test" in by_split:
-        return Task(by_split["test"])
-    if by_split.keys() == {"query", "gallery"}:
-        return Task(by_split["query"], by_split["gallery"])
-    splits = ", ".join(np.unique(embeddings.splits))
+    present = {*embeddings.splits.tolist()}
+    for names in (("test",), ("query", "gallery")):
+        if present.issuperset(names):
+            parts = (np.flatnonzero(embeddings.splits == name) for name in names)
+            return Task(*map(embeddings.take, parts))
+    splits = ", ".join(sorted(present))
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 

@@ -69,8 +69,7 @@ class TransformersEncoder:
         elif not random_weights and self._has_pooler():
             self.output = f"pooler output ({kind})"
         elif any(map(_CLASS_TOKEN.search, model.state_dict())):
-            self.output = f"class token ({kind})"
-            self._takes_class_token = True
+            self.output, self._takes_class_token = f"class token ({kind})", True
         else:
             raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
         weights = _hash_weights(model.state_dict(), without=random_weights)

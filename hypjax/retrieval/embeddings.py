@@ -174,8 +174,7 @@ class Embeddings(ArrayGallery):
         with explained(f"{source} is damaged", "; embed the images again"):
             file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
-            pairs = arrays.get("unreadable")
-            origin["unreadable"] = {} if pairs is None else dict(pairs.tolist())
+            origin["unreadable"] = dict(np.asarray(arrays.get("unreadable", ())).tolist())
             has_features = "features" in arrays
             vectors = arrays["features" if has_features else "vectors"]
             ids, labels = arrays["ids"], arrays["labels"]

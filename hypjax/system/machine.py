@@ -81,12 +81,12 @@ def free_memory(mesh: "Mesh") -> int | None:
 
 def free_host_memory() -> int | None:
     """Returns the free memory of this machine in bytes; None if unknown."""
-    malloc_trim = os.name != "nt" and getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim:
-        malloc_trim(0)  # Returns freed memory to the system.
     path = pathlib.Path("/proc/meminfo")
-    text = path.read_text() if path.exists() else ""
-    available = re.search(r"MemAvailable: *(\d+) kB", text)
+    if not path.exists():
+        return None
+    if malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        malloc_trim(0)  # Returns freed memory to the system.
+    available = re.search(r"MemAvailable: *(\d+) kB", path.read_text())
     return 1024 * int(available[1]) if available else None
 
 
