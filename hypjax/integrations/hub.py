@@ -159,6 +159,8 @@ def _model_card(
     notes = [f"Note: {note}." for note in results.get("notes", ())]
     defaults = identity(default_config(config.objective.name))
     changed = {k: value for k, value in identity(config).items() if value != defaults.get(k)}
+    states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
+    tables = filter(None, [format_results(states), beside_published(results, config)])
     return _CARD.format(
         name=name,
         description=describe(config),
@@ -168,17 +170,8 @@ def _model_card(
         data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
         version=__version__,
         fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results=_tables(config, results),
+        results="\n".join(["```", *tables, "```"]) if results else "The run is not finished.",
     )
-
-
-def _tables(config: ConfigDict, results: Mapping[str, Any]) -> str:
-    """A run's scores, and the published scores of the same task, if any."""
-    if not results:
-        return "The run is not finished."
-    states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
-    tables = filter(None, [format_results(states), beside_published(results, config)])
-    return "\n".join(["```", *tables, "```"])
 
 
 def _base_model(config: ConfigDict) -> str | None:

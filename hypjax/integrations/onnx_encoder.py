@@ -69,8 +69,8 @@ class OnnxEncoder:
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
         for name, values in (("mean", mean), ("std", std)) if self._dtype != np.uint8 else ():
             if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
-                example = f"three numbers for pixels from 0 to 1, such as --{name}=0.5,0.5,0.5"
-                raise UserError(f"{path} needs --{name}: {example}")
+                kind = "three numbers each, of pixels from 0 to 1"
+                raise UserError(f"{path} needs --mean and --std, {kind}: --{name}=0.5,0.5,0.5")
         # A model of any size gets squares of --resize pixels.
         side, width = (length if isinstance(length, int) else resize for length in size)
         if side is None or side != width:

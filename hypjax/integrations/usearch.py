@@ -152,7 +152,8 @@ class GraphGallery(ArrayGallery):
 
     @classmethod
     def _read(cls, folder: pathlib.Path, checksums: Any, **facts: Any) -> Self:
-        files.check_files(folder, checksums)  # usearch crashes on damaged files.
+        # usearch crashes on damaged files.
+        files.check_files(folder, {name: checksums[name] for name in (_GRAPH, _POINTS, _IMAGES)})
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
         ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
