@@ -192,7 +192,7 @@ def parse(
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    elif "workdir" in signature.parameters and "config" not in signature.parameters:
+    elif "config" not in signature.parameters:
         # The run has a configuration, of which only the images' place may be another.
         refuse_overrides([x for x in overrides if not x.startswith(("data.path=", "data.labels="))])
     positional = _positional(main)

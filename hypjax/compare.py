@@ -6,7 +6,6 @@ in default folders that differ in one field.
 """
 
 import pathlib
-from collections.abc import Sequence
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -14,7 +13,7 @@ from hypjax.errors import UserError
 
 def main(
     *names: str,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     config: str | None = None,
     field: str | None = None,
     value: list[str] | None = None,

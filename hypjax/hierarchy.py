@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated
 
 from absl import flags
@@ -13,7 +12,7 @@ from hypjax.errors import writing
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     workdir: list[str],
     output: str | None = None,
     images: Annotated[int, flags.IntegerParser(3)] = 5000,

@@ -1,7 +1,6 @@
 """Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1)."""
 
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated
 
 from absl import flags
@@ -11,7 +10,7 @@ from hypjax import command
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     config: str | None = None,
     embeddings: str | None = None,
     samples: Annotated[int, flags.IntegerParser(4)] = 2000,

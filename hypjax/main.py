@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from hypjax import command
@@ -13,7 +12,7 @@ from hypjax.monitoring import stopwatch
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     config: str | None = None,
     workdir: str | None = None,
     name: str | None = None,

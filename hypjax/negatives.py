@@ -1,13 +1,11 @@
 """Shows the hardest negatives of trained runs, and their weights in the loss (HypMix)."""
 
-from collections.abc import Sequence
-
 from hypjax import command
 
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     workdir: list[str],
     anchors: command.Positive = 1000,
     show: command.Natural = 4,

@@ -1,7 +1,6 @@
 """Draws embeddings in the Poincaré disk, their images on a grid, or what searches find."""
 
 import pathlib
-from collections.abc import Sequence
 from typing import Literal
 
 from hypjax import command
@@ -12,7 +11,7 @@ def main(
     kind: Literal["disk", "grid", "hits"] = "disk",
     /,
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     workdir: str | None = None,
     embeddings: str | None = None,
     output: command.Figure,
@@ -57,19 +56,17 @@ def main(
     from hypjax.analysis.run_hits import draw_hits
     from hypjax.system import caches, console
 
-    caches.keep_compiled_programs()
+    choice = (images or (400 if kind == "grid" else 5000), None if first else seed, colour)
     if embeddings:
         command.refuse_overrides(overrides)
-    run = None if embeddings else open_runs([workdir], overrides)[0]
-    if kind == "hits":
-        print(draw_hits(run, queries, k, seed, output))
-        console.say(f"wrote {output}")
-        return
-    limit = images or (400 if kind == "grid" else 5000)
-    choice = (limit, None if first else seed, colour)
-    if embeddings:
+        caches.keep_compiled_programs()
         drawing, space = disk.drawing_of_gallery(pathlib.Path(embeddings).expanduser(), *choice)
     else:
+        [run] = open_runs([workdir], overrides)
+        if kind == "hits":
+            print(draw_hits(run, queries, k, seed, output))
+            console.say(f"wrote {output}")
+            return
         drawing, space = disk.drawing_of_run(run, parts, *choice)
     drawing, ranks = disk.place_in_disk(drawing, space, layout, seed, neighbours)
     if ranks:

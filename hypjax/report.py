@@ -1,7 +1,6 @@
 """Writes a report of trained runs: one HTML page that needs no server."""
 
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated
 
 from hypjax import command
@@ -9,7 +8,7 @@ from hypjax import command
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     workdir: list[str],
     output: Annotated[pathlib.Path, command.OutputFile(".html")] = pathlib.Path("report.html"),
     queries: command.Natural = 50,

@@ -1,6 +1,5 @@
 """Shows the spectrum of trained runs' embeddings, before and after training (IRT, Analysis)."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from absl import flags
@@ -10,7 +9,7 @@ from hypjax import command
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     workdir: list[str],
     output: command.Figure | None = None,
     images: Annotated[int, flags.IntegerParser(3)] = 5000,

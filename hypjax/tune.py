@@ -4,7 +4,6 @@ launch/compare.sh, with the same arguments, trains the runs first.
 """
 
 import itertools
-from collections.abc import Sequence
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -12,7 +11,7 @@ from hypjax.errors import UserError
 
 def main(
     *,
-    overrides: Sequence[str] = (),
+    overrides: list[str],
     config: str,
     variant: list[str],
     seeds: tuple[str, ...] = ("0", "1", "2"),

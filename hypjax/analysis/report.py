@@ -30,9 +30,9 @@ from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import METRICS, REPORT, RESULTS, TIMES, read_object
+from hypjax.runs.files import METRICS, REPORT, RESULTS, STARTS, TIMES, read_object
 from hypjax.runs.tables import beside_published, format_best_step, format_learned
-from hypjax.runs.workdir import read_warnings
+from hypjax.runs.workdir import read_if_intact
 from hypjax.system import console
 from hypjax.system.files import write_text
 
@@ -103,7 +103,8 @@ def _read_run(run: Run, searches: RunSearches) -> ShownRun:
         for line in file.read_text().splitlines() if file.exists() else ():
             with contextlib.suppress(ValueError):  # A kill may cut off the last line.
                 metrics.append(json.loads(line))
-        return ShownRun(run.name, searches, results, metrics, seconds, read_warnings(folder))
+        warnings = read_if_intact(folder / STARTS).get("warnings", [])
+        return ShownRun(run.name, searches, results, metrics, seconds, warnings)
 
 
 def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:

@@ -1,7 +1,7 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
-import json
+import functools
 import logging
 import math
 import pathlib
@@ -25,6 +25,7 @@ from hypjax import parallel
 from hypjax.errors import UserError, reason, writing
 from hypjax.parallel import processes
 from hypjax.system import console
+from hypjax.system.files import check_json, with_checksum
 
 _METADATA = "record"  # Name of the Orbax item with JSON values, next to the trees of arrays.
 
@@ -105,12 +106,8 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | tuple[None, None]:
         """Step and score of the best checkpoint; both None if no checkpoint has a score."""
-
-        def read() -> tuple[int, float] | tuple[None, None]:
-            steps = self._best_first()
-            return (steps[0], self._scores[steps[0]]) if steps else (None, None)
-
-        return tuple(processes.from_first(read))
+        step, *_ = processes.from_first(self._best_first) or [None]
+        return step, processes.from_first(lambda: self._scores.get(step))
 
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
@@ -144,9 +141,8 @@ class Checkpoints:
             "shapes": {name: _shapes(tree) for name, tree in trees.items()},
             "record": record,
         }
-        metadata["checksum"] = _json_checksum(metadata)
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        items[_METADATA] = ocp.args.JsonSave(metadata)
+        items[_METADATA] = ocp.args.JsonSave(with_checksum(metadata))
         self._saving_step = step
         if score is not None:
             self._scores[step] = score
@@ -229,18 +225,11 @@ class Checkpoints:
         """Reads a checkpoint in the first process and broadcasts it, unless read-only."""
         if self._read_only:
             return read()
-        restored: Restored | None = None  # In the first process.
-
-        def read_json() -> tuple[int, dict[str, Any]] | None:
-            nonlocal restored
-            restored = read()
-            return None if restored is None else (restored.step, restored.record)
-
-        step_and_record = processes.from_first(read_json)
+        read, like = functools.cache(read), tuple(like.values())
+        step_and_record = processes.from_first(lambda: read() and (read().step, read().record))
         if step_and_record is None:
             return None
-        like = tuple(like.values())
-        trees = processes.arrays_from_first(lambda: restored.trees, like)
+        trees = processes.arrays_from_first(lambda: read().trees, like)
         step, record = step_and_record
         return Restored(step, jax.tree.map(_place_like, trees, like), record)
 
@@ -265,11 +254,10 @@ class Checkpoints:
         return Restored(step, tuple(trees), metadata["record"])
 
     def _read_metadata(self, step: int) -> dict[str, Any]:
-        metadata = dict(self._read(step, {})[_METADATA] or {})
-        checksum = metadata.pop("checksum", None)  # None in records of earlier versions.
-        if "record" not in metadata or checksum not in (None, _json_checksum(metadata)):
-            raise _DamagedError("its record differs from the saved record")
-        return metadata
+        try:
+            return check_json(dict(self._read(step, {})[_METADATA] or {}))
+        except ValueError as error:
+            raise _DamagedError("its record differs from the saved record") from error
 
     def _read(self, step: int, like: Mapping[str, PyTree]) -> Any:
         host_arrays = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
@@ -287,11 +275,6 @@ class Checkpoints:
         self.wait()
         if self._manager is not None:
             self._manager.close()
-
-
-def _json_checksum(metadata: Mapping[str, Any]) -> int:
-    """CRC-32 of JSON values; Python reads the numbers of a JSON file exactly."""
-    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
 
 
 def _show_unraisable(error: Any) -> None:

@@ -13,6 +13,7 @@ from hypjax.system.files import check_files, check_json
 
 CONFIG, RESULTS, CHECKPOINTS = "config.json", "results.json", "checkpoints/"
 METRICS, TIMES, REPORT = "metrics.jsonl", "times.json", "report.html"
+STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
 # A published model, whose config.json is timm's: hypjax's configuration, weights under timm's
 # names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"

@@ -76,18 +76,14 @@ def selection_metric(scores: Mapping[str, float]) -> str:
 
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Formats a table with a row for each state and part; scores with ground truth come below."""
-    by_class: dict[tuple[str, ...], dict[str, float]] = {}
-    by_ground_truth: dict[tuple[str, ...], dict[str, float]] = {}
+    rows_by_class, rows_by_ground_truth = {}, {}  # Scores by metric, by the row's label.
     for state, parts in results.items():
         for part, scores in parts.items():
             for name, value in scores.items():
-                benchmark, _, metric = name.rpartition("/")
-                if benchmark:  # Such as "roxford5k/easy".
-                    label = state, part, *benchmark.split("/")
-                    by_ground_truth.setdefault(label, {})[metric] = value
-                else:
-                    by_class.setdefault((state, part), {})[metric] = value
-    return "\n".join(_table(rows) for rows in (by_class, by_ground_truth) if rows)
+                *benchmark, metric = name.split("/")  # Such as roxford5k/easy/map.
+                rows = rows_by_ground_truth if benchmark else rows_by_class
+                rows.setdefault((state, part, *benchmark), {})[metric] = value
+    return "\n".join(_table(rows) for rows in (rows_by_class, rows_by_ground_truth) if rows)
 
 
 def _table(scores_by_label: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:

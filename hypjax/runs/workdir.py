@@ -25,7 +25,6 @@ from hypjax.system.files import absolute, locked, missing, write_json
 # Space in which evaluation compares head outputs: in a published model's hypjax.json, with learned
 # scalars; in config.json, which is written before training, with the scalars' initial values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
-_STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
 _COPY = ".config.json"  # Of config.json, without which the checkpoints are of no use.
 # Fields that say where a run's images happen to be. What they are, their fingerprint says.
 LOCATIONS = ("data.path", "data.labels")
@@ -49,12 +48,9 @@ def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
     with files.damage_explained(_config_path(workdir)):
         config = default_config(fields["objective.name"])
         default_side = config.data.image_size
-        if fields["objective.name"] not in OBJECTIVES:  # The fields of a custom loss are unknown.
-            with config.ignore_type(), config.unlocked():
-                for name, value in fields.items():
-                    if name.startswith("objective."):
-                        config.objective[name.removeprefix("objective.")] = value
-        set_fields(config, fields)
+        is_known = fields["objective.name"] in OBJECTIVES  # Custom losses have further fields.
+        with contextlib.nullcontext() if is_known else config.unlocked():
+            set_fields(config, fields)
         if published:  # Larger images than by default make batches of fewer images.
             scale = min(1, default_side / config.data.image_size)
             config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
@@ -91,11 +87,6 @@ def _with_tuples(value: Any) -> Any:
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Fingerprint of a run's images; None if it was not saved."""
     return _read_run_if_any(workdir).get("provenance", {}).get("images")
-
-
-def read_warnings(workdir: pathlib.Path) -> list[str]:
-    """Reads the distinct warnings of the start that finished a run."""
-    return read_if_intact(workdir / _STARTS).get("warnings", [])
 
 
 def read_if_intact(path: pathlib.Path, instead: str = "it is left out") -> dict[str, Any]:
@@ -281,12 +272,12 @@ class Workdir:
         console.say(f"the run of {before} steps goes on to step {total}; {outcome}")
 
     def _write_start(self) -> None:
-        last_start = read_if_intact(self.path / _STARTS)
+        last_start = read_if_intact(self.path / files.STARTS)
         start = machine.describe(self._config.seed)
         start["earlier_starts"] = last_start.pop("earlier_starts", [])
         if last_start:
             start["earlier_starts"].append(last_start)
-        write_json(self.path / _STARTS, start)
+        write_json(self.path / files.STARTS, start)
 
     def require_last_state(self, checkpoints: Checkpoints, last_step: int) -> None:
         """Waits for the checkpoint of the last step; raises a `UserError` if it is not saved."""
@@ -306,10 +297,10 @@ class Workdir:
         """Writes the warnings of this start, and results.json, which marks the run as finished."""
 
         def write() -> None:
-            with console.tolerating(_STARTS):
-                start = read_if_intact(self.path / _STARTS)
+            with console.tolerating(files.STARTS):
+                start = read_if_intact(self.path / files.STARTS)
                 start["warnings"] = list(dict.fromkeys(warnings))
-                write_json(self.path / _STARTS, start)
+                write_json(self.path / files.STARTS, start)
             with writing(self.path):
                 write_json(self.path / files.RESULTS, results)
 

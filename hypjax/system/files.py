@@ -48,7 +48,12 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 def write_checked_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
     """Writes a JSON object atomically, with a checksum for `check_json`."""
-    write_json(path, {**fields, _CHECKSUM: _json_checksum(fields)})
+    write_json(path, with_checksum(fields))
+
+
+def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds a checksum for `check_json` to a JSON object."""
+    return {**fields, _CHECKSUM: _json_checksum(fields)}
 
 
 def check_json(fields: dict[str, Any]) -> dict[str, Any]:

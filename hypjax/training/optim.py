@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from flax.traverse_util import empty_node, flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict
 
@@ -189,12 +189,9 @@ def configured_optimizer(
 
 
 def _by_path(value: Callable[[_Path], Any], tree: PyTree) -> PyTree:
-    """Replaces each leaf by a value of its path, and keeps placeholders of missing leaves."""
-    flat = flatten_dict(tree, keep_empty_nodes=True)
-    for path, leaf in flat.items():
-        if leaf is not empty_node and not isinstance(leaf, optax.MaskedNode):
-            flat[path] = value(path)
-    return unflatten_dict(flat)
+    """Replaces each leaf by a value of its path."""
+    value_of = lambda path, _: value(tuple(key.key for key in path))  # noqa: E731
+    return jax.tree_util.tree_map_with_path(value_of, tree)
 
 
 def _group_of(groups: Sequence[Group], path: _Path) -> Group:
