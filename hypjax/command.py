@@ -192,7 +192,7 @@ def parse(
     signature = inspect.signature(main, eval_str=True)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    elif "config" not in signature.parameters:
+    elif "workdir" in signature.parameters and "config" not in signature.parameters:
         # The run has a configuration, of which only the images' place may be another.
         refuse_overrides([x for x in overrides if not x.startswith(("data.path=", "data.labels="))])
     positional = _positional(main)
@@ -202,7 +202,7 @@ def parse(
     for parameter, description in _flag_parameters(main):
         flag = flag_values[_flag(parameter)]
         if parameter.default is parameter.empty:
-            require(**{flag.name: flag.value})
+            require_one(**{flag.name: flag.value})
         if flag.value and isinstance(flag.parser, OutputFile):
             require_output_file(flag.name, flag.value, *flag.parser.suffixes)
         if flag.present:
@@ -217,12 +217,6 @@ def parse(
         elif parameter.kind in _FLAG_KINDS:
             arguments[name] = values[_flag(parameter)]
     return signature.bind(*words, **arguments)
-
-
-def require(**values: Any) -> None:
-    """Requires that each of these flags is set; pass them as NAME=value."""
-    for name, value in values.items():
-        require_one(**{name: value})
 
 
 def require_one(**values: Any) -> None:

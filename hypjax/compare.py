@@ -38,9 +38,10 @@ def main(
     if names and (config or overrides):
         raise UserError("name either the folders of runs or --config, not both")
     if not names:
-        command.require(config=config, field=field, value=value)
+        for flag in ({"config": config}, {"field": field}, {"value": value}):
+            command.require_one(**flag)
     elif output:
-        command.require(x=x)
+        command.require_one(x=x)
     from hypjax.analysis import sweep
     from hypjax.system import console
 

@@ -49,7 +49,7 @@ def main(
     """
     command.require_one(images=images, dataset=dataset)
     if exclude:
-        command.require(images=images)
+        command.require_one(images=images)
     command.require_one(workdir=workdir, encoder=external.encoder)
     from hypjax.data.photos import find_images
     from hypjax.data.splits import open_prepared

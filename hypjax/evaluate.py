@@ -60,8 +60,7 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         run = Run(config, saved_space=space_of(space))
-        processes.from_first(lambda: models.update(run.restore(folder)))
-        names = processes.from_first(lambda: list(models))
+        names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
     processes.require_same(run.splits.fingerprints)
     processes.from_first(lambda: require_provenance(folder, run.splits.provenance))
     console.say("evaluating on the test images")
@@ -128,8 +127,7 @@ def _report(
     """Prints the table; returns the results with the notes and the learned scalars."""
     print(f"Scores on the test images, by {redacted(models)}:")
     print(format_results(results))
-    notes = noted(run.splits.notes, run.splits.repeats)
-    report = {**results, **notes}
+    report = {**results, **noted(run.splits.notes, run.splits.repeats)}
     if learned:
         report["learned"] = learned
     print_notes(report)

@@ -81,7 +81,7 @@ def main(
     """
     command.require_one(embeddings=source.embeddings, encoder=external.encoder)
     if external.encoder:
-        command.require(dataset=source.dataset)
+        command.require_one(dataset=source.dataset)
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
     from hypjax.config.choices import METRICS

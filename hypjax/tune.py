@@ -31,7 +31,7 @@ def main(
         python -m hypjax.tune --config=configs/glyphs.py --seeds=0,1,2
         --variant="hyp objective.temperature=0.1,0.2" --variant="sph objective.temperature=0.1,0.2"
     """
-    command.require(seeds=seeds)
+    command.require_one(seeds=seeds)
     if ":" in config:
         raise UserError(f"--config is {config}; name the file, and its variants by --variant")
     from hypjax.analysis import tuning

@@ -64,9 +64,8 @@ def find_hierarchy(
     # Half the difference of heights, so that the path between two images is as long as the height
     # at which they merge.
     lengths = np.where(clusters.parents < 0, 0, (heights[clusters.parents] - heights) / 2)
-    inner = []
-    for i, height in enumerate(heights[clusters.leaves :].tolist()):
-        inner.append((f"cluster {i}", {"kind": "cluster", "height": height}))
+    inner_heights = enumerate(heights[clusters.leaves :].tolist())
+    inner = [(f"cluster {i}", {"kind": "cluster", "height": height}) for i, height in inner_heights]
     nodes = _nodes(clusters, lengths, images, inner)
     class_distances = _class_means(distances, images.groupings[CLASS].labels)
     affinity = np.asarray(space.similarity(class_distances))
@@ -83,9 +82,8 @@ def _with_proxies(
     """Replaces the tree of average linkage by the proxies' tree; keeps the scores of both."""
     n = len(points)
     all_points = np.concatenate([points, proxies])
-    proxies_and_origin = np.pad(proxies, ((0, 1), (0, 0)))
-    to_proxies_and_origin = _distances(space, all_points, proxies_and_origin)
-    to_proxies, radii = to_proxies_and_origin[:, :-1], to_proxies_and_origin[:, -1]
+    distances = _distances(space, all_points, np.pad(proxies, ((0, 1), (0, 0))))
+    to_proxies, radii = distances[:, :-1], distances[:, -1]  # The last is the origin.
     parents = trees.ancestors(to_proxies, radii, radii[n:])
     tree, used = trees.ancestor_tree(parents[:n], parents[n:])
     in_tree = np.concatenate([np.arange(n), n + used])  # All nodes but the origin, the last.
@@ -103,8 +101,7 @@ def _with_proxies(
     leaf_images = _leaf_images(to_proxies[:n], tree, used, images)
     positions = None
     if space.ball() is not None and space.ball().c:
-        origin = np.zeros_like(points[:1])
-        positions = _positions(tree, np.concatenate([all_points[in_tree], origin]), space)
+        positions = _positions(tree, np.pad(all_points[in_tree], ((0, 1), (0, 0))), space)
     return hierarchy._replace(
         scores=scores, tree=tree, nodes=nodes, positions=positions, leaf_images=leaf_images
     )
@@ -363,8 +360,7 @@ def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.P
     affinity = hierarchy.affinity
     linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
     order = np.lexsort((linkage_order, *reversed(groups.values())))  # The last key counts most.
-    off_diagonal = affinity[~np.eye(len(affinity), dtype=bool)]
-    limits = np.quantile(off_diagonal, (0.01, 0.995))
+    limits = np.quantile(affinity[~np.eye(len(affinity), dtype=bool)], (0.01, 0.995))
     panels = [("affinity", affinity, limits, {"extend": "both"})]
     if groups:
         title = "number of equal groups: " if len(groups) > 1 else "same "

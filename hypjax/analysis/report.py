@@ -191,16 +191,14 @@ def _searches(runs: Sequence[RunSearches], queries: int) -> list[tuple[dict, lis
 
 def _choose_queries(runs: Sequence[RunSearches], count: int) -> list[int]:
     """Chooses failures of each run in turn, then successes; half of each if there are enough."""
-    failures_by_run = []
-    for run in runs:  # Pairs of confused classes take turns.
-        failures = run.searches[: run.failures]
-        failures_by_run.append(in_turn(failures, lambda search: frozenset(search.classes)))
-    failures = _alternating(failures_by_run)
-    failed = {*failures}
-    successes = _alternating([run.searches[run.failures :] for run in runs])
-    successes = [query for query in successes if query not in failed]
-    failures, successes = half_wrong(failures, successes, count)
-    return failures + successes
+
+    def confused(search: Search) -> frozenset[str]:  # Pairs of confused classes take turns.
+        return frozenset(search.classes)
+
+    failures = _alternating([in_turn(run.searches[: run.failures], confused) for run in runs])
+    failed, succeeded = {*failures}, _alternating([run.searches[run.failures :] for run in runs])
+    successes = [query for query in succeeded if query not in failed]
+    return [*itertools.chain(*half_wrong(failures, successes, count))]
 
 
 def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
@@ -213,8 +211,7 @@ def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:
     image = disk.read_rgb(images, i)
     image.thumbnail((80, 80))
     image.save(file := io.BytesIO(), "jpeg", quality=82)
-    url = _data_url(file.getvalue(), "jpeg")
-    return {"image": url, "label": images.class_name(i), **marks}
+    return {"image": _data_url(file.getvalue(), "jpeg"), "label": images.class_name(i), **marks}
 
 
 def _data_url(content: bytes, kind: str) -> str:

@@ -77,11 +77,10 @@ def read_runs(folders: Folders) -> list[FinishedRun]:
     results = {name: of_run for name, of_run in saved.items() if of_run}
     validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
     validation = _common_scores(validated)
-    runs = []
-    for name, test in _common_scores(results).items():
-        config = saved_config(folders[name])
-        runs.append(FinishedRun(name, folders[name], config, validation.get(name), test))
-    return runs
+    return [
+        FinishedRun(name, folders[name], saved_config(folders[name]), validation.get(name), test)
+        for name, test in _common_scores(results).items()
+    ]
 
 
 def _common_scores(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Recalls]:

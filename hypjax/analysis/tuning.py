@@ -185,8 +185,7 @@ def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
     Returns:
         Means, then differences; each row holds the estimate and the bounds of its interval.
     """
-    generator = np.random.default_rng(0)
-    counts = methods[0][1]
+    generator, counts = np.random.default_rng(0), methods[0][1]
 
     def draw_counts(count: int) -> Int[np.ndarray, "resamples count"]:
         return generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)

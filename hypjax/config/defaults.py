@@ -80,15 +80,13 @@ def _is_group(value: tuple[Any, ...]) -> bool:
     return not any(field.requirement(x) for field, x in zip(fields, value[1:], strict=True))
 
 
-def _is_mesh(value: tuple[int, ...]) -> bool:
-    if len(value) != 2:
-        return False
-    copies, shards = value
-    return (copies == -1 or 1 <= copies <= BATCH) and 1 <= shards <= BATCH
-
-
 _GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
-_MESH = Rule(_is_mesh, "two numbers: copies (−1: as many as fit) and shards")
+_MESH = Rule(
+    lambda value: (
+        len(value) == 2 and -1 <= value[0] <= BATCH and 0 < value[1] <= BATCH and value[0]
+    ),
+    "two numbers: copies (−1: as many as fit) and shards",
+)
 # All fields except `config.objective`.
 _FIELDS = {
     "name": Field(""),  # The configuration file's name, set when the file is loaded.

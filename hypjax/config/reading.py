@@ -134,10 +134,8 @@ def show_origins(
     """
     overridden = {override.partition("=")[0] for override in overrides}
     defaults = flatten(default_config(config.objective.name))
-    source_fields = flatten(source_config)
-    fields = flatten(config)
-    lines = []
-    width = len("config.") + max(map(len, fields))
+    source_fields, fields = flatten(source_config), flatten(config)
+    lines, width = [], len("config.") + max(map(len, fields))
     for field, value in fields.items():
         if field in overridden:
             origin = "command line"

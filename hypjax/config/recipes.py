@@ -23,8 +23,7 @@ def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     `proxy_rate` is the factor of the proxies' learning rate, for losses with proxies.
     """
     choose_objective(config, variants.OBJECTIVE_OF_LOSS[loss])
-    in_ball = loss in ("hyp", "mix", "moco", *HIER)
-    config.objective.space = "poincare" if in_ball else "sphere"
+    config.objective.space = "poincare" if loss in ("hyp", "mix", "moco", *HIER) else "sphere"
     if loss == "lhier":
         config.objective.update(space="lorentz", learn_c=True, hier_optimizer="riemannian")
         config.objective.max_distance = 9.56  # 1.2·arcosh(1/(2·1.2e-7))/2, as in later releases.

@@ -32,16 +32,16 @@ def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> di
     return summary
 
 
-class Trace:
+class Trace(contextlib.ExitStack):
     """Profiler trace of the device and the host during a range of steps."""
 
     def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None, total: int) -> None:
         """Prepares a trace of the steps (first, last), of `total`; None for no trace."""
         if steps is not None and not 1 <= steps[0] <= steps[1] <= total:
             raise UserError(f"--profile must be two ascending steps from 1 to {total}")
+        super().__init__()
         self._folder = folder
         self._first, self._last = steps or (0, -1)  # (0, −1): no step.
-        self._running = contextlib.ExitStack()
 
     def before(self, step: int) -> None:
         """Starts the trace at the first traced step; call it before dispatching each step."""
@@ -50,18 +50,14 @@ class Trace:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every call would slow the host down.
             message = f"trace written to {self._folder}; open it with XProf or Perfetto"
-            self._running.callback(console.say, message)
-            self._running.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
+            self.callback(console.say, message)
+            self.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def after(self, step: int, outputs: Any) -> None:
         """Ends the trace after its last step; call it with each step's outputs."""
         if step == self._last:
             jax.block_until_ready(outputs)
-            self.end()
-
-    def end(self) -> None:
-        """Ends the trace, if it is running."""
-        self._running.close()
+            self.close()
 
 
 class Monitor(contextlib.AbstractContextManager):
@@ -92,7 +88,7 @@ class Monitor(contextlib.AbstractContextManager):
         self.restart_clock()
 
     def __exit__(self, *args: object) -> None:
-        self._trace.end()
+        self._trace.close()
         self._progress.close()
         self._telemetry.close()
 

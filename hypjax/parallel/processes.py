@@ -111,8 +111,7 @@ def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree
     make_once = functools.cache(make)
     if from_first(lambda: make_once() is None):
         return None
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    tree = make_once() if is_first() else zeros
+    tree = make_once() if is_first() else jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     # Sent as bytes: a broadcast is a sum, which would change −0 and subnormal numbers.
     content = jax.tree.map(lambda x: np.ravel(np.asarray(x)).view(np.uint8), tree)
     received = multihost_utils.broadcast_one_to_all(content)

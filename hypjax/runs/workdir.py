@@ -41,9 +41,11 @@ def saved_config(workdir: pathlib.Path, overrides: Sequence[str] = ()) -> Config
 
 def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
     """Reads a run's configuration, unvalidated; published models get the default `config.run`."""
-    fields = _read_run(workdir)["all"]
-    published = files.is_published(workdir)
-    if published:
+    if not (fields := saved_fields(workdir)):
+        problem = f"{workdir} holds no run (there is no {files.CONFIG})"
+        problem = problem if workdir.exists() else missing(workdir)
+        raise UserError(f"{problem}; train first, or name a run's folder")
+    if published := files.is_published(workdir):
         fields = {name: value for name, value in fields.items() if not name.startswith("run.")}
     with files.damage_explained(_config_path(workdir)):
         config = default_config(fields["objective.name"])
@@ -70,7 +72,7 @@ def saved_space(workdir: pathlib.Path) -> Space:
 
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
     """Fields of a saved configuration, as JSON values by dotted name; {} without a run."""
-    return _read_run_if_any(workdir).get("all", {})
+    return _read_run(workdir).get("all", {})
 
 
 def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
@@ -86,7 +88,7 @@ def _with_tuples(value: Any) -> Any:
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Fingerprint of a run's images; None if it was not saved."""
-    return _read_run_if_any(workdir).get("provenance", {}).get("images")
+    return _read_run(workdir).get("provenance", {}).get("images")
 
 
 def read_if_intact(path: pathlib.Path, instead: str = "it is left out") -> dict[str, Any]:
@@ -117,9 +119,8 @@ def require_identity(
             raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
     # A field that was added since the run began had its default.
-    saved = identity(default_config(config.objective.name)) | saved
+    current, saved = identity(config), identity(default_config(config.objective.name)) | saved
     saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
-    current = identity(config)
     same = {field for field in FITTED if current[field] is None} | {*LOCATIONS}
     if grow and has_checkpoint(workdir) and _added_steps(saved, config):
         same.add("train.total_steps")
@@ -143,7 +144,7 @@ def _added_steps(saved: Mapping[str, Any], config: ConfigDict) -> int:
 
 def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> None:
     """Rejects changes of images or precision since a run began; warns if custom code changed."""
-    saved = _read_run_if_any(workdir).get("provenance")
+    saved = _read_run(workdir).get("provenance")
     if not saved:
         return
     remedy = "name another folder with --workdir"
@@ -165,7 +166,7 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
     return workdir / (files.PUBLISHED if files.is_published(workdir) else files.CONFIG)
 
 
-def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any]:
+def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
     """Reads a run's config.json or a published model's hypjax.json; {} if there is no file."""
     path, copy = _config_path(workdir), workdir / _COPY
     if path.exists() and copy.exists():
@@ -175,15 +176,6 @@ def _read_run_if_any(workdir: pathlib.Path) -> dict[str, Any]:
     with files.damage_explained(path):
         if not isinstance(saved.get("all"), dict):
             raise ValueError("it was not written by hypjax")
-    return saved
-
-
-def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
-    saved = _read_run_if_any(workdir)
-    if not saved:
-        problem = f"{workdir} holds no run (there is no {files.CONFIG})"
-        problem = problem if workdir.exists() else missing(workdir)
-        raise UserError(f"{problem}; train first, or name a run's folder")
     return saved
 
 

@@ -9,6 +9,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -98,8 +99,7 @@ def _print_size(config: ConfigDict) -> None:
     params = encoder_shapes(encoder, config.data.channels)
     example = encoder.example(View.of(config.data))
     lowered = jax.jit(encoder.apply).lower({"params": params}, example)
-    millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
-    billions = lowered.cost_analysis()["flops"] / 2e9
+    millions, billions = optax.tree.size(params) / 1e6, lowered.cost_analysis()["flops"] / 2e9
     print(
         f"the encoder has {millions:.1f} million parameters and takes {billions:.2f} "
         "billion multiplications, each with an addition, for an image"
@@ -163,8 +163,7 @@ def step_operations(config: ConfigDict, spec: ProblemSizes | None = None) -> flo
     config.run.microbatch = 0
     config.model.precision = "float32"
     learner = learner_of(Run(config, mesh=parallel.create_mesh((1, 1), jax.devices()[:1])))
-    lowered = lower_step(learner, spec or assumed_sizes(config, learner))
-    return lowered.cost_analysis()["flops"]
+    return lower_step(learner, spec or assumed_sizes(config, learner)).cost_analysis()["flops"]
 
 
 def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:

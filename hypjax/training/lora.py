@@ -37,9 +37,9 @@ def with_adapters(
     `UserError`.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
-    frozen_paths = list(map(parameter_path, frozen))
     kernels = [path for path in flat if path[-1] == "kernel"]
-    kernels = [path for path in kernels if not any(matches(name, path) for name in frozen_paths)]
+    for name in frozen:
+        kernels = [path for path in kernels if not matches(parameter_path(name), path)]
     targeted = set()
     for target in lora.targets:
         matching = {path for path in kernels if matches(parameter_path(target), path)}

@@ -30,9 +30,8 @@ def collect_results(
     splits = run.splits
 
     def test(params: PyTree) -> Recalls:
-        projections = run.projections(params)
+        folder, projections = pathlib.Path(run.workdir), run.projections(params)
         trained = run.trained(parallel.place(params, parallel.replicated(run.mesh)))
-        folder = pathlib.Path(run.workdir)
         processes.from_first(lambda: trained.save_projections(folder, projections))
         return run.test_scores(params)
 

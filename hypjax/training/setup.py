@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax.traverse_util import flatten_dict
 from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
@@ -221,11 +222,9 @@ def shared_provenance(run: Run) -> dict[str, str]:
 def print_summary(run: TrainingRun, params: PyTree) -> None:
     """Prints the numbers of parameters, images and batches."""
     trained_params, _ = split_frozen(params, run.learner.frozen)
-    total = sum(x.size for x in jax.tree.leaves(params))
-    trained = sum(x.size for x in jax.tree.leaves(trained_params))
+    total, trained = optax.tree.size(params), optax.tree.size(trained_params)
     counts = f"{total:,} parameters, {trained:,} of them trained,"
-    names = ("train", "validation", "test", "gallery")
-    splits = {name: getattr(run.splits, name) for name in names}
+    splits = {x: getattr(run.splits, x) for x in ("train", "validation", "test", "gallery")}
     images = "; ".join(f"{name}: {split.describe()}" for name, split in splits.items() if split)
     devices = run.mesh.devices
     console.say(f"{counts} on {devices.size} × {devices.flat[0].device_kind}; {images}")

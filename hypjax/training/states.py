@@ -82,8 +82,7 @@ def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -
             scores["validation"] = run.validation_scores(params)
         if "scalars" in params:
             scores |= named_scalars(params["scalars"])
-    best_steps = [0] if run.splits.validation else []
-    return Measured(scores, scores.get("validation"), best_steps)
+    return Measured(scores, scores.get("validation"), [0] if run.splits.validation else [])
 
 
 def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
