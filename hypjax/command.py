@@ -163,8 +163,7 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
             flags.DEFINE_multi(_parser(item_type), flags.ArgumentSerializer(), **options)
             flag_values[_flag(parameter)].help = options["help"]  # absl appends to the help.
         else:
-            is_list = isinstance(parameter.default, tuple)
-            serializer = flags.ListSerializer(",") if is_list else None
+            serializer = flags.ListSerializer(",") if isinstance(parameter.default, tuple) else None
             flags.DEFINE(_parser(value_type), serializer=serializer, **options)
     return flag_values
 

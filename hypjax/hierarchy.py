@@ -45,8 +45,7 @@ def main(
     hierarchies = [hierarchy.hierarchy_of_run(run, chosen) for run in runs]
     scores = [of_run.scores for of_run in hierarchies]
     print(f"trees of {chosen.summary}:\n{hierarchy.tables(scores)}")
-    notes = noted(runs[0].splits.notes)
-    print_notes(notes)
+    notes = print_notes(noted(runs[0].splits.notes))
     if folder:
         files = [path for of_run in hierarchies for path in hierarchy.write(of_run, chosen, folder)]
         numbers = {"images": chosen.indices.tolist(), "runs": scores, **notes}

@@ -43,8 +43,7 @@ def main(
     print(negatives.summary_table(weights))
     for anchor in range(choice.num_listed):
         print(f"\n{negatives.anchor_table(weights, anchor)}")
-    notes = noted(splits.notes)
-    print_notes(notes)
+    notes = print_notes(noted(splits.notes))
     if output:
         negatives.draw_curves(weights, output)
         hardest = output.with_stem(f"{output.stem}-hardest")

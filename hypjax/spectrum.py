@@ -36,8 +36,7 @@ def main(
     chosen = ChosenImages.of(runs[0], images, seed)
     spectra = [spectrum.spectrum_of_run(run, chosen.dataset) for run in runs]
     print(f"embeddings of {chosen.summary}:\n{spectrum.table(spectra)}")
-    notes = noted(runs[0].splits.notes)
-    print_notes(notes)
+    notes = print_notes(noted(runs[0].splits.notes))
     if output:
         spectrum.draw(spectra, output)
         numbers = {"images": chosen.indices.tolist(), "runs": spectra, **notes}

@@ -122,8 +122,7 @@ def _train(
     else:
         run, pretrained = build_with_weights(run)
     total_steps, splits = run.config.train.total_steps, run.splits
-    traced_steps = profile if processes.is_first() else None
-    trace = Trace(folder.path / "profile", traced_steps, total_steps)
+    trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total_steps)
     run_provenance = shared_provenance(run)
     with folder.locked(run_provenance, run.config, run.objective.score_space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")

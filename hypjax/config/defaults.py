@@ -82,9 +82,7 @@ def _is_group(value: tuple[Any, ...]) -> bool:
 
 _GROUPS = each(_is_group, "a list of (parameters, factor of the rate, decay or None, first step)")
 _MESH = Rule(
-    lambda value: (
-        len(value) == 2 and -1 <= value[0] <= BATCH and 0 < value[1] <= BATCH and value[0]
-    ),
+    lambda value: len(value) == 2 and value[0] >= -1 and value[0] != 0 and value[1] >= 1,
     "two numbers: copies (−1: as many as fit) and shards",
 )
 # All fields except `config.objective`.

@@ -246,8 +246,7 @@ def _data_rules(config: ConfigDict) -> Rules:
     rule = "a .npz, .npy or .parquet file of features"
     yield name == FEATURES and not data.path, "data.path", rule
     rule = "below 1, a share of the training images, if data.split is images"
-    is_count = data.split == "images" and data.validation_classes >= 1
-    yield is_count, "data.validation_classes", rule
+    yield data.split == "images" and data.validation_classes >= 1, "data.validation_classes", rule
     if data.train_view == "resize_crop" or data.test_view == "centre_crop":
         rule = f"at least data.image_size ({data.image_size})"
         yield data.resize < data.image_size, "data.resize", rule

@@ -56,8 +56,7 @@ class _JsonLines:
     def __init__(self, path: pathlib.Path, first_step: int) -> None:
         self._path = path
         kept_lines = ""
-        text = path.read_text(errors="replace") if path.exists() else ""
-        for line in text.splitlines():
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):  # A partial line.
                 values = json.loads(line)
                 # Test scores of the first step will be written again.

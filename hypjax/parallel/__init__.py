@@ -114,8 +114,7 @@ def parameter_shardings(mesh: Mesh, tree: PyTree) -> PyTree:
         divisible_sizes = [size if size % num_shards == 0 else 0 for size in x.shape]
         if num_shards == 1 or not any(divisible_sizes):
             return replicated(mesh)
-        axis = int(np.argmax(divisible_sizes))
-        return NamedSharding(mesh, P(*[None] * axis, AXES[1]))
+        return NamedSharding(mesh, P(*[None] * int(np.argmax(divisible_sizes)), AXES[1]))
 
     return jax.tree.map(sharding, tree)
 

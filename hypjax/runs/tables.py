@@ -30,12 +30,13 @@ def beside_published(results: Mapping[str, Any], config: ConfigDict) -> str:
     return compare(results, config)
 
 
-def print_notes(results: Mapping[str, Any]) -> None:
-    """Prints the notes in results, one per line, and the learned scalars."""
+def print_notes(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Prints the notes in results, one per line, and the learned scalars; returns the results."""
     for note in (*results.get("notes", ()), *results.get("repeats", ())):
         print(f"note: {note}")
     if learned := results.get("learned"):
         print(f"learned: {format_learned(learned)}")
+    return results
 
 
 def format_learned(learned: Mapping[str, Mapping[str, float]]) -> str:

@@ -48,13 +48,11 @@ def learner_of(run: Run) -> Learner:
     ]
     layer_rate = None
     if optim.layer_decay != 1:
-        has_head = model.head_kind != "none"
-        layer_rate = layer_rates(model.encoder.layers, optim.layer_decay, has_head)
+        layer_rate = layer_rates(model.encoder.layers, optim.layer_decay, model.head_kind != "none")
     options = {"layer_rate": layer_rate, "head_warmup_steps": train.head_warmup_steps}
     optimizer = configured_optimizer(optim, schedule, objective.groups, scalar_groups, **options)
     lora = Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
-    changes_colours = any((*data.colour_jitter, data.grey, data.blur))
-    colour_changes = ColourChanges(data.colour_jitter, data.grey, data.blur)
+    colours = ColourChanges(data.colour_jitter, data.grey, data.blur)
     return Learner(
         config=config,
         model=model,
@@ -65,5 +63,5 @@ def learner_of(run: Run) -> Learner:
         lora=lora if train.lora_rank else None,
         view=View.of(data),
         mesh=run.mesh,
-        colour_changes=colour_changes if changes_colours else None,
+        colour_changes=colours if any((*data.colour_jitter, data.grey, data.blur)) else None,
     )

@@ -125,8 +125,7 @@ def create_optimizer(
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
 
     add_decay = _change_by_path(decay_of, lambda update, param, decay: update + decay * param)
-    is_decoupled = OPTIMIZERS[name]
-    scale_and_decay = (scale, add_decay) if is_decoupled else (add_decay, scale)
+    scale_and_decay = (scale, add_decay) if OPTIMIZERS[name] else (add_decay, scale)
     steps = []
     if gradient_factor != 1:
         factor_of = lambda path: gradient_factor if path[0] == "model" else 1.0  # noqa: E731

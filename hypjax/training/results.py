@@ -44,9 +44,8 @@ def collect_results(
         validation = {"untrained": measured.untrained["validation"], "final": measured.validation}
         checkpoints.wait()
         if checkpoints.best[0] == int(state.step):
-            models["best"] = models["final"]
-            results["best"] = results["final"]
-            validation["best"] = validation["final"]
+            for by_state in (models, results, validation):
+                by_state["best"] = by_state["final"]
         elif (restored := checkpoints.restore_best(model=models["final"])) is not None:
             models["best"] = restored.trees[0]
             results["best"] = test(models["best"])

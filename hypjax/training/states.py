@@ -98,8 +98,7 @@ def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]
     pretrained = starting_parameters(run)  # Before images, which may take minutes to prepare.
     built = build(run)
     if pretrained is not None:
-        fingerprint = built.splits.fingerprint
-        processes.from_first(lambda: warn_of_known_classes(run.config, fingerprint))
+        processes.from_first(lambda: warn_of_known_classes(run.config, built.splits.fingerprint))
     return built, pretrained
 
 
