@@ -10,9 +10,9 @@ from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
 from hypjax.errors import UserError
-from hypjax.runs.files import read_object
+from hypjax.runs.files import STARTS, read_object
 from hypjax.runs.images import open_splits
-from hypjax.runs.workdir import read_warnings, saved_config
+from hypjax.runs.workdir import saved_config
 from hypjax.system import console
 from tests.helpers import commands, small_runs
 
@@ -63,4 +63,4 @@ def test_a_finished_run_writes_its_report_with_its_warnings(run, tmp_path, monke
     assert capsys.readouterr().out.endswith(f"the report is {copy}/report.html\n")
     page = (copy / "report.html").read_text()
     assert "written" in page and "&lt;few&gt; classes" in page
-    assert "<few> classes" in read_warnings(copy)
+    assert "<few> classes" in read_object(copy / STARTS)["warnings"]

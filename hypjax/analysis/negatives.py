@@ -66,8 +66,8 @@ def choose(
 
     The anchors whose negatives are listed come first: all `indices`, or else `num_listed`.
     """
-    num_self = 1 if splits.gallery is None else 0  # An anchor itself may be in the searched images.
-    anchors = np.flatnonzero(_class_sizes(splits) > num_self)
+    # An anchor itself may be in the searched images.
+    anchors = np.flatnonzero(_class_sizes(splits) > (splits.gallery is None))
     for index in indices:
         if not 0 <= index < len(splits.test):
             raise UserError(f"--index is {index}; the images are 0 to {len(splits.test) - 1}")

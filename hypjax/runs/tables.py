@@ -60,11 +60,8 @@ def format_best_step(results: Mapping[str, Any]) -> str:
 
 def format_recalls(recalls: Recalls) -> str:
     """Formats the first score of each part: 'head recall@1 0.7012, encoder recall@1 0.6543'."""
-    texts = []
-    for part, scores in recalls.items():
-        name, value = next(iter(scores.items()))
-        texts.append(f"{part} {name} {value:.4f}")
-    return ", ".join(texts)
+    firsts = {part: next(iter(scores.items())) for part, scores in recalls.items()}
+    return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in firsts.items())
 
 
 def selection_metric(scores: Mapping[str, float]) -> str:
@@ -98,9 +95,6 @@ def _table(scores_by_label: Mapping[tuple[str, ...], Mapping[str, float]]) -> st
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> str:
     """Joins cells into lines of text; the first `left` columns are aligned left, others right."""
-    columns = []
-    for i, column in enumerate(zip(*rows, strict=True)):
-        align = str.ljust if i < left else str.rjust
-        width = max(map(len, column))
-        columns.append([align(cell, width) for cell in column])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join(f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths))
+    return "\n".join(form.format(*row).rstrip() for row in rows)

@@ -53,18 +53,16 @@ def write_checked_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
 
 def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Adds a checksum for `check_json` to a JSON object."""
-    return {**fields, _CHECKSUM: _json_checksum(fields)}
+    text = json.dumps(fields, sort_keys=True)
+    return {**fields, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def check_json(fields: dict[str, Any]) -> dict[str, Any]:
     """Removes and compares the checksum of a JSON object; raises ValueError if it is wrong."""
-    if fields.pop(_CHECKSUM, None) != _json_checksum(fields):
+    saved = fields.pop(_CHECKSUM, None)
+    if with_checksum(fields)[_CHECKSUM] != saved:
         raise ValueError("its checksum is wrong")
     return fields
-
-
-def _json_checksum(fields: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def check_files(folder: pathlib.Path, expected: Mapping[str, str]) -> None:
