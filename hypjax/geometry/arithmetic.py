@@ -27,7 +27,10 @@ Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
 def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the operands of a function broadcast under jax_numpy_rank_promotion='raise', too."""
+    """Lets the operands of a function broadcast under jax_numpy_rank_promotion='raise', too.
+
+    To reshape operands to one rank instead would change the lowered programs of all train steps.
+    """
 
     @functools.wraps(function)
     def broadcast(*args: Any, **kwargs: Any) -> Any:
@@ -56,6 +59,12 @@ def inexact(*arrays: ArrayLike) -> list[Array]:
 def square_norm(x: Vectors, keepdims: bool = True) -> Array:
     """‖x‖² over the last axis, which is kept by default."""
     return jnp.sum(x * x, axis=-1, keepdims=keepdims)
+
+
+def finite_square_norm(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
+    """‖x‖², or, at c = 0, 0 for ‖x‖ > 1e9: derivatives of maps by c there would overflow."""
+    square = square_norm(x)
+    return jnp.where((square > 1e18) & (c == 0), 0, square)
 
 
 def scaled(x: Points) -> tuple[Points, Float[Array, "*b 1"]]:

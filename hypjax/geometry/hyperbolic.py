@@ -64,7 +64,7 @@ class CurvedSpace(InnerProductSpace):
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
-        return self.from_ball(poincare.project(poincare.expmap0(v, self.c), self.c))
+        return self.from_ball(poincare.point_at(v, self.c))
 
     def _shortened(self, v: Vectors, max_norm: float = _MAX_SQUARE_NORM**0.5) -> Points:
         """Clips or rescales features; clips to at most `max_norm`, whose square is finite."""
@@ -255,7 +255,7 @@ class Lorentz(CurvedSpace):
 
     def from_tangent(self, v: Vectors) -> Points:
         """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
-        return lorentz.expmap0(lorentz.shorten(2 * v, self.c), self.c)
+        return lorentz.point_at(2 * v, self.c)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that exceed the clip radius after scaling."""

@@ -74,10 +74,7 @@ def shorten(v: Vectors, c: Scalar) -> Points:
     `expmap0` would overflow in float32 at 88/√c. At this bound, which the ball shares, float32
     directions still resolve distances of 0.01/√c.
     """
-    (v,) = arithmetic.floating(v)
-    u = c * arithmetic.square_norm(v)
-    outside = u > MAX_RADIUS**2
-    return jnp.where(outside, v * (MAX_RADIUS / jnp.sqrt(jnp.where(outside, u, 1))), v)
+    return poincare.shorten(poincare.clip_tangents(v, c), c, MAX_RADIUS)
 
 
 def expmap0(v: Vectors, c: Scalar) -> Points:
@@ -87,6 +84,12 @@ def expmap0(v: Vectors, c: Scalar) -> Points:
     `poincare.expmap0` maps them to the distance 2‖v‖, since the ball's metric there is 4·⟨u, v⟩.
     """
     (v,) = arithmetic.floating(v)
+    return v * arithmetic.sinh_ratio(c * arithmetic.finite_square_norm(v, c))
+
+
+def point_at(v: Vectors, c: Scalar) -> Points:
+    """`expmap0(shorten(v, c), c)` of vectors, [..., d], whose ‖v‖² is finite."""
+    v = poincare.shorten(v, c, MAX_RADIUS)
     return v * arithmetic.sinh_ratio(c * arithmetic.square_norm(v))
 
 

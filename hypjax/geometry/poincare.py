@@ -100,17 +100,22 @@ def shrink(x: Vectors, weight: Scalar, c: Scalar) -> Points:
 
 def project(x: Vectors, c: Scalar) -> Points:
     """Moves points, [..., d], whose norm exceeds (1 − 1e-5)/√c radially to that norm."""
-    (x,) = arithmetic.floating(x)
-    u = c * arithmetic.square_norm(x)
-    outside = u > MAX_NORM**2
-    return jnp.where(outside, x * (MAX_NORM / jnp.sqrt(jnp.where(outside, u, 1))), x)
+    return shorten(clip_tangents(x, c), c, MAX_NORM)
+
+
+def shorten(v: Vectors, c: Scalar, limit: float) -> Points:
+    """Shortens vectors, [..., d], whose ‖v‖² is finite, to √c‖v‖ ≤ limit."""
+    (v,) = arithmetic.floating(v)
+    u = c * arithmetic.square_norm(v)
+    outside = u > limit**2
+    return jnp.where(outside, v * (limit / jnp.sqrt(jnp.where(outside, u, 1))), v)
 
 
 @arithmetic.broadcasting
 def mobius_add(x: Operand, y: Operand, c: Scalar) -> Points:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
     x, y = arithmetic.floating(x, y)
-    xx, yy = arithmetic.square_norm(x), arithmetic.square_norm(y)
+    xx, yy = (arithmetic.finite_square_norm(point, c) for point in (x, y))
     xy = jnp.sum(x * y, axis=-1, keepdims=True)
     numerator = (1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y
     return numerator / (1 + 2 * c * xy + c**2 * xx * yy)
@@ -122,8 +127,24 @@ def expmap0(v: Vectors, c: Scalar) -> Points:
     Maps tangent vectors at the origin to points of the ball, both [..., d]. For long vectors tanh
     rounds to 1 and the result is on the boundary; `project` moves it inside.
     """
+    v = clip_tangents(v, c)
+    return v * arithmetic.tanh_ratio(c * arithmetic.finite_square_norm(v, c))
+
+
+def point_at(v: Vectors, c: Scalar) -> Points:
+    """`project(expmap0(v, c), c)` of vectors, [..., d], that are clipped already.
+
+    Their ‖v‖² must be finite.
+    """
     (v,) = arithmetic.floating(v)
-    return v * arithmetic.tanh_ratio(c * arithmetic.square_norm(v))
+    return shorten(v * arithmetic.tanh_ratio(c * arithmetic.square_norm(v)), c, MAX_NORM)
+
+
+def clip_tangents(v: Vectors, c: Scalar) -> Points:
+    """Shortens vectors, [..., d], to 1e3/√c, where tanh has long been 1, and to at most 1e18."""
+    # Without the barrier, XLA's constant folding overflows for vectors of 3e38.
+    v = lax.optimization_barrier(arithmetic.floating(v)[0])
+    return clip_features(v, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
 
 
 def logmap0(x: Vectors, c: Scalar) -> Points:
@@ -139,11 +160,7 @@ def expmap(x: Operand, v: Operand, c: Scalar) -> Points:
     Like `expmap0`, it may round a result to the boundary; `project` moves it inside.
     """
     x, v = arithmetic.floating(x, v)
-    # Without the barrier, XLA's constant folding overflows for vectors of 3e38.
-    v = lax.optimization_barrier(v)
-    w = clip_features(v, _LONGEST) * lambda_x(x, c) / 2
-    # The squares of longer vectors would overflow; the clipped ones reach the boundary, too.
-    w = clip_features(w, lax.stop_gradient(jnp.minimum(1e3 / jnp.sqrt(c), _LONGEST)))
+    w = clip_tangents(clip_tangents(v, 0) * lambda_x(x, c) / 2, c)
     # On the way from far out towards the centre, the terms of the Möbius addition cancel.
     xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     inward = (jnp.sum(x * w, axis=-1, keepdims=True) < 0) & (xx > 0.25) & (ww > 0.25)
@@ -156,6 +173,7 @@ def _inward(x: Array, w: Array, inward: Array, c: Scalar) -> Array:
     # Numerator and denominator, times cosh²(a)·e^(−2a), are written in sums of positive terms:
     # r + √c⟨x, ŵ⟩ = r·‖x̂ + ŵ‖²/2 and cosh(a) − r·sinh(a), with r = √c‖x‖.
     root = jnp.sqrt(jnp.where(c > 0, c, 1))
+    x, w = jnp.where(inward, x, 0), jnp.where(inward, w, 0)
     xx, ww = c * arithmetic.square_norm(x), c * arithmetic.square_norm(w)
     r, a = (jnp.sqrt(jnp.where(inward, square, 1)) for square in (xx, ww))
     outward, direction = root * x / r, root * w / a
@@ -178,7 +196,7 @@ def transport(x: Operand, y: Operand, v: Operand, c: Scalar) -> Points:
     Computes gyr[y, −x]v·λ_x/λ_y (Ungar, "A Gyrovector Space Approach to Hyperbolic Geometry",
     2009). The gyration is a rotation, so the transport preserves lengths in the ball's metric.
     """
-    x, y, v = arithmetic.floating(x, y, v)
+    x, y, v = arithmetic.floating(x, y, clip_tangents(v, 0))
     # Written in δ = y − x: far out, the textbook formula subtracts numbers near 1.
     delta = y - x
     xx, yy, s = map(arithmetic.square_norm, (x, y, delta))

@@ -71,7 +71,7 @@ def compare_images(
         same = labels[:, None] == references.labels[None]
         other = ~same & (references.labels >= 0)[None]
         if references.own_rows is not None:
-            same &= references.own_rows[:, None] != jnp.arange(len(references.labels))[None]
+            same &= references.own_rows[:, None] != jnp.arange(len(references.labels), dtype=jnp.int32)[None]
         return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:
@@ -94,13 +94,13 @@ def compare_proxies(
     classes, centres, dim = proxies.shape
     points, labels = _batch(points, class_indices(labels, classes))
     distances = space.distance_matrix(points, proxies.reshape(classes * centres, dim))
-    same = labels[:, None] == jnp.arange(classes)[None]
+    same = labels[:, None] == jnp.arange(classes, dtype=jnp.int32)[None]
     subtracted = space.distance(points[:, None], proxies[labels])[:, None]
     return jnp.where(same[..., None], subtracted, distances.reshape(-1, classes, centres)), same
 
 
 def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], Int[Array, " n"]]:
-    points, labels = jnp.asarray(points), jnp.asarray(class_numbers(labels))
+    points, labels = jnp.asarray(points), jnp.asarray(class_numbers(labels), jnp.int32)
     if points.ndim != 2 or labels.shape != points.shape[:1]:
         raise ValueError(f"needs a label per embedding {points.shape}, got {labels.shape}")
     return points, labels

@@ -33,13 +33,12 @@ def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Arra
     itself is in Ω^(L). The released code divides l by L − 1: the loss cancels the factor.
     """
     levels = jnp.arange(1, len(labels) + 1)
-    has_level = (
-        jnp.sum(labels[:, :, None] == labels[:, None], axis=0)[..., None] == levels[None, None]
-    )
+    shared = jnp.sum(labels[:, :, None] == labels[:, None], axis=0)
+    has_level = shared[..., None] == levels[None, None]
     counts = jnp.maximum(jnp.sum(has_level, axis=1, keepdims=True), 1)
     gains = (levels / len(labels)) ** alpha
-    counts = counts.astype(gains.dtype)
-    return jnp.sum(gains[None, None] / counts * has_level.astype(gains.dtype), axis=-1)
+    has_level, counts = (values.astype(gains.dtype) for values in (has_level, counts))
+    return jnp.sum(gains[None, None] / counts * has_level, axis=-1)
 
 
 def smooth_hap(
@@ -68,15 +67,12 @@ def smooth_hap(
     @jax.checkpoint  # Otherwise the gradient holds all comparisons: 3 GB an array for 900 images.
     def average_precision(row: tuple[Float[Array, " n"], Float[Array, " n"]]) -> Float[Array, ""]:
         s, rel = row
-        column = s[:, None]
-        gaps = s[None] - column  # s_j − s_k, with k along rows and j along columns.
+        gaps = s[None] - s[:, None]  # s_j − s_k, with k along rows and j along columns.
         near = jax.nn.sigmoid(gaps / rank_temperature) + 0.5 * (gaps > 0).astype(s.dtype)
         smooth = jnp.where(gaps > margin, slope * (gaps - margin) + 1.44, near)
-        bound = (1 - 1e-5) * rel[:, None]  # Less relevant by more than rounding.
-        less_relevant = rel[None] < bound
+        less_relevant = rel[None] < (1 - 1e-5) * rel[:, None]  # By more than rounding.
         ranks = jnp.sum(jnp.where(less_relevant, smooth, (gaps >= 0).astype(s.dtype)), axis=1)
-        column = rel[:, None]
-        hranks = jnp.sum(jnp.minimum(rel[None], column), axis=1, where=gaps >= 0)
+        hranks = jnp.sum(jnp.minimum(rel[None], rel[:, None]), axis=1, where=gaps >= 0)
         return jnp.sum(hranks / ranks) / jnp.sum(rel)
 
     block = max(1, _COMPARISONS // similarities.shape[1] ** 2)

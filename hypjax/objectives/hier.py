@@ -104,9 +104,8 @@ def reciprocal_triplets(
     itself = jnp.eye(n, dtype=bool)
     nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
     # Integers instead of booleans, whose product with a transpose takes XLA minutes to compile.
-    is_neighbor = jnp.any(nearest[:, 1:, None] == jnp.arange(n)[None, None], axis=1).astype(
-        jnp.int8
-    )
+    columns = jnp.arange(n)[None, None]
+    is_neighbor = jnp.any(nearest[:, 1:, None] == columns, axis=1).astype(jnp.int8)
     mutual = is_neighbor * is_neighbor.T > 0
     others = ~mutual & ~itself
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)
@@ -230,8 +229,9 @@ class Hier(Extension):
         """
         triplet_key, noise_key = jax.random.split(key)
         distances = lax.stop_gradient(self.space.distance_matrix(points, points))
+        similarity = jnp.exp(-distances) + same.astype(distances.dtype)
         counts = {"neighbors": self.neighbors, "per_anchor": self.triplets}
-        triplets = reciprocal_triplets(jnp.exp(-distances) + same, triplet_key, **counts)
+        triplets = reciprocal_triplets(similarity, triplet_key, **counts)
         noise = jax.random.gumbel(noise_key, (2, len(triplets.indices), len(proxies)))
         settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
         loss = hier(points, proxies, triplets.indices, noise, space=self.space, **settings)

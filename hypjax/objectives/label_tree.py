@@ -97,7 +97,7 @@ def hyp_cpcc(
     # Without the checkpoint, the gradient would hold [m, m, d], a gigabyte for 900 classes.
     row = jax.checkpoint(lambda centre: lorentz.dist(centre, centres, c))
     distances = lax.map(row, centres, batch_size=64)
-    node_levels = np.repeat(range(len(sizes)), sizes)
+    node_levels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     paths = _path_lengths(node_levels, levels[:, jnp.concatenate(first_rows)])
     pairs = present[:, None] & present[None] & ~np.eye(len(centres), dtype=bool)
     # Rounding errors of distances grow like cosh(√c·r): a smaller standard deviation is noise.
@@ -114,7 +114,7 @@ def _path_lengths(
     # that node's level on, at which the two nodes have different ancestors.
     higher = np.maximum(node_levels[:, None], node_levels)
     differ = ancestors[:, :, None] != ancestors[:, None]
-    differ &= np.arange(len(ancestors))[:, None, None] >= higher
+    differ &= np.arange(len(ancestors))[:, None, None] >= higher[None]
     paths = 2 * (higher + jnp.sum(differ, axis=0)) - node_levels[:, None]
     return paths - jnp.asarray(node_levels)[None]
 

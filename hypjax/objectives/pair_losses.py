@@ -140,9 +140,8 @@ def supcon(
     logits = -pairs.distances / (2 * temperature)
     total = log_sum_exp(logits, pairs.same | pairs.other)
     positives = jnp.sum(pairs.same, axis=1)
-    mean = jnp.sum(logits, axis=1, where=pairs.same) / jnp.maximum(positives, 1).astype(
-        logits.dtype
-    )
+    divisors = jnp.maximum(positives, 1).astype(logits.dtype)
+    mean = jnp.sum(logits, axis=1, where=pairs.same) / divisors
     return mean_where(total - mean, positives > 0)
 
 

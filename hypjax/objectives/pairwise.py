@@ -180,7 +180,7 @@ def _metrics(
     nearest_positive = jnp.max(same_class_logits, axis=1, where=other_sample, initial=-jnp.inf)
     nearest_positive = nearest_positive.reshape(-1)
     classes = jnp.arange(len(points)) % n
-    negatives = jnp.where(classes[:, None] != classes, logits, -jnp.inf)
+    negatives = jnp.where(classes[:, None] != classes[None], logits, -jnp.inf)
     nearest_negative = jnp.max(negatives, axis=-1)
     # The minimum is taken over the negatives, which are already in memory, unlike the logits.
     least = jnp.min(negatives, where=negatives > -jnp.inf, initial=jnp.inf)

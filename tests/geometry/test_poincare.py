@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from hypjax.geometry import poincare
+from hypjax.geometry import lorentz, poincare
 from tests.helpers.programs import compiled
 
 programs = compiled(poincare)
@@ -128,9 +128,43 @@ def test_long_tangent_vectors_lead_to_the_boundary():
     x, v = pairs([0.0, 0.6, 0.9999], np.stack([lengths, np.zeros(5)], axis=-1))
     end = np.stack([np.sign(v[:, 0]), np.zeros(len(v))], axis=-1)
     np.testing.assert_allclose(expmap(x, v, 1.0), end, atol=1e-4)
-    for by_c in (jax.jacrev, jax.jacfwd):
-        gradients = by_c(lambda c: poincare.expmap(x, v, c))
-        assert np.isfinite([gradients(1.0), jax.jit(gradients)(1.0)]).all()
+    np.testing.assert_allclose(programs.project(v, 1.0), np.sign(v), atol=1e-4)
+
+
+def _moved_by_map(name, v, x, c):
+    """Vectors, or points x and their nearest neighbours inside the ball, through a map."""
+    functions = lorentz if name == "shorten" else poincare
+    if name in ("expmap0", "project", "shorten"):
+        return getattr(functions, name)(v, c)
+    if name == "expmap":
+        return poincare.expmap(x, v, c)
+    if name == "transport":
+        return poincare.transport(x, -x, v, c) + poincare.transport(x, 0 * x, v, c)
+    if name == "logmap0":
+        return lorentz.logmap0(lorentz.from_poincare(x, c), c) + poincare.logmap0(x, c)
+    return getattr(poincare, name)(x, jnp.roll(x, 1, axis=0), c)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "expmap0 project shorten expmap transport logmap0 logmap mobius_add".split(),
+)
+def test_gradients_of_maps_are_finite_for_long_tangents_and_points_far_out(name):
+    """By each argument, in both modes: at c = 0, for example, those of `expmap` were NaN."""
+    lengths = np.array([-3e38, -1e19, -1e13, 0, 1e10, 1e16, 1e25, 3e38])
+    x, v = pairs([0.0, 0.6, poincare.MAX_NORM], lengths[:, None] * [0.6, 0.8])
+    function = functools.partial(_moved_by_map, name)
+
+    def gradients(scale, c):
+        value, pull_back = jax.vjp(function, v, scale * x, c)
+        by_c = jax.jvp(lambda c: function(v, scale * x, c), (c,), (jnp.ones_like(c),))[1]
+        return value, pull_back(jnp.ones_like(value)), by_c
+
+    for c in (0.0, 0.1, 1.0, 10.0):
+        arguments = jnp.float32(1 / c**0.5 if c else 1), jnp.float32(c)
+        finite = jax.tree.map(lambda a: np.isfinite(a).all(), jax.jit(gradients)(*arguments))
+        assert all(jax.tree.leaves(finite)), c
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradients(*arguments)))
 
 
 def test_gradients_of_expmap_are_finite_and_right(float64):

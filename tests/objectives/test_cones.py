@@ -49,7 +49,7 @@ def test_it_adds_the_mean_angle_outside_the_cone_of_the_coarse_class(space):
     def angles_outside(apexes, features):
         apexes, points = map(Lorentz(0.1, 2.3).embed, (apexes, features))
         angles = cones.exterior_angle(apexes, points[:, None], 0.1)
-        return angles - cones.half_aperture(apexes, 0.1, 0.05)
+        return angles - cones.half_aperture(apexes, 0.1, 0.05)[None]
 
     own = np.array(COARSE)[LABELS][:, None] == np.arange(3)
     outside = np.asarray(angles_outside(params["apexes"], features))
