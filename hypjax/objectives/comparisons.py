@@ -71,7 +71,10 @@ def compare_images(
         same = labels[:, None] == references.labels[None]
         other = ~same & (references.labels >= 0)[None]
         if references.own_rows is not None:
-            same &= references.own_rows[:, None] != jnp.arange(len(references.labels), dtype=jnp.int32)[None]
+            same &= (
+                references.own_rows[:, None]
+                != jnp.arange(len(references.labels), dtype=jnp.int32)[None]
+            )
         return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:

@@ -61,7 +61,7 @@ class TreeExtension(Extension):
         base_key, tree_key = jax.random.split(key)
         base = {"params": params["base"], "state": state["base"], "key": base_key}
         loss, (base_state, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
-        levels = [jnp.asarray(batch.labels)]
+        levels = [jnp.asarray(batch.labels, jnp.int32)]
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
         counts = [len(parents) for parents in state["tree"]] + [1]

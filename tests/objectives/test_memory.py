@@ -136,8 +136,8 @@ def test_the_loss_is_that_of_the_batch_of_the_memory_and_of_koleo(float64, space
         points = space.embed(outputs)
         loss = contrastive(points, LABELS, space=space, margin=0.3)
         s = 1 - space.distance_matrix(points, references.points) / 2
-        same, filled = LABELS[:, None] == references.labels, references.labels >= 0
-        itself = own[:, None] == jnp.arange(len(references.labels))
+        same, filled = LABELS[:, None] == references.labels[None], references.labels[None] >= 0
+        itself = own[:, None] == jnp.arange(len(references.labels))[None]
         loss += jnp.sum(jnp.where(same & ~itself, 1 - s, 0)) / 6
         loss += jnp.sum(jnp.where(~same & filled, jnp.maximum(s - 0.3, 0), 0)) / 6
         return loss + 0.7 * koleo(points, space=space)
@@ -166,9 +166,9 @@ def test_the_memory_alone_and_a_teacher_give_the_loss_of_moco(float64):
 
     def expected(outputs, references, own):
         logits = -BALL.distance_matrix(BALL.embed(outputs), references.points) / 0.2
-        compared = own[:, None] != jnp.arange(len(references.labels))
-        compared &= references.labels >= 0
-        positive = compared & (LABELS[:, None] == references.labels)
+        compared = own[:, None] != jnp.arange(len(references.labels))[None]
+        compared &= references.labels[None] >= 0
+        positive = compared & (LABELS[:, None] == references.labels[None])
         total = jax.nn.logsumexp(logits, axis=1, where=compared, keepdims=True)
         return jnp.mean(jnp.mean(total - logits, axis=1, where=positive))
 
