@@ -68,7 +68,7 @@ def compare_images(
     points, labels = _batch(points, labels)
     if references is not None:
         distances = space.distance_matrix(points, references.points)
-        same = labels[:, None] == references.labels[None]
+        same = labels[:, None] == references.labels[None].astype(jnp.int32)
         other = ~same & (references.labels >= 0)[None]
         if references.own_rows is not None:
             same &= (

@@ -104,8 +104,8 @@ def reciprocal_triplets(
     itself = jnp.eye(n, dtype=bool)
     nearest = lax.top_k(jnp.where(itself, jnp.inf, similarity), min(neighbors, n))[1]
     # Integers instead of booleans, whose product with a transpose takes XLA minutes to compile.
-    columns = jnp.arange(n)[None, None]
-    is_neighbor = jnp.any(nearest[:, 1:, None] == columns, axis=1).astype(jnp.int8)
+    is_nearest = nearest[:, 1:, None] == jnp.arange(n)[None, None]
+    is_neighbor = jnp.any(is_nearest, axis=1).astype(jnp.int8)
     mutual = is_neighbor * is_neighbor.T > 0
     others = ~mutual & ~itself
     valid = (jnp.sum(mutual, axis=1) >= 2) & jnp.any(others, axis=1)

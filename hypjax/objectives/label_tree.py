@@ -115,7 +115,7 @@ def _path_lengths(
     higher = np.maximum(node_levels[:, None], node_levels)
     differ = ancestors[:, :, None] != ancestors[:, None]
     differ &= np.arange(len(ancestors))[:, None, None] >= higher[None]
-    paths = 2 * (higher + jnp.sum(differ, axis=0)) - node_levels[:, None]
+    paths = 2 * (higher + jnp.sum(differ, axis=0, dtype=jnp.int32)) - node_levels[:, None]
     return paths - jnp.asarray(node_levels)[None]
 
 
