@@ -178,7 +178,7 @@ def hyphc(
     i, j, k = jnp.asarray(triples.indices).T
     first, second = jnp.stack([i, i, j]), jnp.stack([j, k, k])  # The pairs ij, ik and jk.
     leaves = jnp.asarray(leaves)
-    similar = jnp.asarray(similarities)[first, second]
+    similar = jnp.asarray(similarities, leaves.dtype)[first, second]
     depths = poincare.lca_distance(leaves[first], leaves[second], 1)
     weights = jax.nn.softmax(depths / temperature, axis=0)
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
