@@ -71,10 +71,8 @@ def compare_images(
         same = labels[:, None] == references.labels[None].astype(jnp.int32)
         other = ~same & (references.labels >= 0)[None]
         if references.own_rows is not None:
-            same &= (
-                references.own_rows[:, None]
-                != jnp.arange(len(references.labels), dtype=jnp.int32)[None]
-            )
+            rows = jnp.arange(len(references.labels), dtype=references.own_rows.dtype)
+            same &= references.own_rows[:, None] != rows[None]
         return Pairs(distances, same, other)
     distances = space.distance_matrix(points, points)
     if samples_per_class is not None:

@@ -512,5 +512,5 @@ def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features
         actual.append(jax.tree.leaves(loss((features, np.float32(0.1), params))))
     for ours, theirs in zip(*actual, strict=True):
         largest = np.abs(theirs).max()
-        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-4 * largest)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4 * largest)
         assert largest > 0
