@@ -77,7 +77,12 @@ class FolderWalk:
         """Yields the names in a folder that are not left out; `hidden` keeps those after a dot."""
         for name in names:
             path = self.exclude and pathlib.PurePath(composed(os.path.join(folder, name)))
-            patterns = [pattern for pattern in self.exclude if path.match(composed(pattern))]
+            patterns = [
+                pattern
+                for pattern in self.exclude
+                for form in (composed(pattern), composed(pattern).replace("[", "[[]"))
+                if path.match(form)  # Brackets may be those of a folder's name.
+            ]
             if system := OF_SYSTEMS.match(name):
                 patterns.append(system[0])
             if patterns:

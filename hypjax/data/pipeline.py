@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import flags
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import padded_rows
@@ -180,7 +180,7 @@ def readable_batches(
 
     The last batch is padded with zeros, so that all batches fit one compiled program. Only the
     given rows of each batch are delivered (default: all). If `tolerant`, unreadable images are
-    black and reported; otherwise they raise a UserError. Warns at the end if all images are nearly
+    black and reported; otherwise they raise a UserError. Warns at the end of images that are nearly
     black. Close the generator to end the workers.
     """
     rows = range(batch_size) if rows is None else rows
@@ -192,17 +192,18 @@ def readable_batches(
         return
     read_image = functools.partial(_test_view, dataset, view, batch_size)
     pieces = _Pieces(read_image, batches, rows, view, tolerant)
-    brightest = 0
+    brightest = np.zeros(len(batches) * batch_size, int)
     with contextlib.closing(pieces.assembled(workers)) as delivered:
-        for views, broken in delivered:
-            brightest = max(brightest, views.max(initial=0))
+        for i, (views, broken) in zip(batches, delivered, strict=True):
+            brightest[i * batch_size + np.array(rows)] = views.max(axis=(1, 2, 3))
             yield views, broken
-    warn_if_dark(dataset, brightest)
+    warn_of_dark(dataset, brightest)
 
 
-def warn_if_dark(dataset: Dataset, brightest: int) -> None:
-    """Warns once if no level of any image, from 0 to 255, is above one that is nearly black."""
-    if 0 < brightest <= _DARK:
-        images = f"all images, such as {dataset.name(0)}, stay below a sixteenth of white"
+def warn_of_dark(dataset: Dataset, brightest: Int[np.ndarray, " n"]) -> None:
+    """Warns once of images whose largest level, from 0 to 255, is nearly black but not black."""
+    dark = np.flatnonzero((brightest > 0) & (brightest <= _DARK))
+    if len(dark):
+        images = f"{len(dark)} of {len(dataset)} images, such as {dataset.name(dark[0])},"
         remedy = "if their files hold fewer bits than they declare, such as 12 of 16, scale them"
-        _warn_once(f"{images}, so they are read nearly black; {remedy}")
+        _warn_once(f"{images} stay below a sixteenth of white and are nearly black; {remedy}")

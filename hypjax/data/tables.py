@@ -127,7 +127,12 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
         else:
             columns, cells = read_csv(table)
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
-    found = {role: find_column(columns, role, options, table) for role in _COLUMNS}
+    # Beside x, y is a coordinate of a box; txt holds captions.
+    usual = [name for name in columns if name != "txt" and not (name == "y" and "x" in columns)]
+    found = {
+        role: find_column(columns if role in options else usual, role, options, table)
+        for role in _COLUMNS
+    }
     for role in ("path", "label"):
         if found[role] is None:
             named = f"name it by ?{role}=COLUMN, one of {', '.join(columns)}"

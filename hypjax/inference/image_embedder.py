@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import tqdm
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.pipeline import warn_if_dark
+from hypjax.data.pipeline import warn_of_dark
 from hypjax.errors import UserError, counted, reason, writing
 from hypjax.geometry import Space, Sphere
 from hypjax.inference.embedding import fingerprint
@@ -208,8 +208,8 @@ class ExternalEmbedder(ImageEmbedder):
         del few  # Batches are not padded here.
         if dataset.vectors is not None:
             raise UserError(f"{self.name} embeds images, but {dataset.name(0)} stands for features")
-        levels = [0]  # The brightest of each image.
-        prepare = functools.partial(self._prepare, dataset, levels)
+        brightest = np.zeros(len(dataset), int)  # Levels of the images.
+        prepare = functools.partial(self._prepare, dataset, brightest)
         starts = range(0, len(dataset), self.batch_size)
         batches = [range(len(dataset))[start : start + self.batch_size] for start in starts]
         pool = concurrent.futures.ThreadPoolExecutor(usable_cores())
@@ -225,17 +225,17 @@ class ExternalEmbedder(ImageEmbedder):
                 if readable:
                     rows[readable] = self._encoder.features([prepared[i] for i in readable])
                 yield rows, reasons
-            warn_if_dark(dataset, max(levels))
+            warn_of_dark(dataset, brightest)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _prepare(self, dataset: Dataset, levels: list[int], i: int) -> Any | str:
+    def _prepare(self, dataset: Dataset, brightest: Int[np.ndarray, " n"], i: int) -> Any | str:
         """Prepares an image for the encoder, or returns why the image cannot be read."""
         try:
             image = dataset.image(i, channels=3)
             if max(image.size) > _LONGEST * min(image.size):  # Libraries enlarge it, then crop it.
                 raise ValueError(f"it is a line of {image.width} × {image.height} pixels; crop it")
-            levels.append(max(high for _, high in image.getextrema()))
+            brightest[i] = max(high for _, high in image.getextrema())
             return self._encoder.prepare(image)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return reason(error.__cause__ or error)

@@ -123,7 +123,7 @@ def require_identity(
     saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
     same = {field for field in FITTED if current[field] is None} | {*LOCATIONS}
     if grow and has_checkpoint(workdir) and _added_steps(saved, config):
-        same.add("train.total_steps")
+        same |= {"train.total_steps", "train.patience"}
     current |= {field: saved.get(field) for field in same}
     changes = [change for change in differences(saved, current) if change.startswith(prefixes)]
     if not changes:
@@ -254,11 +254,17 @@ class Workdir:
 
     def _grow(self) -> None:
         """Sets the results of fewer steps aside, and says what the further steps lead to."""
-        total = self._config.train.total_steps
-        before = total - self._added_steps
-        with contextlib.suppress(FileNotFoundError):
+        train, results = self._config.train, files.read_object(self.path / files.RESULTS)
+        total = train.total_steps
+        before = (results or {}).get("last_step", total - self._added_steps)
+        if results:
+            if "last_step" in results and self._saved.get("train.patience") == train.patience:
+                problem = f"train.patience={train.patience} ended this run at step {before}"
+                raise UserError(f"{problem}; for more steps, set another patience, too")
             (self.path / files.RESULTS).rename(self.path / f"results-{before}.json")
         outcome = f"its last model is that of a run of {total} steps"
+        if self._config.optim.warmup_steps is None:
+            outcome += f" with the warm-up of {before}"
         if self._config.optim.schedule == "cosine":
             outcome = f"its rate jumps to the cosine of {total} steps, so it equals no such run"
         console.say(f"the run of {before} steps goes on to step {total}; {outcome}")

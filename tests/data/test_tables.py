@@ -41,6 +41,7 @@ def read(path, text):
         ("a.jpg,x\nb.jpg,y\n", ["x", "y"]),  # Without a header.
         ("x,a.jpg\ny,b.jpg\n", "row 1 needs a path and a label"),
         ("a.jpg,x,train\n", "line 1 has more than a path and a label; add a first line"),
+        ("path,x,y,kind,txt\na.jpg,7,9,x,a bird\n", "no column label"),  # A box and a caption.
         ("image,filename,label\n", "columns image and filename; name its path by .path=COLUMN"),
         ("path,kind\na.jpg,x\n", "no column label; name it by .label=COLUMN, .* path, kind"),
         ("path,label\na.jpg,x\nb.jpg,Boeing 737, red\n", "2 columns, and row 2 has 3"),

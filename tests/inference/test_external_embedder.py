@@ -119,7 +119,7 @@ def test_lines_are_left_out_and_dark_images_named(embedder, tmp_path, capsys):
     embeddings = embedder.embed_images(find_images(str(tmp_path)))
     line = str(tmp_path / "line.png")
     assert embeddings.unreadable == {line: "it is a line of 20000 × 1 pixels; crop it"}
-    warning = f"all images, such as {tmp_path / 'a.tif'}, stay below a sixteenth"
+    warning = f"2 of 3 images, such as {tmp_path / 'a.tif'}, stay below a sixteenth"
     assert capsys.readouterr().err.count(warning) == 1
 
 
