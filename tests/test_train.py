@@ -150,6 +150,10 @@ def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatc
         assert results["last_step"] == 8 == results["best_step"]
         assert "last: step 8, where train.patience ended" in capsys.readouterr().out
         assert evaluate(features_config(path, *fields), tmp_path).keys() >= {"final"}
+        with pytest.raises(UserError, match="ended this run at step 8; .* another patience"):
+            train.train_and_evaluate(
+                features_config(path, *fields, "train.total_steps=60"), tmp_path
+            )
         (tmp_path / "results.json").unlink()
     for field, sentence in (
         ("eval.every=0", "must be 0 unless eval.every is set"),

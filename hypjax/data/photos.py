@@ -126,9 +126,10 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
         is_missing = not os.path.lexists(path) and not glob.has_magic(location)
         is_pattern = "[" in location and not os.path.isdir(path)
         advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
-        raise UserError(
-            f"{location} does not exist" if is_missing else f"no images at {location}; {advice}"
-        )
+        if is_missing:
+            advice = "if images have moved, name their place (--config.data.path, or --images)"
+        problem = f"{location} does not exist" if is_missing else f"no images at {location}"
+        raise UserError(f"{problem}; {advice}")
     return images
 
 
