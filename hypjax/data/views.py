@@ -97,7 +97,7 @@ def centre_crop(height: int, width: int, view: View) -> Frame:
 def letterbox(height: int, width: int, view: View) -> Frame:
     """Resizes the longer side to the square's, and pads the shorter with black, centred.
 
-    The pixels are those of Pillow's `ImageOps.pad`. A box outside the image is black there.
+    As Pillow's `ImageOps.pad`, but no side rounds to 0. A box outside the image is black there.
     """
     longer = max(height, width)
     size = tuple(max(1, round(length / longer * view.side)) for length in (height, width))

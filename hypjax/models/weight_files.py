@@ -12,7 +12,7 @@ from hypjax.errors import UserError, explained, installation, similar
 from hypjax.models import google_weights, packaged
 from hypjax.models.architectures import ARCHITECTURES, supported
 from hypjax.system import hub
-from hypjax.system.files import read_npz, read_torch
+from hypjax.system.files import read_npz, read_torch, to_numpy
 
 StateDict = dict[str, np.ndarray]  # Arrays by name.
 
@@ -44,14 +44,9 @@ def read_state_dict(name_or_path: str) -> StateDict:
     problem = "is damaged, a pointer of Git LFS, or holds other objects than an encoder's arrays"
     with explained(f"{path} {problem}"):
         named = {".".join(map(str, keys)): x for keys, x in flatten_dict(_read(path)).items()}
-        # NumPy has no bfloat16; integers keep their type.
-        tensors = {name: x.detach() for name, x in named.items() if hasattr(x, "detach")}
-        named |= {
-            name: (x.float() if x.is_floating_point() else x).numpy() for name, x in tensors.items()
-        }
-        if state := {name: x for name, x in named.items() if isinstance(x, np.ndarray)}:
+        if state := {name: to_numpy(x) for name, x in named.items() if hasattr(x, "shape")}:
             return state
-        raise ValueError("it holds no arrays with names; save model.state_dict()")
+        raise ValueError("it holds no tensors with names; save model.state_dict()")
 
 
 def timm_weights(name: str) -> str:

@@ -17,6 +17,9 @@ _SYNONYMS = (
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
 )
+_OPTIMISER = re.compile(  # Modules of averages of gradients, with the names of the weights.
+    r"(^|\.)(\w*optim\w*|opt_state\w*|(max_)?exp_(avg|inf)\w*|momentum_buffers?|square_avg|grads?)\."
+)
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|teacher)(?:[._]|$)")  # Averages over training.
 # Heads beside `body` in files of Hyp-ViT, HypMix and HIER, and their kinds.
 _RELEASED_HEADS = {"head.0": "dense", "head_linear": "dense", "last_layer.1": "norm_dense"}
@@ -37,12 +40,19 @@ def find_encoder(
     Entries and modules that contain an encoder are a common prefix of its names, such as
     'state_dict.module.backbone.'. Of several encoders, the most complete one counts; of equally
     complete ones, the first average over training (EMA, teacher), or else the first; a line says
-    so. `key` is the beginning of the prefix. The result also holds other names with the prefix,
-    and, by hypjax's names, the head beside an encoder by a paper's authors, and HIER's proxies.
+    so. `key` is the beginning of the prefix; optimisers are passed over unless it names one. The
+    result also holds other names with the prefix, and, by hypjax's names, the head beside an
+    encoder by a paper's authors, and HIER's proxies.
     """
     start = f"{key}." if key else ""
+    if not _OPTIMISER.search(start):
+        names = [name for name in names if not _OPTIMISER.search(name)]
+    inside = [name for name in names if name.startswith(start)]
+    if key and not inside:
+        entries = sorted({name.partition(".")[0] for name in names})
+        raise UserError(f"they have no entry {key}{nearest(key, entries)}")
     found = collections.defaultdict(dict)  # By prefix, names in the file by timm's.
-    for name in (name for name in names if name.startswith(start)):
+    for name in inside:
         for dot in (-1, *(match.start() for match in re.finditer(r"\.", name))):
             prefix, rest = name[: dot + 1], name[dot + 1 :]
             if (timm_name := renamed(rest, _SYNONYMS)) in expected and prefix.startswith(start):
@@ -55,13 +65,9 @@ def find_encoder(
             others = " and ".join(x[:-1] for x in prefixes if x != start)
             remedy = "FILE?key=NAME names another"
             console.say(f"the weights' {start[:-1]} is read, not {others}; {remedy}")
-    others = {name.removeprefix(start): name for name in names if name.startswith(start)}
-    if not others:
-        entries = sorted({name.partition(".")[0] for name in names})
-        raise UserError(f"they have no entry {key}{nearest(key, entries)}")
     known = found[start]
-    others = {rest: name for rest, name in others.items() if name not in known.values()}
-    return others | _heads(names, start) | known
+    others = [x for x in inside if x.startswith(start) and x not in known.values()]
+    return {x.removeprefix(start): x for x in others} | _heads(names, start) | known
 
 
 def _heads(names: Collection[str], start: str) -> dict[str, str]:

@@ -88,8 +88,7 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         kind = f"{features.dtype} of shape {list(features.shape)}"
         raise UserError(f"features of {source} must be numbers, [images, dimension], not {kind}")
-    if features.dtype.kind != "f":
-        features = features.astype(np.float32)
+    features = features if features.dtype.kind == "f" else features.astype(np.float32)
     for rows in inputs.blocks(len(features), _CHECKED_ROWS):
         infinite = np.flatnonzero(~np.isfinite(features[rows]).all(axis=1))
         if len(infinite):
@@ -97,10 +96,9 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
     count = len(features)
     _, *others = FeatureTable._fields
     columns = {name: as_names(arrays.get(name), name, count, source) for name in others}
-    if columns["ids"] is None:
-        columns["ids"] = np.arange(count).astype(str)
-    if columns["labels"] is None:
-        columns["labels"] = np.full(count, "")
+    for name, default in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
+        if columns[name] is None:
+            columns[name] = default
     for column in features[:, 0], features[:, -1]:  # Where tables have their labels.
         if (column % 1 == 0).all() and (columns["labels"] == [f"{x:.0f}" for x in column]).all():
             console.warn(f"a column of features of {source} equals the labels; leave it out")
@@ -173,9 +171,13 @@ def _read_h5(path: pathlib.Path, options: Options) -> dict[str, Any]:
     import h5py
 
     with path.open("rb") as opened, h5py.File(opened) as file:
-        items: dict[str, Any] = {}  # Groups, too.
+        items: dict[str, Any] = {}  # Groups and links, too.
+        file.visititems_links(items.__setitem__)
         file.visititems(items.__setitem__)
         arrays = {name: x for name, x in items.items() if isinstance(x, h5py.Dataset)}
+        for name, x in items.items():  # HDF5 would open any file that they name.
+            if isinstance(x, h5py.ExternalLink) or name in arrays and (x.external or x.is_virtual):
+                raise ValueError(f"{name} points elsewhere; copy its values into this file")
         read = {x: y for x, y in _named(arrays, options, path).items() if y is not arrays.get(x)}
         return read if "features" in read else dict.fromkeys(arrays)
 
@@ -187,23 +189,16 @@ def _read_tensors(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]
     if isinstance(content, list | tuple):
         raise ValueError('it holds a list; save {"features": features, "labels": labels}')
     arrays = content if isinstance(content, dict) else {"features": content}
-    return _named({name: _to_numpy(x) for name, x in arrays.items()}, options, path)
+    return _named({name: files.to_numpy(x) for name, x in arrays.items()}, options, path)
 
 
 def _paper_arrays(x: Any, y: Any, index: Any = None) -> dict[str, np.ndarray]:
     """Arrays of (x, y), or of (x, y, index), whose index numbers the images of the dataset."""
-    arrays = {"features": _to_numpy(x), "labels": _to_numpy(y), IN_SPACE: np.array(True)}
+    arrays = {"features": files.to_numpy(x), "labels": files.to_numpy(y), IN_SPACE: np.array(True)}
     if index is not None:  # Several processes repeat images to fill their last batches.
-        arrays["ids"], rows = np.unique(_to_numpy(index), return_index=True)
+        arrays["ids"], rows = np.unique(files.to_numpy(index), return_index=True)
         arrays |= {name: arrays[name][rows] for name in ("features", "labels")}
     return arrays
-
-
-def _to_numpy(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):
-        value = value.detach()
-        value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16.
-    return np.asarray(value)
 
 
 def _read_csv(path: pathlib.Path, options: Options) -> dict[str, np.ndarray]:
@@ -260,5 +255,5 @@ _READERS = {
 _LABEL_READERS = {
     ".npy": lambda path: files.read_npy(path, "labels"),
     ".txt": lambda path: np.char.strip(path.read_text("utf-8-sig").splitlines()),
-    ".pt": lambda path: _to_numpy(files.read_torch(path)),
+    ".pt": lambda path: files.to_numpy(files.read_torch(path)),
 }

@@ -1,6 +1,5 @@
 """Writes files atomically, locks folders, and reads tables and arrays without running code."""
 
-import argparse
 import collections
 import contextlib
 import csv
@@ -36,8 +35,7 @@ _ABANDONED_AGE = 86400  # Age in seconds at which a temporary file must be a kil
 def real_paths(paths: Iterable[str]) -> list[str]:
     """Resolves symbolic links in paths, as `os.path.realpath`, but each folder only once."""
     resolve_folder = functools.cache(os.path.realpath)
-    split_paths = map(os.path.split, paths)
-    joined = [os.path.join(resolve_folder(folder), name) for folder, name in split_paths]
+    joined = [os.path.join(resolve_folder(x), name) for x, name in map(os.path.split, paths)]
     return [os.path.realpath(path) if os.path.islink(path) else path for path in joined]
 
 
@@ -59,8 +57,7 @@ def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_json(fields: dict[str, Any]) -> dict[str, Any]:
     """Removes and compares the checksum of a JSON object; raises ValueError if it is wrong."""
-    saved = fields.pop(_CHECKSUM, None)
-    if with_checksum(fields)[_CHECKSUM] != saved:
+    if fields.pop(_CHECKSUM, None) != with_checksum(fields)[_CHECKSUM]:
         raise ValueError("its checksum is wrong")
     return fields
 
@@ -307,24 +304,25 @@ def _reject_objects(error: Exception, name: str) -> None:
     """Raises a `ValueError` with the remedy if NumPy refused an array because of dtype object."""
     if "Object arrays" in str(error) or "Python objects" in str(error):
         dtype = "'float32'" if name == "features" else "str"
-        remedy = f"save it with {name}.astype({dtype})"
-        if name == "labels":
-            remedy += ", without rows whose label is None or NaN"
+        rows = ", without rows whose label is None or NaN" if name == "labels" else ""
+        remedy = f"save it with {name}.astype({dtype}){rows}"
         raise ValueError(f"{name} has dtype object; {remedy}") from error
 
 
 class _Ignored:
     """Stands for classes and functions that a PyTorch file names; each object is an empty dict."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> collections.OrderedDict:
-        return collections.OrderedDict()
+    def __new__(cls, *args: Any, **kwargs: Any) -> collections.Counter:
+        ignored = collections.Counter()  # The only dict here that can have its own `__setstate__`.
+        vars(ignored)["__setstate__"] = lambda state: None
+        return ignored
 
 
 def read_torch(path: pathlib.Path, *, ignore_objects: bool = False) -> Any:
-    """Reads a PyTorch file of tensors, arrays, numbers and strings, perhaps in lists and dicts.
+    """Reads a PyTorch file of tensors, numbers and strings, perhaps in lists and dicts.
 
-    Nothing in the file is executed: objects of other classes are an error, or, with
-    `ignore_objects`, become dicts.
+    Nothing in the file is executed: objects of other classes, such as NumPy's, are an error, or,
+    with `ignore_objects`, become dicts.
     """
     require_package("torch", f"reading a {path.suffix} file", "torch")
     import torch
@@ -332,18 +330,23 @@ def read_torch(path: pathlib.Path, *, ignore_objects: bool = False) -> Any:
     # Earlier versions can be made to run code despite weights_only (CVE-2025-32434).
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise UserError(f"torch {torch.__version__} may run code in {path}; install 2.6 or later")
-    # Checkpoints of training scripts often hold the script's flags, and scores by NumPy.
-    allowed = [argparse.Namespace, np.ndarray, np.dtype]
-    allowed += [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    for function in (np.float32(0).__reduce__()[0], np.zeros(0).__reduce__()[0]):
-        modules = ("numpy.core.multiarray", "numpy._core.multiarray")  # Before NumPy 2, and after.
-        allowed += [(function, f"{module}.{function.__name__}") for module in modules]
+    names: Iterable[str] = ()
     try:
         if ignore_objects and zipfile.is_zipfile(path):
-            with torch.serialization.safe_globals(allowed):
-                names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-            allowed += [(_Ignored, name) for name in names]
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        elif ignore_objects:  # Before PyTorch 1.6, the fourth pickle of a file held its objects.
+            with path.open("rb") as file:
+                *_, names = map(torch._weights_only_unpickler.get_globals_in_pkl, 4 * [file])
+        allowed = [collections.Counter, *((_Ignored, name) for name in names)]
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch's message advises to allow running code.
-        raise ValueError("damaged, or more than tensors, arrays, numbers and strings") from error
+        problem = "damaged, or more than tensors, numbers and strings"
+        raise ValueError(f"{problem}; save tensors: torch.from_numpy(array)") from error
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """Converts a tensor, of floats to float32, since NumPy has no bfloat16; or what NumPy can."""
+    if hasattr(value, "detach"):
+        value = value.detach().float() if value.is_floating_point() else value.detach()
+    return np.asarray(value)

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import fractions
 import functools
 import itertools
 import json
@@ -161,6 +162,19 @@ def test_of_several_encoders_in_a_file_the_average_counts_unless_one_is_named(tm
         load_timm(f"{path}?key=teachr", SMALL)
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["optimizer.exp_avg", "state.exp_avg_sq", "momentum_buffer", "optim_g.ema", "opt_state.0.mu"],
+)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_averages_of_optimisers_count_only_if_they_are_named(module, prefix, capsys):
+    names = timm_state_dict(weights_of(SMALL), SMALL).keys()
+    content = [f"{module}.{name}" for name in names] + [prefix + name for name in names]
+    assert find_encoder(content, names) == {name: prefix + name for name in names}
+    named = find_encoder(content, names, module)
+    assert named == {name: f"{module}.{name}" for name in names} and not capsys.readouterr().err
+
+
 def touch(path):
     path.touch()
 
@@ -182,11 +196,13 @@ def test_other_objects_in_a_file_of_torch_are_passed_over_and_never_executed(suf
     state = {x: torch.tensor(array) for x, array in timm_state_dict(params, SMALL).items()}
     others = [argparse.Namespace(lr=1), np.float64(0.5), np.arange(3), Touch(tmp_path / "run")]
     others += [collections.defaultdict(list, a=[1]), pathlib.Path("a"), SMALL.blocks]
-    torch.save({"net": state, "others": others, "optimizer": {0: state["norm.bias"]}}, path)
+    others += [np.random.default_rng(0), np.array([{}, None], object), fractions.Fraction(1, 2)]
+    content = {"net": state, "others": others, "optimizer": {0: state["norm.bias"]}}
+    torch.save(content, path, _use_new_zipfile_serialization=suffix != ".ckpt")
     assert_equal(load_timm(str(path), SMALL), params)
     assert not (tmp_path / "run").exists()
     torch.save({"model": SMALL.blocks}, path)
-    with pytest.raises(UserError, match="holds no arrays with names; save model.state_dict()"):
+    with pytest.raises(UserError, match="holds no tensors with names; save model.state_dict()"):
         load_timm(str(path), SMALL)
 
 

@@ -94,6 +94,26 @@ def test_arrays_have_usual_names_or_those_of_options(features, tmp_path):
         read_features(tmp_path / "a.h5")
 
 
+def test_arrays_of_other_files_are_refused(features, tmp_path):
+    other, values = tmp_path / "other.h5", tmp_path / "values"
+    with h5py.File(other, "w") as file:
+        file["train/features"] = features
+    features.tofile(values)
+    layout = h5py.VirtualLayout(features.shape, features.dtype)
+    layout[:] = h5py.VirtualSource(other, "train/features", features.shape)
+    kind = features.shape, features.dtype
+    for name, write in (
+        ("features", lambda file: file.create_dataset("features", *kind, external=str(values))),
+        ("a/features", lambda file: file.create_virtual_dataset("a/features", layout)),
+        ("features", lambda file: file.update(features=h5py.ExternalLink(other, "train/features"))),
+        ("train", lambda file: file.update(train=h5py.ExternalLink(other, "train"))),
+    ):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            write(file)
+        with pytest.raises(UserError, match=f"{name} points elsewhere; copy its values into this"):
+            read_features(tmp_path / "a.h5")
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(UserError, match=r"reading a .h5 file needs h5py: pip install .*hdf5"):

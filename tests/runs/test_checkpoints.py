@@ -98,12 +98,13 @@ def changed_record(old, new):
 
 
 RECORDS = [("", ""), ('"score": 0.9', '"score": 0.1'), ('"at": 1', '"at": 3'), ("[1000]", "[1001]")]
+RECORDS += [('"checksum":', '"no checksum":')]
 
 
 @pytest.mark.parametrize(
     "damage",
     [flip_a_bit, *(changed_record(*texts) for texts in RECORDS)],
-    ids=["array", "empty", "score", "step", "shape"],
+    ids=["array", "empty", "score", "step", "shape", "checksum"],
 )
 def test_a_damaged_best_checkpoint_is_moved_aside_and_the_next_is_used(tmp_path, capfd, damage):
     path = save_all(tmp_path, {1: 0.9, 2: 0.5, 3: 0.4})

@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.retrieval.embeddings import Embeddings, find_export, open_gallery
 from hypjax.runs.workdir import read_saved_config
-from hypjax.system.files import absolute, checksum, replacing, write_safetensors
+from hypjax.system.files import absolute, checksum, read_torch, replacing, write_safetensors
 
 # Unit vectors, which bfloat16 can hold, too.
 POINTS = np.eye(5, dtype=np.float32)[[3, 4, 0, 1, 2, 2, 0]] * np.float32([[1, -1, 1, 1, -1]])
@@ -69,6 +69,16 @@ def test_absolute_paths_have_no_dots_and_follow_links_only_before_them(tmp_path,
         ("./deep/../../link", "link"),
     ):
         assert absolute(pathlib.Path(path)) == tmp_path / expected
+
+
+def test_objects_of_numpy_in_a_file_of_torch_are_never_built(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    for value in (np.dtype("f4"), np.float32(1), np.arange(3), np.array([{}, None], object)):
+        torch.save({"tensor": torch.ones(2), "other": value}, path := tmp_path / "a.pt")
+        with pytest.raises(ValueError, match=r"more than tensors, .*; save tensors: torch.from_nu"):
+            read_torch(path)
+        content = read_torch(path, ignore_objects=True)
+        assert content["other"] == {} and content["tensor"].tolist() == [1, 1]
 
 
 def test_checksums_differ_where_crc_32_collides():
