@@ -51,7 +51,7 @@ def test_missing_weights_are_reported_before_images_are_opened(mistake):
         lambda config, _: dry_run(config),
         lambda config, _: evaluate.pretrained_features(config),
     ):
-        assert "missing.safetensors: there is no such file" in mistake(*missing, mode=mode)
+        assert "missing.safetensors: neither a file, nor a run" in mistake(*missing, mode=mode)
 
 
 def test_images_that_cannot_be_read_are_named(mistake, tmp_path, capsys):
