@@ -64,9 +64,8 @@ class ImageEmbedder(abc.ABC):
         self, images: Dataset, *, few: bool = False, done: int = 0
     ) -> Iterator[Embedded]:
         """Yields batches of all images after the first `done`; rejects NaN and infinity."""
-        total = len(images)
-        lines = console.ProgressLines("embedded", total, done)
-        with tqdm.tqdm(total=total, initial=done, unit="image", disable=few or None) as bar:
+        lines = console.ProgressLines("embedded", len(images), done)
+        with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
             for rows, reasons in self.batches(images[done:], few=few):
                 not_finite = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(not_finite, list(reasons)).tolist():
@@ -129,23 +128,27 @@ class ImageEmbedder(abc.ABC):
         return embeddings
 
     def _appended(self, path: pathlib.Path, gallery: Embeddings, images: Dataset) -> Embeddings:
-        """Embeds the images that a gallery lacks or has as they were, and adds them."""
-        known, versions = gallery.versions, images.versions
-        is_known = (versions != 0) & np.isin(versions, () if known is None else known)
+        """Adds images that a gallery lacks, in place of unlisted rows of the same or moved ones."""
+        listed = images.versions
+        is_known = (listed != 0) & np.isin(listed, gallery.versions)
         new = images.take(np.flatnonzero(~is_known))
         if not len(new):
             console.say(f"embedded 0 new images, reused {len(gallery):,}")
             return gallery
         added = self._embed_resuming(path, new)
-        paths = [new.path(i) for i in range(len(new))]  # '' for features.
-        kept = gallery.take(np.flatnonzero(~np.isin(gallery.ids, paths)))
-        console.say(f"embedded {counted(len(added), 'new image')}, reused {len(kept):,}")
-        unreadable = {x: y for x, y in kept.unreadable.items() if x not in paths}
-        return dataclasses.replace(
-            kept.joined(added),
-            unreadable=unreadable | added.unreadable,
-            images_fingerprint=fingerprint((gallery.images_fingerprint, new.fingerprint)),
-        )
+        gone = {new.path(i) for i in range(len(new))} - {*added.unreadable} | {*_file_keys(added)}
+        pairs = zip(gallery.ids.tolist(), _file_keys(gallery), strict=True)
+        stays = np.isin(gallery.versions, listed[is_known]) | [*map(gone.isdisjoint, pairs)]
+        kept = gallery.take(np.flatnonzero(stays))
+        counts = f"reused {len(kept):,}, replaced {len(gallery) - len(kept):,}"
+        console.say(f"embedded {counted(len(added), 'new image')}, {counts}")
+        joined, unreadable = kept.joined(added), kept.unreadable | added.unreadable
+        for name in sorted(unreadable.keys() & {*joined.ids.tolist()}):
+            problem = f"cannot read {name} any more ({unreadable.pop(name)})"
+            if name in added.unreadable:
+                console.warn(f"{problem}; its earlier row stays")
+        facts = fingerprint((gallery.images_fingerprint, new.fingerprint))
+        return dataclasses.replace(joined, unreadable=unreadable, images_fingerprint=facts)
 
     def _embeddings(self, images: Dataset, rows: np.ndarray, reasons: dict[int, str]) -> Embeddings:
         readable = np.setdiff1d(np.arange(len(images)), list(reasons))
@@ -161,6 +164,14 @@ class ImageEmbedder(abc.ABC):
             images_fingerprint=images.fingerprint,
             unreadable={str(images.names[i]): reason for i, reason in reasons.items()},
         )
+
+
+def _file_keys(x: Embeddings) -> Iterator[tuple[str, str, str, int]]:
+    """Yields what stays when an image's file moves: name, class, split and rounded point."""
+    names = (pathlib.PurePath(path).name for path in x.ids.tolist())
+    splits = x.labels if x.splits is None else x.splits
+    points = (hash((np.round(point, 4) + 0.0).tobytes()) for point in x.vectors)  # No −0.
+    return zip(names, x.labels.tolist(), splits.tolist(), points, strict=True)
 
 
 class ExternalEncoder(Protocol):
@@ -187,8 +198,7 @@ class ExternalEmbedder(ImageEmbedder):
         batch_size: int | None = None,
     ) -> None:
         """Checks on an image of noise that the encoder returns one vector, always the same."""
-        self.space = space or Sphere()
-        self.batch_size = batch_size or _BATCH_SIZE
+        self.space, self.batch_size = space or Sphere(), batch_size or _BATCH_SIZE
         self.name, self._encoder = spec, encoder
         self.fingerprint = fingerprint(encoder.facts)
         noise = np.random.default_rng(0).integers(256, size=(256, 256, 3), dtype=np.uint8)

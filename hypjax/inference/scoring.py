@@ -109,7 +109,7 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
         if present.issuperset(names):
             parts = (np.flatnonzero(embeddings.splits == name) for name in names)
             return Task(*map(embeddings.take, parts))
-    splits = ", ".join(sorted(present))
+    splits = ", ".join(sorted(present - {""}))
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 
 

@@ -41,7 +41,7 @@ from hypjax.system import files
 # A gallery's folder holds its facts, and a folder that they name, with the other files of one
 # export. A reader sees the files of one export only, although the next one removes them.
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|{_FACTS}|\..*\.unfinished")
+_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|\..*\.unfinished|{_FACTS}|{_GRAPH}|{_POINTS}|{_IMAGES}")
 _ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -107,11 +107,9 @@ class GraphGallery(ArrayGallery):
         sample = points[sample_rows]
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)
-        queries = np.repeat(np.arange(len(sample)), k)
-        rows = other_rows[neighbours].ravel()
-        exact = euclidean.rank(sample, points, queries, rows, k=k, space=space)
-        _, nearest_rows = exact
-        rounded = _can_round(sample, points[nearest_rows[:, -1]], space)
+        pairs = np.repeat(np.arange(len(sample)), k), other_rows[neighbours].ravel()
+        exact = euclidean.rank(sample, points, *pairs, k=k, space=space)
+        rounded = _can_round(sample, points[exact[1][:, -1]], space)
         index = _create_index(space, points.shape[1], rounded=rounded)
         columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
         gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
@@ -138,8 +136,6 @@ class GraphGallery(ArrayGallery):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens a gallery's folder; raises a `UserError` if it is missing or damaged."""
         path = pathlib.Path(path)
-        if not path.exists():
-            raise UserError(f"there is no gallery at {path}")
         problem = f"{path} is damaged, or no gallery of usearch"
         with explained(problem, "; export the gallery again"):
             for attempts_left in reversed(range(_ATTEMPTS)):
@@ -179,8 +175,7 @@ class GraphGallery(ArrayGallery):
         columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
         columns["first"] = self.first
         fields = ("fingerprint", "model", "rounded", "candidates", "recall")
-        facts = {name: getattr(self, name) for name in fields}
-        facts["space"] = describe_space(self.space)
+        facts = {x: getattr(self, x) for x in fields} | {"space": describe_space(self.space)}
         with writing(path), files.locked(path, f"writing {path}", beside=True):
             path.mkdir(exist_ok=True)
             folder = path / os.urandom(8).hex()
@@ -203,8 +198,7 @@ class GraphGallery(ArrayGallery):
         self.space.check(points)
         separations, rows = self._search(points, k)
         with jax.enable_x64(True):
-            distances = np.asarray(self.space.distance_at(separations))
-        return distances.astype(np.float32), rows
+            return np.asarray(self.space.distance_at(separations), np.float32), rows
 
     def _search(self, points: _Points, k: int) -> inputs.Nearest:
         """Separations and rows of the nearest images; ∞ and −1 where there are fewer than k."""
@@ -233,8 +227,6 @@ class GraphGallery(ArrayGallery):
         """Replaces the graph's images in pairs by the first k images at their points."""
         # Were copies in the graph, they would fill each other's links and a search's candidates.
         order, starts, counts = self._copies
-        if counts.max() == 1:
-            return queries, rows
         counts = np.minimum(counts[rows], k)
         positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(queries, counts), order[np.repeat(starts[rows], counts) + positions]
@@ -249,11 +241,10 @@ class GraphGallery(ArrayGallery):
         # From the centre outwards: a point keeps links to the nearest points, and points near the
         # centre are near to all. Added last, they would displace the links among the others.
         rows = rows[np.argsort(np.linalg.norm(self.vectors[rows], axis=1), kind="stable")]
-        log = "points added" if sys.stderr.isatty() else False
         # With several threads, some points may get no links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
         vectors = _graph_vectors(self.vectors[rows], self.space)
-        self.index.add(rows, vectors, log=log, threads=1)
+        self.index.add(rows, vectors, log=sys.stderr.isatty() and "points added", threads=1)
 
 
 def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:

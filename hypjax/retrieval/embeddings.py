@@ -4,7 +4,6 @@ A file holds points of a space, or features of any model, which reading maps int
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -23,7 +22,7 @@ from hypjax.geometry.spaces import Role
 from hypjax.retrieval import feature_files, inputs
 from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
 from hypjax.retrieval.galleries import ArrayGallery, Gallery
-from hypjax.system import hub, integrations
+from hypjax.system import console, hub, integrations
 from hypjax.system.files import contiguous, missing, replacing
 
 _COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels", "versions")
@@ -46,8 +45,7 @@ class Embeddings(ArrayGallery):
         splits: Names of the images' splits; None if unknown.
         coarse_labels: Names of the images' coarse classes; None if unknown.
         model: Name of the model that embedded the images, for messages; '' if unknown.
-        versions: Numbers that change with the images' files; 0 for images in memory; None if
-            unknown.
+        versions: Numbers that change with the images' files; 0 or None if unknown.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -106,18 +104,22 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Selects rows."""
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        selected = {name: column[rows] for name, column in columns.items() if column is not None}
-        return dataclasses.replace(self, **selected)
+        columns = {x: y[rows] for x in _COLUMNS if (y := getattr(self, x)) is not None}
+        return dataclasses.replace(self, **columns)
 
     def joined(self, other: "Embeddings") -> "Embeddings":
-        """Appends another table's rows; leaves out columns that only one of the tables has."""
-        if not len(other):  # Its points may have another dimension.
-            return self
+        """Appends another table's rows; fills splits and coarse labels that one lacks with ''."""
+        if not len(self) or not len(other):  # No points may have another dimension.
+            return self if len(self) else other
         columns = {}
         for name in _COLUMNS:
-            parts = getattr(self, name), getattr(other, name)
-            columns[name] = None if any(x is None for x in parts) else np.concatenate(parts)
+            parts = [getattr(table, name) for table in (self, other)]
+            lacking = [i for i, column in enumerate(parts) if column is None]
+            if len(lacking) == 1 and name in ("splits", "coarse_labels"):
+                number = len((self, other)[lacking[0]])
+                parts[lacking.pop()] = np.full(number, "")
+                console.warn(f"{name} of {counted(number, 'image')} are unknown; scores need them")
+            columns[name] = None if lacking else np.concatenate(parts)
         return dataclasses.replace(self, **columns)
 
     def check(self) -> None:
@@ -175,18 +177,16 @@ class Embeddings(ArrayGallery):
             file_space = space_of(json.loads(str(arrays["space"])))
             origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
             origin["unreadable"] = dict(np.asarray(arrays.get("unreadable", ())).tolist())
-            has_features = "features" in arrays
-            vectors = arrays["features" if has_features else "vectors"]
+            vectors = arrays["features" if "features" in arrays else "vectors"]
             ids, labels = arrays["ids"], arrays["labels"]
-            origin["versions"] = arrays.get("versions")
-            if origin["versions"] is not None and origin["versions"].shape != ids.shape:
+            origin["versions"] = arrays.get("versions", np.zeros(ids.shape, np.int64))
+            if origin["versions"].shape != ids.shape:
                 raise ValueError("not every image has a version")
-        if has_features:
+        if "features" in arrays:
             return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
         # Other programs may write files with labels that are numbers.
-        columns = {"labels": labels}
-        columns |= {name: arrays.get(name) for name in ("splits", "coarse_labels")}
-        names = {x: as_names(column, x, len(vectors), source) for x, column in columns.items()}
+        columns = [("labels", labels), *((x, arrays.get(x)) for x in ("splits", "coarse_labels"))]
+        names = {x: as_names(column, x, len(vectors), source) for x, column in columns}
         loaded = cls(vectors, ids, space=file_space, **names, **origin)
         if space is None or describe_space(space) == describe_space(file_space):
             return loaded
@@ -254,15 +254,14 @@ def find_export(name: str) -> Callable[[Embeddings, pathlib.Path], str]:
     scheme = integrations.scheme(name)
     if scheme == hub.SCHEME and not hub.is_name(name.removeprefix(scheme)):
         raise UserError(f"{name} names no repository to write; write {scheme}OWNER/NAME")
-    write = integrations.find("export", scheme or name)
-    if scheme:
-        write = functools.partial(write, url=name)
+    write, options = integrations.find("export", scheme or name), {"url": name} if scheme else {}
 
     def export(embeddings: Embeddings, path: pathlib.Path) -> str:
         require_utf8(embeddings.ids.tolist())
         if not len(embeddings):
             raise UserError("there are no embeddings to export")
         embeddings.check()
-        return write(dataclasses.replace(embeddings, vectors=contiguous(embeddings.vectors)), path)
+        table = dataclasses.replace(embeddings, vectors=contiguous(embeddings.vectors))
+        return write(table, path, **options)
 
     return export

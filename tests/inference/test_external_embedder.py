@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.data import fetching
 from hypjax.data import splits as data_splits
 from hypjax.data.parts import Splits
 from hypjax.data.photos import find_images
@@ -148,3 +149,75 @@ def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path
     np.testing.assert_array_equal(read.features(), embedded.raw_features)
     assert (read.splits.tolist(), read.coarse_labels.tolist()) == (["test"], ["bird"])
     assert read.fingerprint == embedder.fingerprint
+
+
+@pytest.fixture
+def append(embedder, photos_folder, tmp_path):
+    """Adds photos of a table, such as '1,cat,test 2,dog,test', to a gallery; returns its rows."""
+    shutil.copytree(photos_folder / "class1", tmp_path / "photos")
+
+    def append(rows):
+        count = rows.split()[0].count(",") + 1
+        lines = [",".join(["path", "label", "split", "coarse_label"][:count])]
+        lines += [f"photos/{row[0]}.png{row[1:]}" for row in rows.split()]
+        (tmp_path / "table.csv").write_text("\n".join(lines))
+        embedder.embed_to(tmp_path / "g.npz", find_images(str(tmp_path / "table.csv")), append=True)
+        return rows_of(Embeddings.load(tmp_path / "g.npz"))
+
+    return append
+
+
+def rows_of(gallery):
+    names = np.array([path[-5] for path in gallery.ids.tolist()])
+    columns = names, gallery.labels, gallery.splits, gallery.coarse_labels
+    rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
+    return " ".join(sorted(map(",".join, rows)))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected", "said"),
+    [
+        ("1,a 1,b 2,a", "1,a 1,c 2,a", "1,a 1,c 2,a", "1 new image, reused 2, replaced 1"),
+        ("1,a,gallery 1,a,test", "1,a,gallery 1,a,val", "1,a,gallery 1,a,validation", "reused 1"),
+        ("1,a 1,b 2,a", "2,a 3,a", "1,a 1,b 2,a 3,a", "1 new image, reused 3, replaced 0"),
+        ("1,a,test", "2,b", "1,a,test 2,b,", "splits of 1 image are unknown"),
+        ("1,a", "2,b,test", "1,a, 2,b,test", "splits of 1 image are unknown"),
+        ("1,a,test,x", "2,b,test", "1,a,test,x 2,b,test,", "coarse_labels of 1 image are unknown"),
+        ("1,a,test", "1,a", "1,a", "1 new image, reused 0, replaced 1"),
+    ],
+)
+def test_added_images_replace_only_their_own_rows(append, capsys, first, then, expected, said):
+    assert append(first) == first
+    assert append(then) == append(then) == expected
+    assert said in capsys.readouterr().err
+
+
+def test_damaged_images_and_unknown_versions_lose_no_rows(append, tmp_path, capsys):
+    append("1,a 2,a")
+    (tmp_path / "photos/1.png").write_text("no image")
+    for rows in "1,a 2,a", "1,a 3,a":
+        append(rows)
+        assert "1.png any more (not an image); its earlier row stays" in capsys.readouterr().err
+    gallery = Embeddings.load(tmp_path / "g.npz")
+    assert rows_of(gallery) == "1,a 2,a 3,a" and not gallery.unreadable
+    dataclasses.replace(gallery, versions=None).save(tmp_path / "g.npz")
+    for said in ("1 new image, reused 2, replaced 1", "0 new images, reused 3"):
+        assert append("2,a") == "1,a 2,a 3,a"
+        assert said in capsys.readouterr().err
+
+
+def test_images_that_moved_are_not_added_twice(embedder, photos_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "cache_folder", lambda: tmp_path / "cache")
+    photos, moved = tmp_path / "photos", tmp_path / "moved"
+
+    def check(where):
+        images = find_images(str(where))
+        added = embedder.embed_to(tmp_path / "g.npz", images, append=True)
+        assert sorted(added.ids.tolist()) == sorted(images.names.tolist())
+
+    for name in ("class1", "class2"):
+        shutil.copytree(photos_folder / name, photos / name)
+        check(shutil.make_archive(tmp_path / "packed", "zip", photos))
+    shutil.copy(photos / "class1/1.png", photos / "class1/copy.png")
+    check(photos)
+    check(photos.rename(moved))

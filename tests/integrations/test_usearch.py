@@ -95,6 +95,12 @@ def test_a_damaged_gallery_is_refused(tmp_path):
             with pytest.raises(UserError, match="damaged"):
                 open_gallery(path)
         file.write_bytes(content)
+    for file in path.glob("*/*"):  # As in a gallery without folders of exports.
+        file.rename(path / file.name)
+    with pytest.raises(UserError, match="export the gallery again"):
+        open_gallery(path)
+    export_usearch(embeddings(clusters(BALL, 60), BALL), path)
+    assert len(open_gallery(path)) == 60
 
 
 def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path, monkeypatch):
