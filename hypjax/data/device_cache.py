@@ -20,7 +20,6 @@ from hypjax.data.device_crops import Store
 from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
-from hypjax.system.machine import usable_cores
 from hypjax.types import Batch, Crops
 
 _SLAB_BYTES = 2**27  # Bytes copied to the devices at once; the host holds as many in memory.
@@ -119,7 +118,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
     with (
         machine.memory_explained("the size of stored images, or set run.cache=host"),
         tqdm.tqdm(total=len(dataset), **options) as bar,
-        concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
+        concurrent.futures.ThreadPoolExecutor(machine.usable_cores()) as pool,
     ):
         store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=replicated)()
         for slab_start, images in layout.slabs():

@@ -44,9 +44,8 @@ class Task(NamedTuple, Generic[Images]):
     @property
     def num_items(self) -> int:
         """Number of images that every query can find."""
-        if self.gallery is None:
-            return len(self.queries) - max(map(len, self.own_rows), default=1)
-        return len(self.gallery) - max(map(len, self.own_rows), default=0)
+        images, own = (self.queries, 1) if self.gallery is None else (self.gallery, 0)
+        return len(images) - max(map(len, self.own_rows), default=own)
 
 
 class Splits(NamedTuple):

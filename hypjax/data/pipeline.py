@@ -98,8 +98,7 @@ def _prefetched(pieces: _Pieces, workers: int) -> "grain.IterDataset":
 
     dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
     if not workers:
-        threads = min(_MAX_THREADS, usable_cores())
-        return dataset.to_iter_dataset(grain.ReadOptions(threads, _AHEAD))
+        return dataset.to_iter_dataset(grain.ReadOptions(min(_MAX_THREADS, usable_cores()), _AHEAD))
     if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.
         flags.FLAGS.mark_as_parsed()
     sequential = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
@@ -187,8 +186,7 @@ def readable_batches(
     batches = range(math.ceil(len(dataset) / batch_size))
     if dataset.vectors is not None:
         for i in batches:
-            vectors = dataset.vectors[i * batch_size : (i + 1) * batch_size]
-            yield padded_rows(vectors, rows, 0), {}
+            yield padded_rows(dataset.vectors[i * batch_size : (i + 1) * batch_size], rows, 0), {}
         return
     read_image = functools.partial(_test_view, dataset, view, batch_size)
     pieces = _Pieces(read_image, batches, rows, view, tolerant)

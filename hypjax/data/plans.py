@@ -23,8 +23,7 @@ def padded_rows(
     values: Shaped[np.ndarray, "batch ..."], rows: range, padding: object
 ) -> Shaped[np.ndarray, "rows ..."]:
     """Returns the given rows of an array, with padding for rows beyond its end."""
-    padded = np.empty((len(rows), *values.shape[1:]), values.dtype)
-    padded[:] = padding
+    padded = np.full((len(rows), *values.shape[1:]), padding, values.dtype)
     present = values[rows.start : rows.stop]
     padded[: len(present)] = present
     return padded
@@ -126,8 +125,7 @@ class EpochClassPlans(ClassPlans):
         """Returns the step's slice of the epoch's permutation of all classes."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_CLASSES, epoch).permutation(len(self.images_of_class))
-        first = batch * self.classes_per_batch
-        return permutation[first : first + self.classes_per_batch]
+        return permutation[batch * self.classes_per_batch : (batch + 1) * self.classes_per_batch]
 
 
 class DrawnClassPlans(ClassPlans):
@@ -195,9 +193,8 @@ class TuplePlans(Plans):
         self, epoch: int
     ) -> tuple[Int[np.ndarray, "tuples 2"], Int[np.ndarray, " pool"]]:
         """Draws an epoch's pairs of anchor and positive, and its pool of possible negatives."""
-        pair_rows = self.rng(_PAIRS, epoch).permutation(len(self.pairs))[: self.tuples]
         pool = self.rng(_POOL, epoch).permutation(len(self.labels))[: self.pool_size]
-        return self.pairs[pair_rows], pool
+        return self.rng(_PAIRS, epoch).permutation(self.pairs)[: self.tuples], pool
 
     def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of the step's images, tuple by tuple."""

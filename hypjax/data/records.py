@@ -228,8 +228,7 @@ def reading(name: str, path: pathlib.Path) -> Iterator[None]:
 def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]:
     """Reads a dataset's pairs of images, as indices into the names of its training images."""
     table = _read_table(folder, PAIRS)
-    columns = [_indices(table[column].to_numpy(), names) for column in PAIRS_SCHEMA.names]
-    pairs = np.stack(columns, axis=1)
+    pairs = np.stack([_indices(table[x].to_numpy(), names) for x in PAIRS_SCHEMA.names], axis=1)
     return pairs[(pairs >= 0).all(axis=1)]  # Without pairs of which an image is missing.
 
 

@@ -37,12 +37,12 @@ def with_repeats(splits: Splits) -> Splits:
     if splits.gallery is None:
         evaluated = {"test": splits.test}
         notes = [sharing_files(query_rows)]
-        query_part, searched_part = "test", "test"
+        compared = "test", "test"
         own_rows_of_queries = query_rows or [[i] for i in range(len(splits.test))]
     else:
         evaluated = {"query": splits.test, "gallery": splits.gallery}
         notes = [queries_in_gallery(query_rows)]
-        query_part, searched_part = "query", "gallery"
+        compared = "query", "gallery"
         own_rows_of_queries = query_rows
     if splits.validation is not None:
         evaluated["validation"] = splits.validation
@@ -53,9 +53,7 @@ def with_repeats(splits: Splits) -> Splits:
             notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
         if splits.train is not None:
             notes += [_identical_note(parts, checksums, name, "training", ()) for name in evaluated]
-        notes.append(
-            _identical_note(parts, checksums, query_part, searched_part, own_rows_of_queries)
-        )
+        notes.append(_identical_note(parts, checksums, *compared, own_rows_of_queries))
     return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 

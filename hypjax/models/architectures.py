@@ -73,16 +73,10 @@ def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
 
 _DINO_BLOCKS = BlockDesign(layer_scale=True)
 _REGISTERS = {"registers": 4, "positions": "patches"}
-_GIANT = {
-    "mlp_ratio": 4096 / 1536,
-    "blocks": dataclasses.replace(_DINO_BLOCKS, activation="silu", gate="packed"),
-}
-_DINO3_BLOCKS = BlockDesign(
-    norm_eps=1e-5,
-    qkv_bias="",
-    layer_scale=True,
-    rotary=Rotary(temperature=100, centred=True, halves=True),
-)
+_GIANT_BLOCKS = dataclasses.replace(_DINO_BLOCKS, activation="silu", gate="packed")
+_GIANT = {"mlp_ratio": 4096 / 1536, "blocks": _GIANT_BLOCKS}
+_DINO3_ROTARY = Rotary(temperature=100, centred=True, halves=True)
+_DINO3_BLOCKS = BlockDesign(norm_eps=1e-5, qkv_bias="", layer_scale=True, rotary=_DINO3_ROTARY)
 _GATED_DINO3_BLOCKS = dataclasses.replace(_DINO3_BLOCKS, activation="silu", gate="separate")
 _CLIP_BLOCKS = BlockDesign(norm_eps=1e-5)
 _SO400M = {"mlp_ratio": 3.7362, "attention_pool": 16}

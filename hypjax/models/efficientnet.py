@@ -74,14 +74,9 @@ class EfficientNetLite(ConvNet):
     def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         _, kernel, first_stride, expansion, width = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
-        return block(
-            kernel=kernel,
-            stride=first_stride if i == 0 else 1,
-            expansion=expansion,
-            width=_divisible(self.width_factor * width),
-            dtype=self.dtype,
-            name=f"stage_{stage}_block_{i}",
-        )(x)
+        stride = first_stride if i == 0 else 1
+        options = (kernel, stride, expansion, _divisible(self.width_factor * width), self.dtype)
+        return block(*options, name=f"stage_{stage}_block_{i}")(x)
 
     def _top(self, x: FeatureMap) -> FeatureMap:
         return _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
@@ -109,8 +104,7 @@ class InvertedBottleneck(nn.Module):
         if self.expansion > 1:
             y = _pointwise(y, self.expansion * x.shape[-1], self.dtype, "expand")
             y = _relu6(y, self.dtype)
-        norm = FrozenBatchNorm(jnp.float32, _EPS, name="depthwise_norm")
-        scale, shift = norm.affine(y.shape[-1])
+        scale, shift = FrozenBatchNorm(jnp.float32, _EPS, name="depthwise_norm").affine(y.shape[-1])
         conv = DepthwiseConv(self.kernel, self.dtype, CONV_INIT, self.stride, name="depthwise_conv")
         y = _relu6(conv(y, scale).astype(jnp.float32) + shift, self.dtype)
         y = _pointwise(y, self.width, self.dtype, "project")

@@ -46,12 +46,9 @@ class ResNet(ConvNet):
 
     def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
-        return bottleneck(
-            self.width * 2**stage,
-            stride=2 if stage > 0 and i == 0 else 1,
-            dtype=self.dtype,
-            name=f"stage_{stage}_block_{i}",
-        )(x)
+        stride = 2 if stage > 0 and i == 0 else 1
+        name = f"stage_{stage}_block_{i}"
+        return bottleneck(self.width * 2**stage, stride, self.dtype, name=name)(x)
 
 
 class Bottleneck(nn.Module):

@@ -79,9 +79,8 @@ class GlyphClass(NamedTuple):
     @property
     def _scripted_character(self) -> str:
         """The first character that belongs to a script: Greek mu, not the micro sign."""
-        characters = [*map(chr, self.codepoints)]
-        scripted = (c for c in characters if fontTools.unicodedata.script(c) != "Zyyy")
-        return next(scripted, characters[0])
+        characters = map(chr, self.codepoints)
+        return min(characters, key=lambda c: fontTools.unicodedata.script(c) == "Zyyy")
 
 
 def face_path(face: str) -> pathlib.Path:
@@ -94,9 +93,7 @@ def letters_of(face: str) -> list[int]:
     with fontTools.ttLib.TTFont(face_path(face), lazy=True) as font:
         mapped = set(font.getBestCmap()) - MISMAPPED_GLYPHS.get(face, frozenset())
     letters = [c for c in sorted(mapped) if unicodedata.category(chr(c)) in LETTER_CATEGORIES]
-    if face.startswith(ASCII_ONLY_PREFIX):
-        letters = [c for c in letters if c < 128]
-    return letters
+    return [c for c in letters if c < 128 or not face.startswith(ASCII_ONLY_PREFIX)]
 
 
 @functools.cache
@@ -142,12 +139,10 @@ def glyph_classes() -> tuple[GlyphClass, ...]:
     classes = []
     for number in dict.fromkeys(class_of):
         codepoints = candidates[class_of == number].tolist()
-        glyphs = []
-        for face, drawn in sorted(drawn_by_face.items()):
-            if present := drawn.intersection(codepoints):
-                glyphs.append(Glyph(face, min(present)))
+        present = {face: drawn.intersection(codepoints) for face, drawn in drawn_by_face.items()}
+        glyphs = tuple(Glyph(face, min(drawn)) for face, drawn in present.items() if drawn)
         if len(glyphs) >= MIN_FACES:
-            classes.append(GlyphClass(tuple(codepoints), tuple(glyphs)))
+            classes.append(GlyphClass(tuple(codepoints), glyphs))
     return tuple(classes)
 
 
@@ -155,10 +150,9 @@ def _compare_candidates(
     candidates: np.ndarray, letters: dict[str, list[int]]
 ) -> tuple[dict[str, set[int]], np.ndarray]:
     """Returns the candidates that each face draws, and which pairs, bool [N, N], are one letter."""
-    n = len(candidates)
     drawn_by_face = {}
-    both_drawn = np.zeros((n, n), np.int32)  # Numbers of faces that draw both candidates.
-    alike = np.zeros((n, n), np.int32)  # Numbers of faces that draw both alike.
+    both_drawn = np.zeros((len(candidates),) * 2, np.int32)  # Numbers of faces that draw both.
+    alike = np.zeros_like(both_drawn)  # Numbers of faces that draw both alike.
     for face, mapped in letters.items():
         rows = np.flatnonzero(np.isin(candidates, mapped))
         if not len(rows):

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
 
-_PARTS = ("train", "val", "test")  # As published.
-
 
 class _Product(NamedTuple):
     """A row of `classes.csv`, in which products are numbered in order."""
@@ -33,7 +31,7 @@ def _list_photos(tree: FileTree, test_split: str) -> Iterator[Entry]:
     products = _read_products(tree)
     training_coarse_classes = _training_coarse_classes(products)
     entries: list[list[Entry]] = [[] for _ in products]
-    for part in _PARTS:
+    for part in ("train", "val", "test"):
         for match in tree.rows(f"{part}.txt", rf"({part}/.+), (\d+), \d+"):
             name, number = match[1], int(match[2])
             if number >= len(products):
@@ -52,12 +50,10 @@ def _list_icons(tree: FileTree) -> Iterator[Entry]:
 
 def _training_coarse_classes(products: list[_Product]) -> set[str]:
     """Returns 10 of 19 coarse classes of fruit, 5 of 9 of packages and 8 of 15 of vegetables."""
-    departments: dict[str, list[str]] = {}
+    departments: dict[str, dict[str, None]] = {}  # Coarse classes in order of first appearance.
     for product in products:
-        coarse_classes = departments.setdefault(product.department, [])
-        if product.coarse not in coarse_classes:
-            coarse_classes.append(product.coarse)
-    return {name for names in departments.values() for name in names[: math.ceil(len(names) / 2)]}
+        departments.setdefault(product.department, {})[product.coarse] = None
+    return {x for names in departments.values() for x in [*names][: math.ceil(len(names) / 2)]}
 
 
 def _read_products(tree: FileTree) -> list[_Product]:

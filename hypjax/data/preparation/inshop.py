@@ -17,10 +17,8 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
 
 
 def _photo_folder(tree: FileTree) -> str:
-    for folder in ("Img/img/", "img/", "Img/img_highres/", "img_highres/"):
-        if any(name.startswith(folder) for name in tree.files):
-            return folder
-    return "img/"
+    folders = ("Img/img/", "img/", "Img/img_highres/", "img_highres/")
+    return next((x for x in folders if any(name.startswith(x) for name in tree.files)), "img/")
 
 
 def _note(tree: FileTree) -> str:

@@ -112,9 +112,8 @@ class Archive(NamedTuple):
             console.say(f"downloading {self.url} to {root} ({offline})")
         pooch.get_logger().setLevel(logging.WARNING)
         known_hash = f"sha256:{self.sha256}" if self.sha256 else None
-        bar = sys.stderr.isatty()
         with explained(f"cannot download {self.url}", f"; {advice}"):
-            pooch.retrieve(self.url, known_hash, self.file, root, progressbar=bar)
+            pooch.retrieve(self.url, known_hash, self.file, root, progressbar=sys.stderr.isatty())
 
 
 def read_coarse_labels(dataset: str) -> dict[str, str]:
@@ -244,8 +243,7 @@ def _read_example(tree: FileTree, image: Entry) -> Example | str:
             content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return reason(error)
-    size = decoded.height, decoded.width
-    return Example(content, *size, image.name, image.label, image.coarse_label)
+    return Example(content, *decoded.size[::-1], image.name, image.label, image.coarse_label)
 
 
 def write_files(

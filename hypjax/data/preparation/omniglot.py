@@ -9,9 +9,8 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 def _list_images(tree: FileTree) -> Iterator[Entry]:
     """Lists images by path; the class is the character, the coarse class the alphabet."""
     folders = {"train": "images_background", "test": "images_evaluation"}
-    is_small = not any(name.split("/")[0] in folders.values() for name in tree.files)
     train_alphabets = set()  # Of the first small set; the second one repeats some.
-    if is_small:
+    if not any(name.split("/")[0] in folders.values() for name in tree.files):
         folders = {"train": "images_background_small1", "test": "images_background_small2"}
         train_files = [name for name in tree.files if name.startswith(folders["train"])]
         train_alphabets = {name.split("/")[1] for name in train_files}

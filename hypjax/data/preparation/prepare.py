@@ -45,14 +45,12 @@ def prepare(
     official = _official(name, part)
     folder = pathlib.Path(root, name, VERSION)
     with _locked(folder, f"preparing {name}") as is_absent:
-        if not is_absent:
-            console.say(f"{name} is already prepared; to prepare it again, remove {folder}")
-        elif official is None:
-            console.say(f"preparing {name} in {folder} (once)")
+        already = f"{name} is already prepared; to prepare it again, remove {folder}"
+        console.say(f"preparing {name} in {folder} (once)" if is_absent else already)
+        if is_absent and official is None:
             with writing(folder), replacing(folder) as unfinished:
                 records.write_records(unfinished, name, declared(name)(), None)
-        else:
-            console.say(f"preparing {name} in {folder} (once)")
+        elif is_absent:
             manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
             downloads = pathlib.Path(root, "downloads", official.downloads or name)
             with official.open(manual, downloads) as files:
@@ -128,8 +126,7 @@ def notes(folder: RecordFolder) -> tuple[str, ...]:
     official = _official(folder.name, folder.part)
     if official is None:
         return ()
-    remarks = official.note, folder.note, _partial_copy(official, folder.splits)
-    return tuple(remark for remark in remarks if remark)
+    return tuple(filter(None, (official.note, folder.note, _partial_copy(official, folder.splits))))
 
 
 def _official(name: str, part: str | None) -> OfficialDataset | None:
@@ -153,8 +150,7 @@ def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: b
     if shared := labels.get("train", set()) & tested:
         raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
     counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
-    note = _partial_copy(official, counts)
-    if note and not allow_partial:
+    if (note := _partial_copy(official, counts)) and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 
 

@@ -230,8 +230,7 @@ class View(NamedTuple):
 
     def example(self) -> Example:
         """Renders the picture as an example to be written."""
-        pixels, _ = self.render()
-        return example(pixels, self.name, self.shown.name, self.shown.letter.script)
+        return example(self.render()[0], self.name, self.shown.name, self.shown.letter.script)
 
 
 def choose_objects(classes: Iterable[fonts.GlyphClass]) -> dict[str, list[SceneObject]]:
@@ -256,8 +255,7 @@ def _two_faces(rng: np.random.Generator, letter: fonts.GlyphClass) -> list[fonts
     """Returns a letter in the two faces that are the least alike among some random faces."""
     glyphs = [letter.glyphs[i] for i in rng.permutation(len(letter.glyphs))[:FACES_COMPARED]]
     differences = _differences(glyphs)
-    pair = np.unravel_index(differences.argmax(), differences.shape)
-    return [glyphs[i] for i in pair]
+    return [glyphs[i] for i in np.unravel_index(differences.argmax(), differences.shape)]
 
 
 def _differences(glyphs: list[fonts.Glyph]) -> Float32[np.ndarray, "glyphs glyphs"]:
@@ -301,8 +299,7 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
                 pairs.append({"anchor": anchor.name, "positive": positive.name})
     for shown in objects["query"]:
         query = View(shown, "query", 0)
-        _, box = query.render()
-        judgement = {"query": query.name, "box": box}
+        judgement = {"query": query.name, "box": query.render()[1]}
         for view in shown.views(**GALLERY_VIEWS):
             judgement.setdefault(view.difficulty, []).append(view.name)
         judgements.append(judgement)

@@ -41,8 +41,7 @@ def _part(split: str, loaded: dict[str, Any]) -> _Part:
 
 def _pairs(tree: FileTree) -> pyarrow.Table:
     _, pairs = _read(tree)["train"]
-    columns = [list(column) for column in zip(*pairs, strict=True)]
-    return pyarrow.table(columns, schema=PAIRS_SCHEMA)
+    return pyarrow.table(list(zip(*pairs, strict=True)), schema=PAIRS_SCHEMA)
 
 
 DATASET = OfficialDataset(
