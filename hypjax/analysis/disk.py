@@ -295,11 +295,8 @@ def place_in_disk(
         positions = layouts.lay_out(points, space, seed=seed)
     ranks = layouts.faithfulness(points, positions, space)
     panel_ends = np.cumsum([len(panel_points) for panel_points in points_by_panel])
-    *by_panel, proxy_positions = np.split(positions, panel_ends)
-    panels = [
-        panel._replace(positions=laid_out)
-        for panel, laid_out in zip(drawing.panels, by_panel, strict=True)
-    ]
+    *placed, proxy_positions = np.split(positions, panel_ends)
+    panels = [panel._replace(positions=x) for panel, x in zip(drawing.panels, placed, strict=True)]
     if proxies:
         proxies = proxies._replace(positions=proxy_positions)
     if proxies and layout == "umap":

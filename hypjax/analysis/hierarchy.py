@@ -1,6 +1,5 @@
 """The hierarchy in a run's embeddings of test images: trees, scores, tables and figures."""
 
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,11 +54,10 @@ def find_hierarchy(
     scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = nested_levels(images.groupings)
-        labels = [level.labels for level in levels.values()]
         scores["known_hierarchy"] = {
             "levels": [*levels],
             "wrong_first_hits": wrong_first_hits(points, space, images.groupings),
-            "rank_correlation": rank_correlations(distances, labels),
+            "rank_correlation": rank_correlations(distances, [x.labels for x in levels.values()]),
         }
     # Half the difference of heights, so that the path between two images is as long as the height
     # at which they merge.
@@ -116,8 +114,7 @@ def _positions(tree: Tree, points: Points, space: Space) -> disk.Positions:
     moduli = float(space.ball().c) ** 0.5 * np.linalg.norm(in_ball, axis=1)
     images = points[: tree.leaves]
     _, components = np.linalg.eigh(np.cov(images, rowvar=False))
-    starts = tree.starts(images @ components[:, -1])
-    angles = (starts + tree.sizes / 2) * (2 * np.pi / tree.leaves)
+    angles = (tree.starts(images @ components[:, -1]) + tree.sizes / 2) * (2 * np.pi / tree.leaves)
     return moduli * np.exp(1j * angles)
 
 
@@ -199,13 +196,12 @@ def _class_means(distances: np.ndarray, labels: np.ndarray) -> Float[np.ndarray,
 
 
 def _scores(kind: str, tree: Tree, images: ChosenImages) -> dict[str, Any]:
-    classes = images.groupings[CLASS].labels
     purities, separations = {}, {}
     for name, (labels, _) in images.groupings.items():
         chance = trees.chance_purity(tree, labels)
         purities[name] = {"purity": trees.purity(tree, labels), "chance": chance}
         if name != CLASS:
-            nearer, correlation = trees.separation(tree, classes, labels)
+            nearer, correlation = trees.separation(tree, images.groupings[CLASS].labels, labels)
             separations[name] = {"nearer": nearer, "correlation": correlation}
     return {
         "tree": kind,
@@ -345,8 +341,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
         panel = disk.Panel("", hierarchy.positions[:n], labels, None)
         disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
     if hierarchy.leaf_images:
-        read = functools.partial(disk.read_rgb, images.dataset)
-        draw_rows(hierarchy.leaf_images, leaves_file, read)
+        draw_rows(hierarchy.leaf_images, leaves_file, lambda i: disk.read_rgb(images.dataset, i))
     return [file for file in files if file.exists()]
 
 

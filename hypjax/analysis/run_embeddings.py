@@ -46,10 +46,9 @@ def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Ru
             if read_object(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         first, last = runs[0].splits, runs[-1].splits
-        pairs = (first.test, last.test), (searched(first), searched(last))
         if first.fingerprint != last.fingerprint or not all(
             np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
-            for a, b in pairs
+            for a, b in ((first.test, last.test), (searched(first), searched(last)))
         ):
             folders = f"{redacted(runs[0].workdir)} and {redacted(workdir)}"
             raise UserError(f"the runs in {folders} have different test images or test classes")

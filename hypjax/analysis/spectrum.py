@@ -62,14 +62,13 @@ def measure_spread(points: np.ndarray, labels: np.ndarray, space: Space) -> dict
     by_kind = [similarities[pairs & mask] for mask in (same_class, ~same_class)]
     counts = np.stack([np.histogram(values, edges)[0] for values in by_kind])
     shares = counts / counts.sum(axis=1, keepdims=True)
-    means = [float(values.mean()) for values in by_kind]
     return {
         "cumulative_energy": energy.tolist(),
         "components": {f"{share:.0%}": int(np.sum(energy < share)) + 1 for share in _SHARES},
         "similarity": {
             "edges": edges.tolist(),
             **{f"pairs_of_{kind}": n.tolist() for kind, n in zip(_PAIRS, counts, strict=True)},
-            **{f"mean_of_{kind}": mean for kind, mean in zip(_PAIRS, means, strict=True)},
+            **{f"mean_of_{kind}": float(x.mean()) for kind, x in zip(_PAIRS, by_kind, strict=True)},
             "overlap": float(np.minimum(*shares).sum()),
         },
     }

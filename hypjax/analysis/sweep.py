@@ -73,8 +73,7 @@ def require_finished(folders: Folders) -> None:
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
     """Reads the finished runs among the folders."""
-    saved = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: of_run for name, of_run in saved.items() if of_run}
+    results = {name: x for name, folder in folders.items() if (x := read_object(folder / RESULTS))}
     validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
     validation = _common_scores(validated)
     return [
@@ -156,8 +155,7 @@ def draw(runs: Sequence[FinishedRun], field: str, output: pathlib.Path) -> None:
         raise UserError(f"a figure needs several values of {field}, not {[*texts] or 'none'}")
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
-        metric = tables.selection_metric(runs[0].test["head"])
-        save(_figure(lines, values, field, metric), output)
+        save(_figure(lines, values, field, tables.selection_metric(runs[0].test["head"])), output)
 
 
 def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
@@ -170,8 +168,7 @@ def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
     values_by_field: dict[str, set[Any]] = {}
     for name, value in itertools.chain.from_iterable(run_fields.items() for run_fields in fields):
         values_by_field.setdefault(name, set()).add(value)
-    differing = [name for name, values in values_by_field.items() if len(values) > 1]
-    differing = [name for name in differing if name not in (field, "seed")]
+    differing = [n for n, x in values_by_field.items() if len(x) > 1 and n not in (field, "seed")]
 
     def order(run_and_fields: tuple[FinishedRun, Mapping[str, Any]]) -> list[Any]:
         return [_sort_key(run_and_fields[1].get(name)) for name in (*differing, field)]

@@ -141,12 +141,10 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
         sum(map(tree.pairs_below, tree.counts(partition)))
         for partition in (np.zeros(tree.leaves, int), labels, groups, joint)
     )
-    within_groups = same_group - same_both
-    between_groups = all_pairs - same_label - same_group + same_both
-    # Histograms of the pairs' distances.
+    # Histograms of the pairs' distances, within groups and between groups.
     distances, rank = np.unique(tree.sizes, return_inverse=True)
-    within = np.bincount(rank, within_groups, len(distances))
-    between = np.bincount(rank, between_groups, len(distances))
+    within = np.bincount(rank, same_group - same_both, len(distances))
+    between = np.bincount(rank, all_pairs - same_label - same_group + same_both, len(distances))
     if not within.any() or not between.any():
         return np.nan, np.nan
     nearer = np.sum(between * (np.cumsum(within) - within / 2)) / (within.sum() * between.sum())
@@ -171,8 +169,7 @@ def ancestors(
     Returns indices of proxies, the first of equally near proxies; −1 if no proxy is closer.
     """
     closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
-    nearest = np.argmin(np.where(closer, distances, np.inf), axis=1)
-    return np.where(closer.any(axis=1), nearest, -1)
+    return np.where(closer.any(axis=1), np.argmin(np.where(closer, distances, np.inf), axis=1), -1)
 
 
 def ancestor_tree(

@@ -128,9 +128,8 @@ def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: s
     metric, _ = next(iter(scores.values()))
     print(f"{metric} of the head on the validation images, in percent, seed {seed}:")
     remarks = dict.fromkeys(itertools.chain(*winners), "tied")
-    for chosen, *other_winners in winners:
-        reason = ", changes the fewest fields of those tied" if other_winners else ""
-        remarks[chosen] = f"chosen{reason}"
+    for chosen, *others in winners:
+        remarks[chosen] = "chosen, changes the fewest fields of those tied" if others else "chosen"
     rows = [
         [row.variant, str(row), row.folder(seed), f"{100 * score:.1f}", remarks.get(row, "")]
         for row, (_, score) in scores.items()
@@ -197,5 +196,4 @@ def bootstrap(methods: Sequence[Sums]) -> Float[np.ndarray, "2 methods 3"]:
         resampled_means = np.mean(draw_counts(len(sums)) * run_means, axis=1)
         rows.append([sums.sum() / (len(sums) * counts.sum()), *resampled_means])
     means = np.array([rows, np.array(rows) - rows[0]])
-    bounds = np.percentile(means[..., 1:], [2.5, 97.5], axis=-1)
-    return np.stack([means[..., 0], *bounds], axis=-1)
+    return np.stack([means[..., 0], *np.percentile(means[..., 1:], [2.5, 97.5], axis=-1)], axis=-1)
