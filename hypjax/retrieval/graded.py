@@ -88,13 +88,12 @@ def graded_scores(
     for name in metrics:
         if name not in GRADED:
             raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
-    item_levels = gallery_levels
-    if item_levels is None:
-        item_levels = [None] * len(levels) if gallery is None else ()
-    if not 0 < len(levels) == len(item_levels):
+    if gallery_levels is None:
+        gallery_levels = [None] * len(levels) if gallery is None else ()
+    if not 0 < len(levels) == len(gallery_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
     labels, item_labels = [], []
-    for level, item_level in zip(levels, item_levels, strict=True):
+    for level, item_level in zip(levels, gallery_levels, strict=True):
         query_set, gallery_set = inputs.labelled(queries, level, gallery, item_level)
         labels.append(query_set.labels)
         item_labels.append(gallery_set.labels)

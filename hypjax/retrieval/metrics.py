@@ -40,10 +40,8 @@ WITHOUT_K: dict[str, Metric] = {
 
 def metric_names(metrics: Sequence[str], ks: Sequence[int]) -> list[str]:
     """Full names of metrics, such as recall@1: one for each K where a metric takes a K."""
-    full_names = []
-    for name in metrics:
-        full_names += [f"{name}@{k}" for k in ks] if name in AT_K else [name]
-    return full_names
+    lists = ([f"{name}@{k}" for k in ks] if name in AT_K else [name] for name in metrics)
+    return [*itertools.chain.from_iterable(lists)]
 
 
 def _find_metric(name: str) -> Metric:
@@ -291,10 +289,9 @@ def _scores_of_all(ranked: Iterable[Ranking], count: int, metrics: _Metrics) -> 
     """Scores from the ranks of all positives of `count` queries; NaN for those without any."""
     scores = {name: np.full(count, np.nan) for name in metrics}
     for query, ranking in enumerate(ranked):
-        if num_positives := len(ranking.ranks):
+        if num_matches := len(ranking.ranks):
             for name, metric in metrics.items():
-                ranks, positives = ranking.ranks[None], np.array([num_positives])
-                scores[name][query] = metric.score(ranks, positives)[0]
+                scores[name][query] = metric.score(ranking.ranks[None], np.array([num_matches]))[0]
     return scores
 
 
@@ -373,8 +370,7 @@ def bootstrap_intervals(
         group = np.stack([scores[row] for row in rows])
         rng = np.random.default_rng(seed)
         for i in range(num_resamples):
-            resample = rng.integers(count, size=count)
-            means[rows, i] = group.take(resample, axis=1).mean(axis=1)
+            means[rows, i] = group.take(rng.integers(count, size=count), axis=1).mean(axis=1)
     tail = (1 - confidence) / 2
     lows, highs = np.quantile(means, [tail, 1 - tail], axis=1).tolist()
     return list(zip(lows, highs, strict=True))

@@ -78,9 +78,8 @@ def search(
     queries = np.asarray(queries)
     running = _Search(queries, own_ids, gallery, space, k, block_size)
     if len(queries):
-        score = Score.around(space, gallery.sample)
         functions = running.by_products, running.by_subtraction
-        subtraction.certify("neighbours", queries, score, *functions)
+        subtraction.certify("neighbours", queries, Score.around(space, gallery.sample), *functions)
     return running.distances, running.ids
 
 
@@ -141,8 +140,7 @@ class _Search:
         """Sorts all items by their separations from these queries."""
         queries = inputs.host_rows(self.queries, rows)
         items = self.gallery.array
-        nearest = subtraction.nearest_items(self.space, queries, items, self.num_listed)
-        self._store(rows, *nearest)
+        self._store(rows, *subtraction.nearest_items(self.space, queries, items, self.num_listed))
 
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
         """Checks queries, pads them to a block, and copies it to all devices."""

@@ -64,9 +64,7 @@ def copies(ids: Sequence[str]) -> OwnRows:
     rows_by_path = _rows_by_key(table.paths)
     if len(rows_by_path) == len(ids):
         return ()
-    own_rows = []
-    for row, path in enumerate(table.paths):
-        own_rows.append(rows_by_path[path] if table.is_file(row) else [row])
+    own_rows = [rows_by_path[x] if table.is_file(i) else [i] for i, x in enumerate(table.paths)]
     return own_rows if max(map(len, own_rows)) > 1 else ()
 
 

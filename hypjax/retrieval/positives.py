@@ -69,12 +69,10 @@ def _checked(name: str, lists: Items, num_queries: int, num_items: int) -> list[
     if len(lists) != num_queries:
         raise UserError(f"{name} has {len(lists)} lists for {num_queries} queries")
     checked = []
-    for query, items in enumerate(map(np.asarray, lists)):
+    for row, items in enumerate(map(np.asarray, lists)):
         is_list = items.ndim == 1 and inputs.are_indices(items, num_items)
         if not is_list or len(np.unique(items)) < len(items):
-            raise UserError(
-                f"{name} of query {query} must be indices below {num_items}, none twice"
-            )
+            raise UserError(f"{name} of query {row} must be indices below {num_items}, none twice")
         checked.append(items.astype(np.int64))
     return checked
 
@@ -94,11 +92,8 @@ def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     }
     if level not in levels:
         raise UserError(f"there is no level {level!r}; choose among {', '.join(levels)}")
-    positives, ignored = levels[level]
-    return Relevance(
-        [[*itertools.chain(*lists)] for lists in zip(*positives, strict=True)],
-        [[*itertools.chain(*lists)] for lists in zip(*ignored, strict=True)],
-    )
+    joined = ([[*itertools.chain(*x)] for x in zip(*kind, strict=True)] for kind in levels[level])
+    return Relevance(*joined)
 
 
 class Ranking(NamedTuple):

@@ -215,8 +215,7 @@ class _Neighbourhoods:
         common = (sets @ halves.T).multiply(sets).tocoo()
         is_accepted = 3 * common.data >= 2 * halves.sum(axis=1)[common.col]
         pairs = common.row[is_accepted], common.col[is_accepted]
-        accepted = _sparse(np.ones(len(pairs[0]), np.int32), pairs, len(self._points))
-        return sets + accepted @ halves
+        return sets + _sparse(np.ones(len(pairs[0]), np.int32), pairs, len(self._points)) @ halves
 
     def _reciprocal(self, items: Rows, k: int) -> "csr_array":
         """R(p, k) of each item p (Eq. 3)."""

@@ -140,9 +140,8 @@ def _mark_tiles(
     rows, columns = row_labels.reshape(-1, sides[0]), column_labels.reshape(-1, sides[1])
     row_first, column_first = rows[:, None, 0], columns[:, 0]
     row_last, column_last = rows.max(axis=1)[:, None], columns.max(axis=1)
-    matching = (row_first <= column_last) & (column_first <= row_last)
     filled = (row_last >= 0) & (column_last >= 0)  # The label of padding is −1.
-    return matching & filled, filled
+    return (row_first <= column_last) & (column_first <= row_last) & filled, filled
 
 
 def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tiles:
