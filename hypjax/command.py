@@ -148,12 +148,13 @@ def flags_of(main: Callable[..., None]) -> flags.FlagValues:
     """Defines the flags of a command."""
     flag_values = flags.FlagValues()
     for parameter, description in _flag_parameters(main):
-        value_type = _value_type(parameter)
+        value_type = parameter.annotation
+        if typing.get_origin(value_type) in (types.UnionType, typing.Union):
+            value_type = typing.get_args(value_type)[0]  # Of the values other than None.
         options = {"name": _flag(parameter), "flag_values": flag_values}
+        options |= {"default": parameter.default, "help": description}
         if parameter.default is parameter.empty:
             options |= {"default": None, "help": f"{description} (required)"}
-        else:
-            options |= {"default": parameter.default, "help": description}
         if value_type is bool:
             flags.DEFINE_boolean(**options)
         elif typing.get_origin(value_type) is typing.Literal:
@@ -211,8 +212,7 @@ def parse(
         if name == "overrides":
             arguments[name] = overrides
         elif dataclasses.is_dataclass(group := parameter.annotation):
-            fields = {field.name: values[field.name] for field in dataclasses.fields(group)}
-            arguments[name] = group(**fields)
+            arguments[name] = group(**{x.name: values[x.name] for x in dataclasses.fields(group)})
         elif parameter.kind in _FLAG_KINDS:
             arguments[name] = values[_flag(parameter)]
     return signature.bind(*words, **arguments)
@@ -261,13 +261,12 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
 
 def _flag_parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
     """Yields the parameters of a command that define flags, and their descriptions."""
-    entries = re.findall(r"(?m)^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"])
-    descriptions = {name: " ".join(text.split()) for name, text in entries}
+    texts = dict(re.findall(r"(?m)^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"]))
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         if dataclasses.is_dataclass(parameter.annotation):
             yield from _flag_parameters(parameter.annotation)
         elif parameter.kind in _FLAG_KINDS and parameter.name != "overrides":
-            yield parameter, descriptions[parameter.name]
+            yield parameter, " ".join(texts[parameter.name].split())
 
 
 def _sections(function: Callable[..., Any]) -> dict[str, str]:
@@ -279,12 +278,6 @@ def _sections(function: Callable[..., Any]) -> dict[str, str]:
 def _flag(parameter: inspect.Parameter) -> str:
     """The name of a parameter's flag; `print_` is --print."""
     return parameter.name.rstrip("_")
-
-
-def _value_type(parameter: inspect.Parameter) -> Any:
-    """The type of a parameter's values other than None."""
-    optional = typing.get_origin(parameter.annotation) in (types.UnionType, typing.Union)
-    return typing.get_args(parameter.annotation)[0] if optional else parameter.annotation
 
 
 def _parser(value_type: Any) -> flags.ArgumentParser:

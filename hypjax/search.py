@@ -60,8 +60,7 @@ def main(
     from hypjax.retrieval.postprocessing import Postprocessing, Reranking
     from hypjax.system import caches, console
 
-    reranking = Reranking() if rerank else None
-    postprocessing = Postprocessing(expand, alpha, reranking)
+    postprocessing = Postprocessing(expand, alpha, Reranking() if rerank else None)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
     images = find_images(query, exclude or ())

@@ -229,9 +229,7 @@ def declare(
     its space. `shared` are further fields, and `attributes` other parts of the `Declaration`.
     """
     parameters = inspect.signature(function).parameters
-    fields = {}
-    for name, rule in rules.items():
-        fields[name] = Field(parameters[name].default, rule, name in learnable)
+    fields = {n: Field(parameters[n].default, rule, n in learnable) for n, rule in rules.items()}
 
     def create(config: ConfigDict, space: Space) -> Objective:
         loss = functools.partial(function, **{name: config.objective[name] for name in fields})

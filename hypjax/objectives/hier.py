@@ -174,8 +174,7 @@ class Hier(Extension):
     @property
     def groups(self) -> tuple[Group, ...]:
         """The base's groups, and the hierarchical proxies."""
-        proxies = Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c)
-        return (*super().groups, proxies)
+        return (*super().groups, Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c))
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base loss's parameters with random hierarchical proxies, and its state.

@@ -45,8 +45,7 @@ class TreeExtension(Extension):
         coarsest classes, or, without coarse classes, of all classes.
         """
         params, state = self.base.init(key, spec)
-        root = [0] * spec.classes
-        levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, root))
+        levels = map(np.asarray, (range(spec.classes), *spec.coarse_labels, [0] * spec.classes))
         tree = []
         for fine, coarse in itertools.pairwise(levels):
             parents = np.zeros(fine.max() + 1, np.int32)

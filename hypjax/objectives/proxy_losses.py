@@ -272,9 +272,8 @@ class ProxyObjective(Objective):
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns random proxies, and no state."""
         centres = () if self.centres is None else (self.centres,)
-        shape = (spec.classes, *centres, spec.head_dim)
         deviation = (2 / (spec.classes * (self.centres or 1))) ** 0.5
-        proxies = jax.random.normal(key, shape) * deviation
+        proxies = jax.random.normal(key, (spec.classes, *centres, spec.head_dim)) * deviation
         return {"proxies": proxy_parameters(proxies, self.space, self.ball_c)}, {}
 
     def loss(self, params: dict, outputs: Outputs, batch: Batch) -> tuple[Loss, Metrics]:
