@@ -12,6 +12,7 @@ of a float32, where that is fine enough to find candidates. Exact distances rank
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -41,7 +42,10 @@ from hypjax.system import files
 # A gallery's folder holds its facts, and a folder that they name, with the other files of one
 # export. A reader sees the files of one export only, although the next one removes them.
 _FACTS, _GRAPH, _POINTS, _IMAGES = "gallery.json", "graph.usearch", "points.npy", "images.parquet"
-_OWN_NAME = re.compile(rf"[0-9a-f]{{16}}|\..*\.unfinished|{_FACTS}|{_GRAPH}|{_POINTS}|{_IMAGES}")
+_NEW = "export"  # Name of an export's folder until its files have a hash.
+_OWN_NAME = re.compile(
+    rf"[0-9a-f]{{16}}|\..*\.(unfinished|previous)|{_NEW}|{_FACTS}|{_GRAPH}|{_POINTS}|{_IMAGES}"
+)
 _ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -178,8 +182,7 @@ class GraphGallery(ArrayGallery):
         facts = {x: getattr(self, x) for x in fields} | {"space": describe_space(self.space)}
         with writing(path), files.locked(path, f"writing {path}", beside=True):
             path.mkdir(exist_ok=True)
-            folder = path / os.urandom(8).hex()
-            with files.replacing(folder) as staged:
+            with files.replacing(path / _NEW) as staged:
                 staged.mkdir()
                 try:
                     self.index.save(str(staged / _GRAPH))
@@ -187,7 +190,14 @@ class GraphGallery(ArrayGallery):
                     raise OSError(str(error)) from error
                 np.save(staged / _POINTS, np.ascontiguousarray(self.vectors))
                 pyarrow.parquet.write_table(pyarrow.table(columns), staged / _IMAGES)
-                facts["checksums"] = {x.name: files.sha256(x) for x in staged.iterdir()}
+                checksums = {x.name: files.sha256(x) for x in sorted(staged.iterdir())}
+            folder = path / hashlib.sha256(json.dumps(checksums).encode()).hexdigest()[:16]
+            try:  # Others may read an intact folder, so it stays.
+                files.check_files(folder, checksums)
+            except (OSError, ValueError):
+                files.remove(folder)
+                (path / _NEW).rename(folder)
+            facts["checksums"] = checksums
             files.write_checked_json(path / _FACTS, facts | {"export": folder.name})
             for other in path.iterdir():
                 if other.name not in (_FACTS, folder.name):

@@ -112,7 +112,6 @@ def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path,
         before.save(path)
 
         def replaced(*args, after=after, **options):
-            monkeypatch.setattr(usearch, "_create_index", create)
             after.save(path)
             return create(*args, **options)
 
