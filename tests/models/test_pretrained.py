@@ -255,7 +255,7 @@ def test_the_norm_of_averages_needs_an_encoder_that_pools_first(tmp_path):
 def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("damaged.safetensors").write_bytes(b"\x10\x00\x00")
-    pathlib.Path("pointer.pth").write_text("version https://git-lfs.github.com/spec/v1\n")
+    pathlib.Path("pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     pathlib.Path("parts.json").write_text('{"weight_map": {"norm.bias": "w-00002.bin"}}')
     unreachable = mock.Mock(side_effect=hub.UnreachableError("no network"))
     monkeypatch.setattr(hub, "fetch", unreachable)
@@ -265,7 +265,7 @@ def test_unknown_names_and_unsupported_options_are_an_error(tmp_path, monkeypatc
         ("dinov2_vits14", "which begins with vit_[a-z]+_patch14_dinov2, "),
         ("RESNET5O", "which begins with resnet50, resnet101 or another of "),
         ("damagd.safetensors", "did you mean damaged.safetensors"),
-        ("pointer.pth", "is damaged, a pointer of Git LFS, or"),
+        ("pointer.safetensors", "is damaged, a pointer of Git LFS, or"),
         ("parts.json", "w-00002.bin is missing beside parts.json; download all parts"),
         ("vit_small_patch16_224.dino", "download https://.*small_patch16_224.dino.*weights="),
     ):
