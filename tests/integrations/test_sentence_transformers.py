@@ -66,7 +66,8 @@ def test_cosines_rank_as_the_space(runs, photos, tmp_path, capsys, case):
     np.testing.assert_allclose(vectors, directions, atol=2e-5)
     order = np.argsort(-peer.similarity(vectors, vectors).numpy(), axis=1)
     ordered = np.asarray(model.space.distance(points[:, None], points[order]))
-    assert np.all(np.diff(ordered, axis=1) >= -1e-5 * ordered.max())
+    # Points are at most 0.005 apart: float32 rounds their cosines.
+    assert np.all(np.diff(ordered, axis=1) >= -2e-4 * ordered.max())
 
 
 def test_features_are_of_one_length_where_all_are_clipped():
