@@ -129,15 +129,15 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
             rows = [dict(zip(columns, row, strict=True)) for row in cells]
     # Beside x, y is a coordinate of a box; txt holds captions.
     usual = [name for name in columns if name != "txt" and not (name == "y" and "x" in columns)]
-    found = {
+    column_of = {
         role: find_column(columns if role in options else usual, role, options, table)
         for role in _COLUMNS
     }
     for role in ("path", "label"):
-        if found[role] is None:
+        if column_of[role] is None:
             named = f"name it by ?{role}=COLUMN, one of {', '.join(columns)}"
             raise UserError(f"{table} has no column {role}; {named}")
-    return [row | {role: row[name] for role, name in found.items() if name} for row in rows]
+    return [row | {role: row[name] for role, name in column_of.items() if name} for row in rows]
 
 
 def _has_header(table: pathlib.Path) -> bool:

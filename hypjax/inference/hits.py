@@ -106,11 +106,11 @@ def _postprocessed(
     in_gallery = np.array([len(rows) > 0 for rows in own_rows], bool)
     if k >= len(gallery) and in_gallery.any() and not in_gallery.all():
         # The others find one image more, but a search lists equally many for all of its queries.
-        found = {}
+        neighbours = {}
         for rows in np.flatnonzero(in_gallery), np.flatnonzero(~in_gallery):
             arguments = [ids[row] for row in rows], gallery, k, postprocessing
-            found |= zip(rows, _postprocessed(points[rows], *arguments), strict=True)
-        return [found[row] for row in range(len(points))]
+            neighbours |= zip(rows, _postprocessed(points[rows], *arguments), strict=True)
+        return [neighbours[row] for row in range(len(points))]
     first_own_rows, num_items, num_listed = None, len(gallery), k
     if most_own := max(map(len, own_rows), default=0):
         first_own_rows = np.array([rows[0] if rows else -1 for rows in own_rows])  # −1: none.

@@ -139,10 +139,10 @@ class ImageEmbedder(abc.ABC):
         gone = {new.path(i) for i in range(len(new))} - {*added.unreadable} | {*_file_keys(added)}
         pairs = zip(gallery.ids.tolist(), _file_keys(gallery), strict=True)
         stays = np.isin(gallery.versions, listed[is_known]) | [*map(gone.isdisjoint, pairs)]
-        kept = gallery.take(np.flatnonzero(stays))
-        counts = f"reused {len(kept):,}, replaced {len(gallery) - len(kept):,}"
+        remaining = gallery.take(np.flatnonzero(stays))
+        counts = f"reused {len(remaining):,}, replaced {len(gallery) - len(remaining):,}"
         console.say(f"embedded {counted(len(added), 'new image')}, {counts}")
-        joined, unreadable = kept.joined(added), kept.unreadable | added.unreadable
+        joined, unreadable = remaining.joined(added), remaining.unreadable | added.unreadable
         for name in sorted(unreadable.keys() & {*joined.ids.tolist()}):
             problem = f"cannot read {name} any more ({unreadable.pop(name)})"
             if name in added.unreadable:

@@ -51,21 +51,21 @@ def find_encoder(
     if key and not inside:
         entries = sorted({name.partition(".")[0] for name in names})
         raise UserError(f"they have no entry {key}{nearest(key, entries)}")
-    found = collections.defaultdict(dict)  # By prefix, names in the file by timm's.
+    encoders = collections.defaultdict(dict)  # By prefix, names in the file by timm's.
     for name in inside:
         for dot in (-1, *(match.start() for match in re.finditer(r"\.", name))):
             prefix, rest = name[: dot + 1], name[dot + 1 :]
             if (timm_name := renamed(rest, _SYNONYMS)) in expected and prefix.startswith(start):
-                found[prefix][timm_name] = name
-    largest = max(map(len, found.values()), default=0)
+                encoders[prefix][timm_name] = name
+    largest = max(map(len, encoders.values()), default=0)
     if 2 * largest >= len(expected):  # Fewer are accidental names of another model.
-        prefixes = [prefix for prefix, known in found.items() if len(known) == largest]
+        prefixes = [prefix for prefix, known in encoders.items() if len(known) == largest]
         start = next(filter(_AVERAGED.search, prefixes), prefixes[0])
         if len(prefixes) > 1:
             others = " and ".join(x[:-1] for x in prefixes if x != start)
             remedy = "FILE?key=NAME names another"
             console.say(f"the weights' {start[:-1]} is read, not {others}; {remedy}")
-    known = found[start]
+    known = encoders[start]
     others = [x for x in inside if x.startswith(start) and x not in known.values()]
     return {x.removeprefix(start): x for x in others} | _heads(names, start) | known
 
