@@ -30,6 +30,7 @@ from hypjax.models.embedder import model_shapes
 from hypjax.objectives import ProblemSizes, create_objective
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
+from hypjax.settings import Pixels
 from hypjax.system import console
 from hypjax.training.dry_run import assumed_sizes, lower_step
 from hypjax.training.learner import Learner, learner_of
@@ -181,8 +182,8 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
     spaces = scored_spaces(config, create_objective(config), {})
-    embed = embed_function(model, (config.data.mean, config.data.std), spaces)
     view = View.of(config.data)
+    embed = embed_function(model, Pixels(view, config.data.mean, config.data.std), spaces)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows
     shape = (rows, view.side, view.side, view.channels)
     images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))

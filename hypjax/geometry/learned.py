@@ -20,6 +20,7 @@ from hypjax.geometry.spaces import Space
 
 Scalars = Mapping[str, float | Sequence[float]]  # By the name of the field.
 ScalarParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
+Bounds = Mapping[str, tuple[float, float]]  # By the name of the field.
 CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
 
 
@@ -36,7 +37,7 @@ def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
     return {name: fields[name] for name in names}
 
 
-def bounds(fields: Mapping[str, Any]) -> Mapping[str, tuple[float, float]]:
+def bounds(fields: Mapping[str, Any]) -> Bounds:
     """Bounds of learned scalars: `c_bounds` for curvatures, else 0.1 and 10 times the start."""
     return {
         name: tuple(fields["c_bounds"]) if name in CURVATURES else (start / 10, start * 10)
@@ -88,9 +89,7 @@ def named_scalars(params: ScalarParameters) -> dict[str, Any]:
     return named
 
 
-def within_bounds(
-    params: ScalarParameters, bounds: Mapping[str, tuple[float, float]]
-) -> ScalarParameters:
+def within_bounds(params: ScalarParameters, bounds: Bounds) -> ScalarParameters:
     """Clips updated parameters so that their scalars are within bounds.
 
     If the loss clipped c instead, c would have no gradient outside the bounds, and stay there.

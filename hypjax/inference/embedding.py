@@ -28,12 +28,11 @@ from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
+from hypjax.settings import Embedding, Pixels
 from hypjax.system import console, machine
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import contiguous, locked
-from hypjax.types import View
 
-PixelScaling = tuple[Sequence[float], Sequence[float]]  # Mean and standard deviation by channel.
 ONE_SCALE = (1.0,)
 
 
@@ -87,7 +86,7 @@ def _features(
 
 def encode(
     model: Embedder,
-    pixel_scaling: PixelScaling,
+    pixels: Pixels,
     scales: Sequence[float],
     params: PyTree,
     images: UInt8[Array, "batch side side channels"],
@@ -95,7 +94,7 @@ def encode(
     """Embeds images with the encoder, at each of several scales (see `scaled_side`)."""
     if not model.encoder.takes_pixels:  # The images are features of another model.
         return images[:, None]
-    images = normalize(images, *pixel_scaling)
+    images = normalize(images, pixels.mean, pixels.std)
     embeddings = []
     for scale in scales:
         side = scaled_side(model.encoder, scale)
@@ -127,13 +126,13 @@ def to_points(
 
 def embed_function(
     model: Embedder,
-    pixel_scaling: PixelScaling,
+    pixels: Pixels,
     spaces: Mapping[str, Space],
     scales: Sequence[float] = ONE_SCALE,
 ) -> Callable[[PyTree, UInt8[Array, "batch side side channels"]], dict[str, Array]]:
     """Builds the function from parameters and pixels to points of each space, to be jitted."""
     return lambda params, images: to_points(
-        model, params, spaces, encode(model, pixel_scaling, scales, params, images)
+        model, params, spaces, encode(model, pixels, scales, params, images)
     )
 
 
@@ -158,8 +157,9 @@ class DatasetEmbedder:
     """
 
     model: Embedder
-    config: ConfigDict
+    pixels: Pixels
     mesh: Mesh  # Devices that share each batch.
+    options: Embedding
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
     # Embeddings of cached images, by id of the dataset's records.
@@ -172,9 +172,9 @@ class DatasetEmbedder:
         spaces: Mapping[str, Space],
         scales: Sequence[float] | None = None,
     ) -> dict[str, Float[np.ndarray, "images d"]]:
-        """Points of a dataset's images in each space, averaged over scales (`eval.scales`)."""
+        """Points of a dataset's images in each space, averaged over scales (`options.scales`)."""
         params = parallel.place(params, parallel.replicated(self.mesh))
-        scales = tuple(scales or self.config.eval.scales)
+        scales = tuple(scales or self.options.scales)
         points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
         if (features := self._features_in_memory(params, dataset, scales)) is not None:
             return self.mapped(points_of_batch, features)
@@ -195,7 +195,7 @@ class DatasetEmbedder:
         self, function: Callable[[Array], PyTree], images: Dataset | Features
     ) -> Iterator[PyTree]:
         """Yields the function's result for each batch, without padding."""
-        size = parallel.slices(self.config.run.eval_batch_size, self.mesh).rows
+        size = parallel.slices(self.options.batch_size, self.mesh).rows
         batches = self._local_batches(images, size)
         results = (parallel.gather(function(parallel.shard(self.mesh, x))) for x in batches)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
@@ -212,7 +212,7 @@ class DatasetEmbedder:
         """Yields this process's rows of each batch of `size` rows; the last batch is padded."""
         rows = parallel.local_rows(self.mesh, size)
         if isinstance(images, Dataset):
-            view, workers = View.of(self.config.data), self.config.run.workers
+            view, workers = self.pixels.view, self.options.workers
             batches = readable_batches(images, view, size, workers, rows, tolerant=False)
             with contextlib.closing(batches):
                 yield from (pixels for pixels, _ in batches)
@@ -225,7 +225,7 @@ class DatasetEmbedder:
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
         """Embeddings of a dataset's images at some scales; None unless `cached` has the images."""
-        key, cached_scales = id(dataset.records), tuple(self.config.eval.scales)
+        key, cached_scales = id(dataset.records), self.options.scales
         cached_images = self._cached_images.get(key)
         if cached_images is None or dataset.boxes is not None or not {*scales} <= {*cached_scales}:
             return None
@@ -247,8 +247,7 @@ class DatasetEmbedder:
 
     def _stored_features(self, params: PyTree, images: Dataset) -> Features:
         """Embeds images with the frozen encoder, or reads their embeddings from the folder."""
-        scales = tuple(self.config.eval.scales)
-        data = self.config.data
+        scales, pixels = self.options.scales, self.pixels
 
         def compute(done: int) -> Iterator[Features]:
             rest = images[done:]
@@ -260,17 +259,15 @@ class DatasetEmbedder:
             return _concatenated(compute(0))
         versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
         source = images.source, images.positions.tolist(), images.upright, images.fast
-        view = DECODER, View.of(data), tuple(data.mean), tuple(data.std), scales, self.model.encoder
+        view = DECODER, pixels.view, pixels.mean, pixels.std, scales, self.model.encoder
         platform = self.mesh.devices.flat[0].platform
         name = fingerprint((*versions, *source, *view, platform), params["encoder"])
         return cached_features(self.folder / name, len(images), len(scales), compute)
 
     @functools.cached_property
     def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], Array]:
-        pixel_scaling = self.config.data.mean, self.config.data.std
-
         def encode_batch(scales: tuple[float, ...], params: PyTree, images: Array) -> Array:
-            function = functools.partial(encode, self.model, pixel_scaling, scales)
+            function = functools.partial(encode, self.model, self.pixels, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
         options = parallel.compiler_options(self.mesh)

@@ -31,7 +31,6 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
-from hypjax.types import View
 
 AnyImages = ImageLike | Sequence[ImageLike]
 _BATCH_SIZE = "the batch size (--batch_size, or run.eval_batch_size)"
@@ -147,7 +146,7 @@ class Model(ImageEmbedder):
         num_devices = min(jax.local_device_count(), -(-total // size))
         embed = self._on_devices(num_devices)
         num_rows = size * num_devices
-        view, workers = View.of(self.config.data), self.config.run.workers
+        view, workers = self.run.pixels.view, self.config.run.workers
         batches = readable_batches(dataset, view, num_rows, workers)
         with contextlib.closing(batches), machine.memory_explained(_BATCH_SIZE):
             for first, (pixels, broken) in zip(range(0, total, num_rows), batches, strict=True):
@@ -170,9 +169,8 @@ class Model(ImageEmbedder):
         if count not in self._programs:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            scaling = self.config.data.mean, self.config.data.std
             spaces = {self.part: self.space}
-            embed = embed_function(self.module, scaling, spaces, self.config.eval.scales)
+            embed = embed_function(self.module, self.run.pixels, spaces, self.config.eval.scales)
             embed = parallel.map_local_images(embed, mesh)
             program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))

@@ -33,6 +33,7 @@ from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
 from hypjax.runs.images import fit_to_features, open_splits
 from hypjax.runs.workdir import saved_config, saved_space
+from hypjax.settings import Embedding, Pixels
 from hypjax.system.caches import cache_folder
 from hypjax.types import View
 
@@ -99,6 +100,12 @@ class Run:
         _check_depth(self.config, splits)
         return splits
 
+    @property
+    def pixels(self) -> Pixels:
+        """How images become the model's input."""
+        data = self.config.data
+        return Pixels(View.of(data), data.mean, data.std)
+
     @functools.cached_property
     def mesh(self) -> Mesh:
         """The devices that share the work."""
@@ -108,7 +115,7 @@ class Run:
     def shapes(self) -> PyTree:
         """Shapes of the model's parameters, including learned scalars."""
         scalars = initial_scalars(self.config.objective)
-        return model_shapes(self.model, View.of(self.config.data), scalars)
+        return model_shapes(self.model, self.pixels.view, scalars)
 
     @functools.cached_property
     def embedder(self) -> DatasetEmbedder:
@@ -123,7 +130,10 @@ class Run:
         folder = None
         if not is_custom(self.model.encoder):
             folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-        return DatasetEmbedder(self.model, config, self.mesh, list(filter(None, cached)), folder)
+        fields = config.run
+        options = Embedding(config.eval.scales, fields.eval_batch_size, fields.workers)
+        cached = list(filter(None, cached))
+        return DatasetEmbedder(self.model, self.pixels, self.mesh, options, cached, folder)
 
     def restore(self, folder: pathlib.Path) -> dict[str, TrainedModel]:
         """Restores the last model, named "final" or "step N", and the best, "best", if any."""

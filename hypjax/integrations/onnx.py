@@ -198,10 +198,9 @@ def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch
     cpu = jax.devices("cpu")[0]
     config = embedder.config.copy_and_resolve_references()
     config.model.precision = "float32"
-    model = Run(config, mesh=parallel.create_mesh(devices=[cpu])).model
-    scaling = config.data.mean, config.data.std
+    run = Run(config, mesh=parallel.create_mesh(devices=[cpu]))
     spaces = {embedder.part: embedder.space}
-    embed = jax.jit(embed_function(model, scaling, spaces, config.eval.scales))
+    embed = jax.jit(embed_function(run.model, run.pixels, spaces, config.eval.scales))
     with jax.default_device(cpu):
         params = jax.device_put(embedder.params, cpu)
         outputs = [embed(params, batch) for batch in np.split(images, len(images) // _BATCH)]

@@ -183,11 +183,11 @@ def assumed_sizes(config: ConfigDict, learner: Learner) -> ProblemSizes:
 
 def lower_step(learner: Learner, spec: ProblemSizes) -> jax.stages.Lowered:
     """Lowers the training step on images, from the shapes of parameters and batch."""
-    mesh, view = learner.mesh, learner.view
+    mesh, view = learner.mesh, learner.pixels.view
     state = jax.eval_shape(lambda: create_state(learner, spec))
     shardings = parallel.parameter_shardings(mesh, state)
     state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
-    rows = parallel.slices(spec.batch_size, mesh, learner.config.run.microbatch).rows
+    rows = parallel.slices(spec.batch_size, mesh, learner.step.microbatch).rows
     shape = (rows, view.side, view.side, view.channels)
     images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
     replicated = parallel.replicated(mesh)

@@ -46,7 +46,7 @@ class Input:
             return _feature_batches(self.features, plans, steps, rows)
         if self.store is not None:
             return crop_batches(run.layout, plans, steps, rows)
-        view = run.learner.view
+        view = run.pixels.view
         return training_batches(run.splits.train, plans, steps, view, fields.workers, rows)
 
     def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
@@ -121,7 +121,7 @@ def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     if block is None:
         return jax.ShapeDtypeStruct((num_images, encoder.dim), np.float32)
     lower = functools.partial(lower_blocks, encoder, block)
-    example = jax.eval_shape(lower, params["encoder"], encoder.example(run.learner.view))
+    example = jax.eval_shape(lower, params["encoder"], encoder.example(run.pixels.view))
     needed = num_images * example.size * example.dtype.itemsize
     free = machine.free_host_memory()
     features = f"the output of {block} for {num_images} training images"
@@ -138,8 +138,8 @@ def _training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray,
     encoder, block = run.learner.model.encoder, run.learner.cached_block
 
     def activations(params: PyTree, images: Array) -> Array:
-        pixels = normalize(images, run.config.data.mean, run.config.data.std)
-        return lower_blocks(encoder, block, params, pixels)
+        images = normalize(images, run.pixels.mean, run.pixels.std)
+        return lower_blocks(encoder, block, params, images)
 
     features_to_keep(run, params)  # Checks the memory.
     params = parallel.place(params["encoder"], parallel.replicated(run.mesh))

@@ -48,14 +48,14 @@ TrainStep = Callable[..., tuple[TrainState, Metrics]]
 
 def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     """Creates the state before the first step, which is a function of the seed."""
-    model_key, objective_key = jax.random.split(jax.random.key(learner.config.seed))
+    model_key, objective_key = jax.random.split(jax.random.key(learner.step.seed))
     model, objective = learner.model, learner.objective
     objective_params, objective_state = objective.init(objective_key, spec)
     for group in objective.groups:
         if not any(matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
-    variables = model.init(model_key, model.encoder.example(learner.view))
-    scalars = learned.initial_parameters(learned.initial_scalars(learner.config.objective))
+    variables = model.init(model_key, model.encoder.example(learner.pixels.view))
+    scalars = learned.initial_parameters(learner.scalars)
     params = {"model": variables["params"] | scalars, "objective": objective_params}
     if learner.lora is not None:
         key = jax.random.fold_in(model_key, 0)
@@ -75,7 +75,7 @@ def start_averages(learner: Learner, params: PyTree) -> dict[str, PyTree]:
     """Starts the teacher and the moving average, where needed, as copies of the trained model."""
     model = optim.split_frozen(params, learner.frozen)[0].get("model", {})
     needs_teacher = learner.objective.teacher_decay is not None
-    needs_average = learner.config.train.ema_decay > 0
+    needs_average = learner.step.ema_decay > 0
     return {  # Copies, since a step donates each buffer.
         "teacher": jax.tree.map(jnp.copy, model) if needs_teacher else None,
         "average": jax.tree.map(jnp.copy, model) if needs_average else None,
@@ -116,10 +116,10 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     def train_step(
         state: TrainState, batch: Batch, store: device_crops.Store | None = None
     ) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(learner.config.seed), state.step)
+        key = jax.random.fold_in(jax.random.key(learner.step.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, learner.frozen)
         batch_size = len(batch.labels)
-        slices = parallel.slices(batch_size, learner.mesh, learner.config.run.microbatch)
+        slices = parallel.slices(batch_size, learner.mesh, learner.step.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
         images = _augmented_images(learner, key, batch, store)
         # Drawn outside the microbatches, so that their number does not change the noise.
@@ -149,7 +149,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
                     return loss(*objective, outputs, teacher, batch, key)
 
                 value, (objective_state, metrics) = loss_at(outputs)
-                if learner.config.run.gradient_covariance:
+                if learner.step.gradient_covariance:
                     norm = _gradient_covariance(lambda x: loss_at(x)[0], outputs)
                     metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
@@ -167,7 +167,7 @@ def _augmented_images(
     """A batch's images, cropped from the store if there is one, with changed colours."""
     images = batch.images
     if store is not None:
-        crop = functools.partial(device_crops.crop, side=learner.view.side)
+        crop = functools.partial(device_crops.crop, side=learner.pixels.view.side)
         with jax.named_scope("crop"):
             images = parallel.map_local_images(crop, learner.mesh)(store, images)
     if learner.colour_changes is not None:
@@ -202,8 +202,8 @@ def _apply_gradient(
         updates, opt_state = learner.optimizer.update(gradient, state.opt_state, trained, **extra)
         updated = optax.apply_updates(trained, updates)
         if "scalars" in updated.get("model", {}):  # Learned scalars that are not frozen.
-            bounds = learned.bounds(learner.config.objective)
-            scalars = learned.within_bounds(updated["model"]["scalars"], bounds)
+            scalars = updated["model"]["scalars"]
+            scalars = learned.within_bounds(scalars, learner.scalar_bounds)
             updated = {**updated, "model": {**updated["model"], "scalars": scalars}}
         averages = _update_averages(learner, state, updated.get("model", {}))
     norms = {
@@ -212,7 +212,7 @@ def _apply_gradient(
         "update_norm": optax.tree.norm(updates),
     }
     finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
-    if learner.config.train.on_nonfinite == "skip":
+    if learner.step.skips_nonfinite:
         # The devices select the values, so that the host need not wait for each step.
         lasting = learner.objective.lasting_state
         updated = _select(finite, updated, trained)
@@ -257,11 +257,11 @@ def _select(
 
 def _draw_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
     """Returns the loss's key and, with stochastic depth, the masks of all rows (padding: 0)."""
-    if not learner.config.model.drop_path:
+    if not (rate := learner.step.drop_path):
         return (key,)
     key, noise_key = jax.random.split(key)
     batch_size, depth = len(batch.labels), learner.model.encoder.depth
-    masks = draw_drop_path_masks(noise_key, learner.config.model.drop_path, depth, batch_size)
+    masks = draw_drop_path_masks(noise_key, rate, depth, batch_size)
     return key, jnp.pad(masks, ((0, len(batch.flips) - batch_size), (0, 0), (0, 0)))
 
 
@@ -274,20 +274,20 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
     if average is not None:
         # The decay warms up as in timm's ModelEmaV3, so that a random head is soon forgotten.
         updates = state.step - state.skipped
-        step_size = jnp.maximum(1 - learner.config.train.ema_decay, (1 + updates) ** (-2 / 3))
+        step_size = jnp.maximum(1 - learner.step.ema_decay, (1 + updates) ** (-2 / 3))
         average = optax.incremental_update(trained, average, step_size)
     return teacher, average
 
 
 def _embed_function(learner: Learner) -> Callable[..., Outputs]:
     """Builds the function that embeds a batch's images, cached features or cached activations."""
-    model, encoder, data = learner.model, learner.model.encoder, learner.config.data
-    takes_features, block = learner.config.train.cached_features, learner.cached_block
+    model, encoder, pixels = learner.model, learner.model.encoder, learner.pixels
+    takes_features, block = learner.step.takes_features, learner.cached_block
 
     def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
         if not takes_features:
             with jax.named_scope("pixels"):
-                images = mirror(normalize(images, data.mean, data.std), flips)
+                images = mirror(normalize(images, pixels.mean, pixels.std), flips)
         # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
         # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):
@@ -295,7 +295,7 @@ def _embed_function(learner: Learner) -> Callable[..., Outputs]:
         if not takes_features:
             return model.apply({"params": params}, images, *noise)
         if block is not None:
-            example = encoder.example(learner.view)
+            example = encoder.example(pixels.view)
             images = upper_blocks(encoder, block, params["encoder"], images, example)
         return model.apply({"params": params}, images, method="project")
 

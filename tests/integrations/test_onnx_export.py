@@ -20,6 +20,7 @@ from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, create_encoder
 from hypjax.retrieval.projection import fit
+from hypjax.settings import Pixels
 from hypjax.types import View
 from tests.helpers import commands, small_runs
 from tests.helpers.manual import program_with
@@ -74,8 +75,9 @@ def embedder(encoder, space=BALL, *, head="dense", scales=(1.0,), part="head"):
 def check(trained, export=False):
     """Compares a model in PyTorch, or ONNX Runtime, with hypjax."""
     data = trained.config.data
-    scaling, spaces = (data.mean, data.std), {trained.part: trained.space}
-    embed = embed_function(trained.module, scaling, spaces, trained.config.eval.scales)
+    spaces = {trained.part: trained.space}
+    scaled = Pixels(View.of(data), data.mean, data.std)
+    embed = embed_function(trained.module, scaled, spaces, trained.config.eval.scales)
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (3, data.resize, data.resize, 3), np.uint8)
     seen = images[:, 2 : 2 + data.image_size, 2 : 2 + data.image_size]

@@ -29,6 +29,8 @@ from hypjax.models.layers import normalize
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
 from hypjax.models.vit import draw_drop_path_masks
 from hypjax.models.weight_files import repository
+from hypjax.settings import Pixels
+from hypjax.types import View
 from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -282,7 +284,7 @@ def test_points_at_several_scales_equal_a_loop(kind):
     with torch.no_grad():
         points = [normalize(peer(interpolated(inputs, side))) for side, peer in peers.items()]
     model = Embedder(encoder, head_dim=encoder.dim, head_kind="none")
-    embed = embed_function(model, (MEAN, STD), {"encoder": Sphere()}, SCALES)
+    embed = embed_function(model, Pixels(View(64, 64, 3), MEAN, STD), {"encoder": Sphere()}, SCALES)
     params = {"encoder": convert_timm(state_of(native), encoder)}
     actual = jax.jit(embed)(params, images)["encoder"]
     np.testing.assert_allclose(actual, normalize(sum(points)).numpy(), atol=2e-5)

@@ -13,6 +13,7 @@ from hypjax.config import load_config
 from hypjax.geometry import Sphere
 from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
+from hypjax.settings import Step
 from hypjax.training.setup import build
 from hypjax.training.step import TrainState, _apply_gradient, make_train_step
 from tests.helpers import small_runs, steps
@@ -82,7 +83,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     config = load_glyphs(f"model.precision={precision}", variant=variant)
     learner, state = steps.first_shapes(config)
     spaces = {"head": learner.objective.score_space, "encoder": Sphere()}
-    embed = embed_function(learner.model, (config.data.mean, config.data.std), spaces, (1.0, 0.5))
+    embed = embed_function(learner.model, learner.pixels, spaces, (1.0, 0.5))
     for program in (
         lower(make_train_step(learner), state, random_batch()),
         lower(embed, state.params["model"], random_batch().images),
@@ -100,13 +101,12 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     optimizer, model = optax.sgd(0.5), {"w": jnp.float32(1), "scalars": {"log_c": jnp.float32(0)}}
     params = {"model": model, "objective": {}}
     objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9, groups=())
-    train = SimpleNamespace(ema_decay=0.0, on_nonfinite="skip")
-    fields = {"learn": (), "learn_c": True, "curvatures": (), "c": 1.0, "c_bounds": (0.5, 2.0)}
     learner = SimpleNamespace(
         frozen=(),
         optimizer=optimizer,
         objective=objective,
-        config=SimpleNamespace(train=train, objective=fields),
+        step=Step(seed=0, skips_nonfinite=True),
+        scalar_bounds={"c": (0.5, 2.0)},
         schedule=lambda updates: 0.1 * updates,
     )
     old, new = ({"memory": jnp.int32(i), "other": jnp.int32(i)} for i in (0, 1))
