@@ -34,3 +34,15 @@ class Embedding:
     scales: tuple[float, ...]  # Sides relative to the view's, whose embeddings are averaged.
     batch_size: int
     workers: int = 0  # Processes that decode images; 0 uses threads.
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """When steps that are not finite, or that teach nothing, are reported or end a run."""
+
+    batch_size: int
+    samples_per_class: int
+    total_steps: int
+    warmup_steps: int
+    stops_on_collapse: bool = False
+    max_skipped: int = 0  # Updates that are not finite and are dropped; one more ends the run.

@@ -8,14 +8,14 @@ from typing import Any
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from hypjax.config import read_config, validate
+from hypjax.config import for_files, read_config, validate
 from hypjax.config.custom import choose_custom_objective, choose_encoder
 from hypjax.config.rules import refuse
 from hypjax.errors import at_the_call
 from hypjax.inference.run import Run
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
-from hypjax.monitoring.telemetry import require_wandb
+from hypjax.monitoring.telemetry import Telemetry, require_wandb
 from hypjax.objectives import Objective
 from hypjax.parallel import processes
 from hypjax.runs.files import REPORT
@@ -26,7 +26,7 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, provenance, shared_provenance
+from hypjax.training.setup import build, provenance, shared_provenance, watch_of
 from hypjax.training.states import build_with_weights, restore_or_start, score_untrained
 
 
@@ -91,7 +91,7 @@ def train_and_evaluate(
     name = pathlib.Path(folder.location).name
     run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
     if (results := folder.results) is None:
-        require_wandb(config)
+        require_wandb(config.run.wandb_project)
         return _train(run, folder, profile, report, warnings, stopwatch)
     if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
         with folder.locked(shared_provenance(run), run.config, run.objective.score_space):
@@ -131,8 +131,17 @@ def _train(
         steps = range(int(state.step), total_steps)
         measured = measured or score_untrained(run, state, stopwatch)
         source = open_input(run, steps, state.params["model"])
+        project = run.config.run.wandb_project
+        telemetry = Telemetry(folder.path, steps.start, project, for_files(run.config))
         monitor = Monitor(
-            run.config, steps, folder.path, checkpoints, splits.train.name, trace, stopwatch
+            watch_of(run.config),
+            run.learner.scalars,
+            steps,
+            telemetry,
+            checkpoints,
+            splits.train.name,
+            trace,
+            stopwatch,
         )
         loop = Loop(run, source, checkpoints, monitor)
         with contextlib.closing(source), monitor:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 import jax
 import numpy as np
 from jaxtyping import Float
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.monitoring.telemetry import Values
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.settings import Watch
 from hypjax.system import console
 
 _MAX_NAMED = 3  # Images that a message names.
@@ -25,16 +25,15 @@ _COLLAPSED_SPREAD = 1e-5  # Spread relative to the norm; float32 keeps two digit
 class HealthWatch:
     """Warns once of each fault in two consecutive reports: a report may cover a single step."""
 
-    def __init__(self, config: ConfigDict) -> None:
-        train = config.train
-        self._first_step = max(config.optim.warmup_steps, train.total_steps // 10) + 1
-        self._stop_on_fault = train.on_collapse == "stop"
-        self._chance = (train.samples_per_class - 1) / (train.batch_size - 1)
+    def __init__(self, watch: Watch) -> None:
+        self._first_step = max(watch.warmup_steps, watch.total_steps // 10) + 1
+        self._stop_on_fault = watch.stops_on_collapse
+        self._chance = (watch.samples_per_class - 1) / (watch.batch_size - 1)
         # Learning begins at 1.5 times chance, or a tenth of the way from chance to 1 if lower.
         self._min_recall = min(1.5 * self._chance, self._chance + 0.1 * (1 - self._chance))
         # With n classes in a batch, a positive has 2n − 2 negatives. Its probability is 1/2 if its
         # logit exceeds theirs by log(2n − 2).
-        self._min_span = math.log(2 * train.batch_size / train.samples_per_class - 2)
+        self._min_span = math.log(2 * watch.batch_size / watch.samples_per_class - 2)
         self._fault: str | None = None
         self._warned: set[str] = set()
 
@@ -79,7 +78,7 @@ def warn_if_collapsed(points: Float[np.ndarray, "n d"], consequence: str) -> Non
 
 
 def check_finite(
-    step: int, names: Iterator[str], metrics: Values, train: ConfigDict, checkpoints: Checkpoints
+    step: int, names: Iterator[str], metrics: Values, watch: Watch, checkpoints: Checkpoints
 ) -> None:
     """Warns of a step that is not finite, or raises an error if it may not be skipped."""
     if metrics["finite"]:
@@ -87,18 +86,17 @@ def check_finite(
     values = {name: float(metrics[name]) for name in ("loss", "gradient_norm", "update_norm")}
     quantity = next(name for name, value in values.items() if not math.isfinite(value))
     first_names = ", ".join(itertools.islice(names, _MAX_NAMED))
-    images = f"images {first_names} and {train.batch_size - _MAX_NAMED} others"
+    images = f"images {first_names} and {watch.batch_size - _MAX_NAMED} others"
     fault = f"the {quantity.replace('_', ' ')} of step {step} is {values[quantity]} ({images})"
-    max_skipped = train.max_nonfinite if train.on_nonfinite == "skip" else 0
     skipped = int(jax.device_get(metrics["skipped"]))
-    if skipped <= max_skipped:
-        console.warn(f"{fault}; its update is skipped, {skipped} of {max_skipped} so far")
+    if skipped <= watch.max_skipped:
+        console.warn(f"{fault}; its update is skipped, {skipped} of {watch.max_skipped} so far")
         return
     checkpoints.wait()
     steps = checkpoints.steps
     saved = f"the last checkpoint is of step {steps[-1]}" if steps else "no checkpoint is saved"
-    if max_skipped:
-        fault += f", after {max_skipped} skipped updates (train.max_nonfinite)"
+    if watch.max_skipped:
+        fault += f", after {watch.max_skipped} skipped updates (train.max_nonfinite)"
     # Resuming would repeat the fault.
     advice = "lower optim.learning_rate, or set train.on_nonfinite=skip, in a new run"
     raise UserError(f"{fault}; {saved}; {advice}")

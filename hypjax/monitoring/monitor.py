@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Int
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
-from hypjax.geometry.learned import initial_scalars, named_scalars, scalar_parameters
+from hypjax.geometry.learned import Scalars, named_scalars, scalar_parameters
 from hypjax.monitoring.health import HealthWatch, check_finite
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
 from hypjax.runs.checkpoints import Checkpoints
+from hypjax.settings import Watch
 from hypjax.system import console, machine
 
 
@@ -65,25 +65,28 @@ class Monitor(contextlib.AbstractContextManager):
 
     def __init__(
         self,
-        config: ConfigDict,
+        watch: Watch,
+        scalars: Scalars,
         steps: range,
-        folder: pathlib.Path,
+        telemetry: Telemetry,
         checkpoints: Checkpoints,
         image_name: Callable[[int], str],
         trace: Trace,
         stopwatch: Stopwatch,
     ) -> None:
-        """Starts to observe steps, counted from 0; `image_name` names an image by its index."""
+        """Starts to observe steps, counted from 0.
+
+        `scalars` are the learned ones; `image_name` names an image by its index.
+        """
         self._start = steps.start
         self._reported = steps.start
-        self._train, self._checkpoints, self._image_name = config.train, checkpoints, image_name
+        self._watch, self._checkpoints, self._image_name = watch, checkpoints, image_name
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
-        self._telemetry = Telemetry(folder, steps.start, config)
-        self._health = HealthWatch(config)
-        self._progress = console.Progress(steps.start, steps.stop, config.train.batch_size)
-        scalars = named_scalars(scalar_parameters(initial_scalars(config.objective)))
-        self._latest = {"learning_rate", *scalars}  # Metrics that a report does not average.
+        self._telemetry, self._health = telemetry, HealthWatch(watch)
+        self._progress = console.Progress(steps.start, steps.stop, watch.batch_size)
+        names = named_scalars(scalar_parameters(scalars))
+        self._latest = {"learning_rate", *names}  # Metrics that a report does not average.
         self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.
         self.restart_clock()
 
@@ -125,7 +128,7 @@ class Monitor(contextlib.AbstractContextManager):
         values = summarise(self._metrics, self._latest)
         seconds = time.monotonic() - self._clock_start
         if timed_steps := len(self._metrics) - self._untimed_steps:
-            values["images_per_second"] = timed_steps * self._train.batch_size / seconds
+            values["images_per_second"] = timed_steps * self._watch.batch_size / seconds
             # An upper bound, since the device may compute during the wait.
             waited = self.stopwatch.seconds()["input"] - self._waited_before
             values["input_wait"] = waited / seconds
@@ -143,7 +146,7 @@ class Monitor(contextlib.AbstractContextManager):
             step, ids, metrics = self._unchecked
             self._unchecked = None
             names = (self._image_name(int(i)) for i in ids)
-            check_finite(step, names, metrics, self._train, self._checkpoints)
+            check_finite(step, names, metrics, self._watch, self._checkpoints)
 
     def write(self, step: int, values: Values) -> None:
         """Writes scores at a step, and restarts the clock: computing them took time."""

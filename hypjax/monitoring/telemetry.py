@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.summary_pb2 import Summary
 
-from hypjax.config import for_files
 from hypjax.errors import explained, require_package
 from hypjax.parallel import processes
 from hypjax.runs.files import METRICS
@@ -28,14 +26,17 @@ Values = Mapping[str, Any]  # Numbers, or nested mappings of numbers.
 class Telemetry:
     """Writes measurements to all sinks; a resumed run discards values after its checkpoint."""
 
-    def __init__(self, folder: pathlib.Path, first_step: int, config: ConfigDict) -> None:
+    def __init__(
+        self, folder: pathlib.Path, first_step: int, project: str | None, fields: Values
+    ) -> None:
+        """Opens the sinks; with a `project`, Weights & Biases also gets the fields of the run."""
         self._sinks: list[_JsonLines | _EventFiles | _WandbRun] = []
         if processes.is_first():
             folder.mkdir(parents=True, exist_ok=True)
             json_lines = _JsonLines(folder / METRICS, first_step)
             self._sinks = [json_lines, _EventFiles(folder, first_step)]
-            if config.run.wandb_project:
-                self._sinks.append(_WandbRun(folder, config))
+            if project:
+                self._sinks.append(_WandbRun(folder, project, fields))
 
     def write(self, step: int, values: Values) -> None:
         """Writes the values of a step; a failure is only a warning."""
@@ -114,26 +115,26 @@ class _EventFiles:
             self._writer.close()
 
 
-def require_wandb(config: ConfigDict) -> None:
-    """Checks early that Weights & Biases is installed, if it is requested."""
-    if config.run.wandb_project and processes.is_first():
+def require_wandb(project: str | None) -> None:
+    """Checks early that Weights & Biases is installed, if a project is named."""
+    if project and processes.is_first():
         require_package("wandb", "config.run.wandb_project", "wandb")
 
 
 class _WandbRun:
     """A Weights & Biases run, resumed together with ours."""
 
-    def __init__(self, folder: pathlib.Path, config: ConfigDict) -> None:
+    def __init__(self, folder: pathlib.Path, project: str, fields: Values) -> None:
         import wandb
 
         with explained("Weights & Biases cannot be used"):
             self._run = wandb.init(
-                project=config.run.wandb_project,
+                project=project,
                 dir=folder,
                 id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
                 name=folder.name,
                 resume="allow",
-                config=for_files(config),
+                config=dict(fields),
                 # Metadata would include the command line.
                 settings=wandb.Settings(silent=True, x_disable_meta=True),
             )

@@ -30,6 +30,7 @@ from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import images_in_memory
+from hypjax.settings import Watch
 from hypjax.system import console
 from hypjax.training.learner import Learner, learner_of
 from hypjax.training.optim import split_frozen
@@ -217,6 +218,19 @@ def shared_provenance(run: Run) -> dict[str, str]:
     settings = {f"config.{name}": value for name, value in shared.items()}
     processes.require_same({**facts, **run.splits.fingerprints, **settings})
     return facts
+
+
+def watch_of(config: ConfigDict) -> Watch:
+    """When a run's steps are reported as faulty, or end it."""
+    train = config.train
+    return Watch(
+        batch_size=train.batch_size,
+        samples_per_class=train.samples_per_class,
+        total_steps=train.total_steps,
+        warmup_steps=config.optim.warmup_steps,
+        stops_on_collapse=train.on_collapse == "stop",
+        max_skipped=train.max_nonfinite if train.on_nonfinite == "skip" else 0,
+    )
 
 
 def print_summary(run: TrainingRun, params: PyTree) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from hypjax.monitoring.telemetry import Telemetry
-from tests.helpers import small_runs
 
 wandb = pytest.importorskip("wandb")
 
@@ -12,8 +11,7 @@ def test_wandb_receives_the_numbers_and_the_configuration(tmp_path, monkeypatch)
     monkeypatch.setenv("WANDB_MODE", "offline")
     logged = {}
     monkeypatch.setattr(wandb.Run, "log", lambda _, *values, **step: logged.update(*values, **step))
-    config = small_runs.load("pictures", "run.wandb_project=birds", "seed=7")
-    telemetry = Telemetry(tmp_path, 0, config)
+    telemetry = Telemetry(tmp_path, 0, "birds", {"seed": 7})
     run = wandb.run
     telemetry.write(3, {"loss": 0.5, "validation": {"head": {"recall@1": 0.25}}})
     telemetry.close()

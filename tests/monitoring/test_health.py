@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from hypjax import train
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.monitoring.health import HealthWatch, warn_if_collapsed
 from hypjax.runs.tables import format_best_step
+from hypjax.settings import Watch
 from hypjax.training.results import print_results
 from tests.helpers import small_runs
 
@@ -23,9 +23,7 @@ SPAN = math.log(30)  # Of the logits that tells 16 classes apart.
 
 def watch(on_collapse="stop"):
     """Batches of 16 classes with 4 images: recall at chance is 3/63."""
-    train = {"batch_size": 64, "samples_per_class": 4, "total_steps": 500}
-    train["on_collapse"] = on_collapse
-    return HealthWatch(ConfigDict({"optim": {"warmup_steps": 20}, "train": train}))
+    return HealthWatch(Watch(64, 4, 500, 20, stops_on_collapse=on_collapse == "stop"))
 
 
 def test_a_fault_is_reported_once_after_the_warm_up_or_ends_the_run(capsys):
