@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from benchmarks import measure, peers
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall, Space, Sphere
 from hypjax.integrations.usearch import GraphGallery
 from hypjax.retrieval import euclidean, nearest_neighbors
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import console
 
 COLUMNS = {

@@ -67,7 +67,7 @@ def main(
 
 def _find_exports(names: Sequence[str]) -> dict[str, Callable]:
     """Finds the functions that write exports, by name; refuses two names for one file."""
-    from hypjax.retrieval.embeddings import find_export
+    from hypjax.galleries.embeddings import find_export
 
     programs = [name.partition(":")[0] for name in names if "://" not in name]
     if len(programs) > len(set(programs)):

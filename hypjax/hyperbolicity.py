@@ -37,9 +37,9 @@ def main(
 
     from hypjax.config import load_config
     from hypjax.evaluate import pretrained_features
+    from hypjax.galleries.embeddings import Embeddings
     from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
     from hypjax.monitoring.health import warn_if_collapsed
-    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.runs.tables import noted, print_notes
     from hypjax.system import caches, console
 

@@ -160,8 +160,8 @@ def _task(
     """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.splits import open_prepared
+    from hypjax.galleries.embeddings import Embeddings
     from hypjax.inference.scoring import require_images, task_of
-    from hypjax.retrieval.embeddings import Embeddings
     from hypjax.system import console
 
     splits = open_prepared(source.dataset, source.data_dir) if source.dataset else None

@@ -11,8 +11,8 @@ from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
     from hypjax.data.dataset import Dataset
-    from hypjax.retrieval.embeddings import Embeddings
-    from hypjax.retrieval.galleries import Gallery
+    from hypjax.galleries.embeddings import Embeddings
+    from hypjax.galleries.search import Gallery
 
 
 def main(
@@ -54,9 +54,9 @@ def main(
         --query='letters/test/D */*.png' --k=5
     """
     from hypjax.data.photos import find_images
+    from hypjax.galleries.embeddings import open_gallery
+    from hypjax.galleries.search import require_model
     from hypjax.inference.hits import find_hits, require_searchable
-    from hypjax.retrieval.embeddings import open_gallery
-    from hypjax.retrieval.galleries import require_model
     from hypjax.retrieval.postprocessing import Postprocessing, Reranking
     from hypjax.system import caches, console
 
@@ -92,7 +92,7 @@ def main(
 
 def _feature_queries(images: Dataset, gallery: Gallery, names: tuple[str, str]) -> Embeddings:
     """Maps query features into the gallery's space; refuses features of another dimension."""
-    from hypjax.retrieval.embeddings import Embeddings
+    from hypjax.galleries.embeddings import Embeddings
 
     queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
     dim = queries.vectors.shape[1]

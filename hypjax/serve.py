@@ -10,8 +10,8 @@ from hypjax import command
 from hypjax.errors import UserError, counted, require_package
 
 if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
+    from hypjax.galleries.search import Gallery
     from hypjax.inference.model import Model
-    from hypjax.retrieval.galleries import Gallery
 
 
 def main(
@@ -36,8 +36,8 @@ def main(
     Example:
         python -m hypjax.serve --workdir=runs/glyphs-hyp --gallery=gallery.npz
     """
+    from hypjax.galleries.embeddings import open_gallery
     from hypjax.inference.model import load
-    from hypjax.retrieval.embeddings import open_gallery
 
     opened = open_gallery(gallery)
     serve(load(workdir, embedding), opened, host=host, port=port, names=name or ())
@@ -66,9 +66,9 @@ def serve(
         require_package(module, "hypjax.serve", "hypjax[serve]")
     from PIL import Image
 
+    from hypjax.galleries.search import require_model
     from hypjax.integrations.serve import app
     from hypjax.integrations.serve.searcher import Searcher
-    from hypjax.retrieval.galleries import require_model
     from hypjax.system import console
 
     require_model(gallery, model.fingerprint, model.name)

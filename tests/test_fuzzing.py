@@ -11,8 +11,8 @@ from hypjax.data import records
 from hypjax.data.photos import find_images
 from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings, open_gallery
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval.embeddings import Embeddings, open_gallery
 from tests.helpers import galleries
 from tests.helpers.pictures import encoded, write_pictures, write_table
 

@@ -23,10 +23,10 @@ from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, counted
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 from hypjax.inference.run import Run
-from hypjax.retrieval.embeddings import Embeddings
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")

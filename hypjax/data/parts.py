@@ -8,7 +8,7 @@ import numpy as np
 
 from hypjax.data.dataset import Dataset, stacked
 from hypjax.errors import UserError, counted
-from hypjax.retrieval.own_images import OwnRows
+from hypjax.retrieval.inputs import OwnRows
 from hypjax.system import console
 from hypjax.types import GroundTruth
 

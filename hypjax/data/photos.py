@@ -23,8 +23,8 @@ from hypjax.data.pixels import image_suffixes
 from hypjax.data.shards import SHARDS, find_dataset, table_of
 from hypjax.data.tables import file_version, read_table, table_of_files
 from hypjax.errors import UserError, require_utf8
-from hypjax.retrieval.embeddings import read_features
-from hypjax.retrieval.feature_files import FeatureTable, feature_table, has_features
+from hypjax.galleries.embeddings import read_features
+from hypjax.galleries.feature_files import FeatureTable, feature_table, has_features
 from hypjax.system import console
 from hypjax.system.columns import require_options, split_options
 from hypjax.system.files import checksum
@@ -95,7 +95,7 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
     A location is a folder (see `list_folder`), a .csv or .parquet table or a .txt list (see
     `hypjax.data.tables`), a pattern such as 'photos/*.jpg', an image, the URL of an image, an
     archive, a dataset (see `find_dataset`), or a file of features (see
-    `hypjax.retrieval.feature_files`). Options may follow, as in photos.csv?label=species, see
+    `hypjax.galleries.feature_files`). Options may follow, as in photos.csv?label=species, see
     `hypjax.system.columns`. `FolderWalk` describes the other arguments, which are for folders,
     archives and patterns. Raises a UserError if there are no images.
     """

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits
-from hypjax.retrieval.own_images import Contents, OwnImages, OwnRows, copies
+from hypjax.galleries.own_images import Contents, OwnImages, copies
+from hypjax.retrieval.inputs import OwnRows
 
 
 def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:

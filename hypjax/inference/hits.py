@@ -9,8 +9,8 @@ import numpy as np
 
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, on_one_line
-from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.galleries import Gallery, Neighbours, require_model
+from hypjax.galleries.embeddings import Embeddings
+from hypjax.galleries.search import Gallery, Neighbours, require_model
 from hypjax.retrieval.inputs import Points, check_count
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console

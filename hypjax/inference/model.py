@@ -17,14 +17,14 @@ from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
+from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
+from hypjax.galleries.search import Gallery
 from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.models import ARCHITECTURES, register_encoder
-from hypjax.retrieval.embeddings import Embeddings, is_gallery, open_gallery
-from hypjax.retrieval.galleries import Gallery
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading

@@ -14,10 +14,10 @@ from hypjax.data.ground_truth import Benchmark
 from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import queries_in_gallery, sharing_files
 from hypjax.errors import UserError
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.galleries.embeddings import Embeddings
+from hypjax.galleries.own_images import OwnImages, copies
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.inputs import check_count
-from hypjax.retrieval.own_images import OwnImages, copies
 from hypjax.system import console
 from hypjax.types import GroundTruth, cased_alike, coarse_levels, composed
 
@@ -38,7 +38,7 @@ def task_of(
     Without `queries`, rows of the split "test" search each other; without this split, rows of the
     split "query" search the split "gallery". Without splits, all rows search each other.
     `ground_truth` describes the splits "query" and "gallery", in order. A query in the gallery does
-    not find itself, unless `keep_self`; `hypjax.retrieval.own_images` says when an image is the
+    not find itself, unless `keep_self`; `hypjax.galleries.own_images` says when an image is the
     query itself.
     """
     if queries is not None:

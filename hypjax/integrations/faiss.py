@@ -5,7 +5,7 @@ import pathlib
 import faiss
 
 from hypjax.errors import writing
-from hypjax.retrieval.embeddings import Embeddings
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.system.files import replacing
 
 

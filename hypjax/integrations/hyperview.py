@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import layout, lorentz
-from hypjax.retrieval.embeddings import Embeddings
 
 # HyperView's own default view shows no Poincaré layouts.
 _OPEN = """import hyperview as hv

@@ -11,8 +11,8 @@ import pyarrow.parquet
 
 from hypjax import __version__
 from hypjax.errors import UserError, writing
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry.registry import describe_space
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.system import hub
 from hypjax.system.files import replacing, sha256, write_text
 

@@ -21,11 +21,11 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from tqdm import tqdm
 
 from hypjax.errors import UserError, explained
+from hypjax.galleries.embeddings import Embeddings
+from hypjax.galleries.search import ArrayGallery, GalleryItem, Neighbours
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
-from hypjax.retrieval.embeddings import Embeddings
-from hypjax.retrieval.galleries import ArrayGallery, GalleryItem, Neighbours
 from hypjax.retrieval.inputs import Points
 
 _UPLOAD_BATCH = 500  # Images to add in one request.
@@ -41,7 +41,7 @@ _Results = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndar
 
 
 class QdrantGallery:
-    """A gallery in a collection of Qdrant; see `hypjax.retrieval.galleries.Gallery`."""
+    """A gallery in a collection of Qdrant; see `hypjax.galleries.search.Gallery`."""
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str

@@ -29,12 +29,12 @@ from jaxtyping import Bool, Float32, Int
 from usearch import index as usearch_index
 
 from hypjax.errors import UserError, explained, writing
+from hypjax.galleries.embeddings import Embeddings
+from hypjax.galleries.search import ArrayGallery
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs, subtraction
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.euclidean import NEAREST
-from hypjax.retrieval.galleries import ArrayGallery
 from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.neighbors import search
 from hypjax.system import files

@@ -15,8 +15,8 @@ from jaxtyping import Float, Shaped
 from hypjax.errors import UserError, nearest
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import OwnRows
 from hypjax.retrieval.metrics import own_items, report_excluded
-from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import ItemRelevance, Ranking, rankings
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 

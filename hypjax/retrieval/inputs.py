@@ -1,6 +1,6 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.
 OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query's own image, −1 for none.
+OwnRows = Sequence[Sequence[int]]  # Gallery rows of each query's own image; () for no rows at all.
 Ids = Int[np.ndarray, "n k"]  # Gallery indices.
 Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, ascending, and ids.
 

@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, rules
-from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, Rows
+from hypjax.retrieval.inputs import Ids, Labelled, OwnIds, OwnRows, Rows
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.own_images import OwnRows
 from hypjax.retrieval.positives import ItemRelevance, Ranking, Relevance, rankings
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks

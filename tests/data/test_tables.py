@@ -12,8 +12,8 @@ from PIL import Image
 from hypjax.data.dataset import stacked
 from hypjax.data.photos import find_images, given_images, labelled_images
 from hypjax.errors import UserError
-from hypjax.retrieval.embeddings import read_features
-from hypjax.retrieval.feature_files import feature_table
+from hypjax.galleries.embeddings import read_features
+from hypjax.galleries.feature_files import feature_table
 from hypjax.types import class_name, coarse_levels, split_name, split_names
 from tests.helpers.pictures import write_pictures, write_table
 

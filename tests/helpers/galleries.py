@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import poincare
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.neighbors import search
 
 _embed = jax.jit(lambda space, features: space.embed(features))

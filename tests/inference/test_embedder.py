@@ -12,11 +12,11 @@ import pytest
 
 from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference.model import load
 from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from hypjax.retrieval.projection import fit
 from hypjax.runs.workdir import saved_config

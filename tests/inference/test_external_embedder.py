@@ -16,12 +16,12 @@ from hypjax.data import splits as data_splits
 from hypjax.data.parts import Splits
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference import image_embedder
 from hypjax.inference.image_embedder import ExternalEmbedder, open_encoder
 from hypjax.inference.scoring import task_of
 from hypjax.retrieval import relevance_at, relevance_scores
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.types import GroundTruth
 from tests.helpers import commands
 

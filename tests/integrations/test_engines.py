@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
+from hypjax.galleries.embeddings import find_export
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.embeddings import find_export
 from hypjax.retrieval.neighbors import search
 from tests.helpers.galleries import clusters, embeddings
 from tests.helpers.manual import program_with

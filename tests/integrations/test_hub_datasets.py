@@ -10,8 +10,8 @@ from PIL import Image
 import hypjax
 from hypjax.data.photos import find_images, labelled_images, list_folder
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings, find_export
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.embeddings import Embeddings, find_export
 from hypjax.retrieval.neighbors import search
 from hypjax.runs.images import open_splits, register_dataset
 from tests.data.test_photos import open_at

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import find_export, open_gallery
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.embeddings import find_export, open_gallery
 from tests.helpers import galleries
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.retrieval.embeddings import open_gallery
+from hypjax.galleries.embeddings import open_gallery
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import open_gallery
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.retrieval.embeddings import open_gallery
 from hypjax.retrieval.neighbors import search
 from tests.helpers import galleries
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in

@@ -8,9 +8,9 @@ import pytest
 
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.inference.pretrained import released_parameters
 from hypjax.inference.run import Run
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from tests.helpers import commands, small_runs

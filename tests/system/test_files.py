@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings, find_export, open_gallery
 from hypjax.geometry import Sphere
-from hypjax.retrieval.embeddings import Embeddings, find_export, open_gallery
 from hypjax.runs.workdir import read_saved_config
 from hypjax.system.files import absolute, checksum, read_torch, replacing, write_safetensors
 

@@ -12,11 +12,11 @@ from hypjax.analysis.run_hits import search_test_images
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
 from hypjax.inference.run import Run
 from hypjax.objectives import create_objective
-from hypjax.retrieval.embeddings import Embeddings
 from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, starting_parameters, with_pretrained

@@ -13,10 +13,10 @@ from starlette.exceptions import HTTPException
 
 from hypjax.data.pixels import read_image
 from hypjax.errors import UserError
+from hypjax.galleries.search import Gallery, GalleryItem
 from hypjax.geometry import layout
 from hypjax.inference.model import Model
 from hypjax.integrations.serve.limits import check_image
-from hypjax.retrieval.galleries import Gallery, GalleryItem
 
 _DISK_IMAGES = 300  # Images in the disk; laying them out takes seconds.
 _THUMBNAIL_SIDE = 256  # Pixels of the longer side.

@@ -16,12 +16,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, Shaped
 
 from hypjax.errors import UserError, counted, explained, require_utf8, writing
+from hypjax.galleries import feature_files
+from hypjax.galleries.feature_files import FeatureTable, as_names, feature_table
+from hypjax.galleries.search import ArrayGallery, Gallery
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.geometry.spaces import Role
-from hypjax.retrieval import feature_files, inputs
-from hypjax.retrieval.feature_files import FeatureTable, as_names, feature_table
-from hypjax.retrieval.galleries import ArrayGallery, Gallery
+from hypjax.retrieval import inputs
 from hypjax.system import console, hub, integrations
 from hypjax.system.files import contiguous, missing, replacing
 
@@ -157,7 +158,7 @@ class Embeddings(ArrayGallery):
     ) -> "Embeddings":
         """Reads a file from `save`, or a file of features, without executing anything in it.
 
-        Features (see `hypjax.retrieval.feature_files`) and points of another space are mapped into
+        Features (see `hypjax.galleries.feature_files`) and points of another space are mapped into
         `space`, by default the file's space, or else `Sphere()`. Files from the papers' code hold
         points; if `space` is passed, they must be points of `space`. `labels` and `coarse_labels`
         are files with the images' classes. Raises UserError if a file cannot be read, is damaged or

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hypjax.errors import UserError
+from hypjax.galleries.own_images import OwnImages, copies
+from hypjax.galleries.search import require_model
 from hypjax.geometry import PoincareBall
-from hypjax.retrieval.galleries import require_model
-from hypjax.retrieval.own_images import OwnImages, copies
 from tests.helpers.galleries import clusters, embeddings
 
 SPACE = PoincareBall(0.1, 2.3)

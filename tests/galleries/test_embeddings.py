@@ -12,9 +12,9 @@ import pytest
 
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings, open_gallery, read_features
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import inputs
-from hypjax.retrieval.embeddings import Embeddings, open_gallery, read_features
 
 BALL = PoincareBall(0.1, 2.3)
 

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float32, Shaped
 
 from hypjax.errors import UserError
+from hypjax.galleries.own_images import OwnImages
 from hypjax.geometry import Space
-from hypjax.retrieval.inputs import Ids, Nearest, Points, check_count
+from hypjax.retrieval.inputs import Ids, Nearest, OwnRows, Points, check_count
 from hypjax.retrieval.neighbors import search
-from hypjax.retrieval.own_images import OwnImages, OwnRows
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.retrieval.subtraction import nearest_items
 from hypjax.types import composed
@@ -56,7 +56,7 @@ class Gallery(Protocol):
         """Finds the k nearest images of each query, or all images if there are fewer.
 
         `paths` holds the path or another id of each query's image, '' if unknown. No query finds
-        its own image, see `hypjax.retrieval.own_images`. `label` is the class to search in, None
+        its own image, see `hypjax.galleries.own_images`. `label` is the class to search in, None
         for all classes. Raises UserError if a query is not a point of the space.
         """
 

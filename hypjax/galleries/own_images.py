@@ -22,10 +22,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from jaxtyping import Shaped
 
+from hypjax.retrieval.inputs import OwnRows
 from hypjax.system.files import real_paths
 from hypjax.types import composed
 
-OwnRows = Sequence[Sequence[int]]  # Gallery rows of each query's own image; () for no rows at all.
 Contents = Shaped[np.ndarray, "n ..."] | None  # Points or checksums of images.
 _NUMBERED = re.compile(r"image \d+")  # Ids of images from memory.
 

@@ -1,0 +1,1 @@
+"""Embedded images with names: their files, and the galleries that search them."""
