@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 from jaxtyping import Float, Int, Shaped, UInt8
 from PIL import Image
 
@@ -20,6 +19,7 @@ from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import checksum, locked
 from hypjax.system.machine import usable_cores
+from hypjax.system.progress import Bar
 from hypjax.types import Frame, View, class_name, coarse_levels, one_spelling, split_names
 
 _CHUNK = 4 * usable_cores()  # Images that are decoded together, then written to the host cache.
@@ -350,7 +350,7 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     with (
         explained("cannot keep decoded images", advice),
         cache.filling(locked(cache.folder, "decoding images")) as num_cached,
-        tqdm.tqdm(total=len(dataset), initial=num_cached, **options) as bar,
+        Bar(total=len(dataset), initial=num_cached, **options) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
         for first in range(num_cached, len(dataset), _CHUNK):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, UInt8
 
@@ -20,12 +19,13 @@ from hypjax.data.device_crops import Store
 from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
+from hypjax.system.progress import Bar
 from hypjax.types import Batch, Crops
 
 _SLAB_BYTES = 2**27  # Bytes copied to the devices at once; the host holds as many in memory.
 _MIN_SLABS = 16  # Bounds the free rows at the end of the cache, which are one slab.
 _MAX_SHARE = 0.8  # Share of free memory for images; the model and its activations need the rest.
-_in_bytes = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # Such as '1.25MB'.
+_in_bytes = functools.partial(Bar.format_sizeof, suffix="B")  # Such as '1.25MB'.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
     options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     with (
         machine.memory_explained("the size of stored images, or set run.cache=host"),
-        tqdm.tqdm(total=len(dataset), **options) as bar,
+        Bar(total=len(dataset), **options) as bar,
         concurrent.futures.ThreadPoolExecutor(machine.usable_cores()) as pool,
     ):
         store = jax.jit(lambda: jnp.zeros(layout.shape, jnp.uint8), out_shardings=replicated)()

@@ -8,8 +8,6 @@ import tarfile
 import urllib.request
 import zipfile
 
-import tqdm
-
 from hypjax.data.dataset import Dataset, hash_facts, table_of_names
 from hypjax.data.folders import OF_SYSTEMS, is_image_name
 from hypjax.data.pixels import LARGEST_FILE
@@ -18,6 +16,7 @@ from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.columns import split_options
 from hypjax.system.files import checksum, replacing
+from hypjax.system.progress import Bar
 from hypjax.types import SPLITS, split_name
 
 TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -32,7 +31,7 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
     `encoding` is that of names that are not marked as UTF-8; None: UTF-8, or else code page 437.
     """
     bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
-    with path.open("rb") as file, tqdm.tqdm.wrapattr(file, "read", **bar) as stream:
+    with path.open("rb") as file, Bar.wrapattr(file, "read", **bar) as stream:
         if path.suffix.lower() == ".zip":
             try:
                 packed = zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")

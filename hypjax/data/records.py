@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-import tqdm
 from jaxtyping import Int, Shaped
 
 from hypjax.data.dataset import Dataset, hash_facts
 from hypjax.errors import explained, reason, require_package
 from hypjax.system import files
+from hypjax.system.progress import Bar
 from hypjax.types import GroundTruth
 
 VERSION = "2.2.0"  # Version of the format; part of the folders' paths.
@@ -101,7 +101,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     labels: dict[str, int] = {}  # Numbers of the classes, to which each split adds.
     counts, split_infos = {}, []
     bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
-    with tqdm.tqdm(desc=f"preparing {name}", **bar) as progress:
+    with Bar(desc=f"preparing {name}", **bar) as progress:
         for split, examples in contents.splits.items():
             path = _records_path(folder, name, split)
             count = _write_split(path, split, examples, labels, serialize, progress)
@@ -132,7 +132,7 @@ def _write_split(
     examples: Iterable[Example],
     labels: dict[str, int],
     serialize: Callable[[Mapping[str, Any]], bytes],
-    progress: tqdm.tqdm,
+    progress: Bar,
 ) -> Count:
     """Writes the records of a split and its index, unless it has no images; adds new labels."""
     from array_record.python.array_record_module import ArrayRecordWriter

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
@@ -25,6 +24,7 @@ from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.files import checksum, replacing
 from hypjax.system.machine import usable_cores
+from hypjax.system.progress import Bar
 from hypjax.types import SPLITS
 
 # The dataset whose images join galleries as distractors.
@@ -232,7 +232,7 @@ def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, st
     console.say(f"checking {counted(len(rows), 'image')}{again}")
     with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
         outcomes = pool.map(lambda row: _measure_file(images, row), rows)
-        outcomes = tqdm.tqdm(outcomes, total=len(rows), unit="image", disable=None, leave=False)
+        outcomes = Bar(outcomes, total=len(rows), unit="image", disable=None, leave=False)
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, str):
                 reasons[row] = outcome

@@ -29,7 +29,7 @@ from hypjax.models.layers import normalize
 from hypjax.objectives import Objective
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.settings import Embedding, Pixels
-from hypjax.system import console, machine
+from hypjax.system import console, machine, progress
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import contiguous, locked
 
@@ -199,7 +199,7 @@ class DatasetEmbedder:
         batches = self._local_batches(images, size)
         results = (parallel.gather(function(parallel.shard(self.mesh, x))) for x in batches)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            lines = console.ProgressLines("embedded", len(images))
+            lines = progress.ProgressLines("embedded", len(images))
             next_result = next(results, None)
             for start in range(0, len(images), size):
                 # A batch is copied to the host once the device computes the next one.

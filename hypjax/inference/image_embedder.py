@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import tqdm
 from jaxtyping import Float, Int
 from PIL import Image
 
@@ -24,6 +23,7 @@ from hypjax.system import console, integrations
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked, remove
 from hypjax.system.machine import usable_cores
+from hypjax.system.progress import Bar, ProgressLines
 
 _BATCH_SIZE = 64  # Images that another library embeds at once.
 _LONGEST = 1000  # Ratio of an image's sides, from which its library would need gigabytes.
@@ -64,8 +64,8 @@ class ImageEmbedder(abc.ABC):
         self, images: Dataset, *, few: bool = False, done: int = 0
     ) -> Iterator[Embedded]:
         """Yields batches of all images after the first `done`; rejects NaN and infinity."""
-        lines = console.ProgressLines("embedded", len(images), done)
-        with tqdm.tqdm(total=len(images), initial=done, unit="image", disable=few or None) as bar:
+        lines = ProgressLines("embedded", len(images), done)
+        with Bar(total=len(images), initial=done, unit="image", disable=few or None) as bar:
             for rows, reasons in self.batches(images[done:], few=few):
                 not_finite = np.flatnonzero(~np.isfinite(rows).all(axis=1))
                 for i in np.setdiff1d(not_finite, list(reasons)).tolist():

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-from tqdm import tqdm
 
 from hypjax.errors import UserError, explained
 from hypjax.galleries.embeddings import Embeddings
@@ -27,6 +26,7 @@ from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.inputs import Points
+from hypjax.system.progress import Bar
 
 _UPLOAD_BATCH = 500  # Images to add in one request.
 _SEARCH_BATCH = 50  # Searches in one request.
@@ -145,7 +145,7 @@ class QdrantGallery:
             raise UserError(f"{self.name} holds images of another model; name another collection")
         vectors = euclidean.in_ball(embeddings.vectors, embeddings.space).astype(np.float32)
         blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
-        for block in tqdm(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None):
+        for block in Bar(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None):
             paths, labels = embeddings.ids[block].tolist(), embeddings.labels[block].tolist()
             batch = models.Batch(
                 ids=[point_id(path) for path in paths],

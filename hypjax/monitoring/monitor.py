@@ -17,7 +17,7 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, Values
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.settings import Watch
-from hypjax.system import console, machine
+from hypjax.system import console, machine, progress
 
 
 def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
@@ -84,7 +84,7 @@ class Monitor(contextlib.AbstractContextManager):
         self._trace, self.stopwatch = trace, stopwatch
         self._unchecked: tuple[int, np.ndarray, Mapping[str, Any]] | None = None
         self._telemetry, self._health = telemetry, HealthWatch(watch)
-        self._progress = console.Progress(steps.start, steps.stop, watch.batch_size)
+        self._progress = progress.Progress(steps.start, steps.stop, watch.batch_size)
         names = named_scalars(scalar_parameters(scalars))
         self._latest = {"learning_rate", *names}  # Metrics that a report does not average.
         self._metrics: list[Mapping[str, Any]] = []  # One entry per step since the last report.

@@ -1,36 +1,25 @@
-"""Prints messages and progress on stderr."""
+"""Prints messages on stderr."""
 
 import contextlib
 import functools
 import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
-
-import tqdm
+from collections.abc import Iterator
 
 from hypjax.errors import on_one_line, redacted
 
-_LINE_INTERVAL = 10  # Seconds between progress lines if stderr is no terminal.
-# Formats of the values in a progress line, the most important first.
-_FORMATS = {
-    "left": "  {} left",
-    "loss": "  loss {:.4g}",
-    "chance_loss": " (chance {:.1f})",
-    "batch_recall@1": "  R@1 {:.3f}",
-    "images": "  {:.0f} img/s",
-    "learning_rate": "  lr {:.1e}",
-}
-# tqdm's monitor thread, killed at exit, aborted a few of a hundred processes.
-tqdm.tqdm.monitor_interval = 0
 _muted = False
 _warnings: list[str] = []
 
 
 def say(text: str, *, always: bool = False) -> None:
     """Prints a line on stderr above any progress bar, unless muted; `always` overrides `mute`."""
-    if always or not _muted:
+    if _muted and not always:
+        return
+    if tqdm := sys.modules.get("tqdm"):
         tqdm.tqdm.write(redacted(text), file=sys.stderr)
+    else:  # The core works without tqdm, and there is no bar.
+        print(redacted(text), file=sys.stderr)
 
 
 def mute() -> None:
@@ -38,6 +27,11 @@ def mute() -> None:
     global _muted
     _muted = True
     sys.stdout = open(os.devnull, "w")
+
+
+def is_muted() -> bool:
+    """Whether `mute` has silenced this process."""
+    return _muted
 
 
 def warn(text: str) -> None:
@@ -63,69 +57,3 @@ def tolerating(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         warn(f"{name} could not be written ({error.strerror})")
-
-
-class ProgressLines:
-    """Counts processed images in a line every ten seconds, for logs."""
-
-    def __init__(self, verb: str, total: int, done: int = 0) -> None:
-        self._verb, self._total, self._done = verb, total, done
-        self._last_line = time.monotonic()
-
-    def advance(self, count: int) -> None:
-        """Adds processed images; prints a line if one is due."""
-        self._done += count
-        if time.monotonic() - self._last_line >= _LINE_INTERVAL and self._done < self._total:
-            self._last_line = time.monotonic()
-            say(f"{self._verb} {self._done}/{self._total} images")
-
-
-class Progress:
-    """Training progress: a bar on a terminal, otherwise a line every ten seconds."""
-
-    def __init__(self, first: int, total: int, batch_size: int) -> None:
-        self._step, self._total, self._batch_size = first, total, batch_size
-        self._values: Mapping[str, float] = {}
-        self._last_line = time.monotonic()
-        # The rate counts from the end of the first step, whose time is mostly compilation.
-        self._rate_start: tuple[int, float] | None = None  # That step, and the time of its end.
-        hidden = _muted or not sys.stderr.isatty()
-        options = {"dynamic_ncols": True, "bar_format": "{n}/{total} {bar}{desc}"}
-        self._bar = tqdm.tqdm(initial=first, total=total, disable=hidden, **options)
-
-    def advance(self) -> None:
-        """Counts one step."""
-        self._step += 1
-        if self._rate_start is None:
-            self._rate_start = self._step, time.monotonic()
-            say(f"training until step {self._total}")
-        is_due = time.monotonic() - self._last_line >= _LINE_INTERVAL and self._step < self._total
-        self._refresh(is_due)
-        self._bar.update()
-
-    def show(self, values: Mapping[str, float]) -> None:
-        """Shows the latest metrics; after the last step, prints them even if no line is due."""
-        self._values = values
-        self._refresh(self._step == self._total)
-
-    def _refresh(self, is_due: bool) -> None:
-        if not self._bar.disable:
-            self._bar.set_description_str(self._description(), refresh=False)
-        elif is_due:
-            self._last_line = time.monotonic()
-            say(f"step {self._step}/{self._total}{self._description()}")
-
-    def close(self) -> None:
-        """Closes the bar and leaves it on the screen."""
-        self._bar.close()
-
-    def _description(self) -> str:
-        """Formats the latest values, most important first: tqdm truncates what does not fit."""
-        values = dict(self._values)
-        first_step, start = self._rate_start or (self._step, 0)
-        if self._step > first_step:
-            rate = (self._step - first_step) / max(time.monotonic() - start, 1e-9)
-            values["left"] = tqdm.tqdm.format_interval((self._total - self._step) / rate)
-            values["images"] = rate * self._batch_size
-        formats = _FORMATS.items()
-        return "".join(form.format(values[name]) for name, form in formats if name in values)

@@ -7,13 +7,13 @@ import re
 import tempfile
 from collections.abc import Sequence
 
-import tqdm
 from PIL import Image
 
 from hypjax.data.preparation.prepare import notes, prepared_folder
 from hypjax.data.records import open_records, reading
 from hypjax.errors import UserError, writing
 from hypjax.system import console
+from hypjax.system.progress import Bar
 
 
 def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> int:
@@ -33,7 +33,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             folders = [folder_of[name] for name in images.class_names]
             names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in images.names]
             names = _distinct(names, folders)
-            bar = tqdm.tqdm(names, desc=split, unit="image", disable=None, leave=False)
+            bar = Bar(names, desc=split, unit="image", disable=None, leave=False)
             for i, name in enumerate(bar):
                 with reading(dataset, folder.path):
                     content = images.content(i)
