@@ -21,6 +21,7 @@ from benchmarks.gpus import GPUS
 from benchmarks.hlo import Program, describe
 from hypjax import parallel
 from hypjax.config import load_config
+from hypjax.config.objective_settings import loss_settings
 from hypjax.errors import UserError, writing
 from hypjax.geometry import PoincareBall
 from hypjax.inference.embedding import embed_function, scored_spaces
@@ -181,7 +182,7 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch in evaluation."""
     config = _for_devices(config, mesh)
     model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = scored_spaces(config, create_objective(config), {})
+    spaces = scored_spaces(config, create_objective(loss_settings(config)), {})
     view = View.of(config.data)
     embed = embed_function(model, Pixels(view, config.data.mean, config.data.std), spaces)
     rows = parallel.slices(config.run.eval_batch_size, mesh).rows

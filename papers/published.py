@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten, override, read_config
+from hypjax.config.choices import GROUPED
 from hypjax.config.reading import PACKAGED
 from hypjax.geometry.registry import unused_fields
-from hypjax.objectives.base import GROUPED
 
 _TABLES = pathlib.Path(__file__).with_name("published.csv")
 _TITLES = {"hyp-vit": "Hyp-ViT", "hypmix": "HypMix", "hier": "HIER"}  # Any other paper is IRT.

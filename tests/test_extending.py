@@ -14,10 +14,11 @@ from hypjax.config import default_config
 from hypjax.config.rules import validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, PoincareBall, Product, Sphere
-from hypjax.objectives import create_objective, pair_losses
+from hypjax.objectives import pair_losses
 from hypjax.retrieval import metrics, nearest_neighbors, query_scores
 from hypjax.system import integrations
 from tests.helpers import shown_objective
+from tests.helpers.losses import objective_of
 
 
 def shown(section):
@@ -64,7 +65,7 @@ def test_the_space_is_trained_scored_and_searched_in(monkeypatch, float64):
     config = default_config()
     config.objective.space, config.objective.learn_c = "klein", True
     validate(config)
-    space = create_objective(config).with_scalars({"c": 0.3}).space
+    space = objective_of(config).with_scalars({"c": 0.3}).space
     ball = PoincareBall(0.3, 2.3)
     features = np.random.default_rng(0).normal(size=(20, 5))
     x, expected = (np.asarray(jax.jit(s.embed)(features)) for s in (space, ball))
@@ -92,7 +93,7 @@ def test_a_subclass_of_the_product_is_a_space_with_parts(monkeypatch):
     hypjax.register_space("largest", Largest)
     config = default_config()
     config.objective.space, config.objective.parts = "largest", ("poincare", "sphere")
-    space = create_objective(config).space
+    space = objective_of(config).space
     x = jax.jit(space.embed)(np.random.default_rng(0).normal(size=(20, 6)))
     parts = zip((part for part, _ in space.parts), space.split(x), strict=True)
     distances = np.maximum(*(jax.jit(part.distance_matrix)(y, y) for part, y in parts))

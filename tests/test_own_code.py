@@ -20,12 +20,13 @@ from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
-from hypjax.objectives import OBJECTIVES, Objective, create_objective
+from hypjax.objectives import OBJECTIVES, Objective
 from hypjax.runs import images as run_images
 from hypjax.runs.images import open_splits, register_dataset
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import small_runs
+from tests.helpers.losses import objective_of
 
 BALL = PoincareBall(c=0.1, clip_radius=2.3)
 SHORT = ("train.total_steps=2", "eval.every=0", "data.validation_classes=0", "optim.warmup_steps=0")
@@ -160,7 +161,7 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
     config = small_runs.load("unused", "objective.learn_c=True")
     custom.choose_custom_objective(config, spread)
     validate(config)
-    for objective in (create_objective(config), objectives.SavedObjective(BALL)):
+    for objective in (objective_of(config), objectives.SavedObjective(BALL)):
         assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
 
 
@@ -230,15 +231,15 @@ def test_what_is_no_dataset_and_no_encoder_is_refused():
 
 
 def test_a_function_gets_what_it_names():
-    def objective_of(function):
+    def registered(function):
         config = small_runs.load("unused")
         custom.choose_custom_objective(config, function)
-        return create_objective(config)
+        return objective_of(config)
 
     def loss(labels, features, ids, embeddings, space, key, samples_per_class, power=2):
         return jnp.sum(embeddings**power), {"n": len(labels) + ids[0] + samples_per_class}
 
-    objective = objective_of(functools.partial(loss, power=4))
+    objective = registered(functools.partial(loss, power=4))
     features = np.random.default_rng(0).normal(size=(4, 3)).astype("f")
     batch = Batch(None, jnp.array([0, 0, 1, 1]), jnp.arange(4) + 7, None)
     call = jax.jit(objectives.loss_function(objective))
@@ -246,11 +247,11 @@ def test_a_function_gets_what_it_names():
     np.testing.assert_allclose(value, np.sum(BALL.embed(features) ** 4), rtol=1e-5)
     assert metrics["n"] == 4 + 7 + 2 and {"embedding_norm", "batch_recall@1"} < metrics.keys()
 
-    wrong = objective_of(lambda embeddings: embeddings[:, 0])
+    wrong = registered(lambda embeddings: embeddings[:, 0])
     with pytest.raises(UserError, match=r"\(4,\)"):
         objectives.loss_function(wrong)({}, {}, Outputs(None, features), None, batch, None)
     with pytest.raises(UserError, match="requires proxies"):
-        objective_of(lambda embeddings, proxies: 0)
+        registered(lambda embeddings, proxies: 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +271,7 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
     sizes = (f"model.{size}=0" for size in ("patch_size", "width", "depth", "num_heads"))
     named = ("objective.name=mine", "objective.weight=2", "model.architecture=net", *sizes)
     config = small_runs.load("unused", *named, "objective.space=half")
-    objective = create_objective(config)
+    objective = objective_of(config)
     assert objective.space == HalfSphere() and objective.function.keywords == {"weight": 2.0}
     assert create_embedder(config).encoder.dim == 6
     with pytest.raises(ValueError, match="supcon of its own"):

@@ -100,7 +100,8 @@ def weigh_run(run: Run, choice: Choice) -> Weights:
         anchors = head_points(run, params, space, choice.splits.test.take(choice.anchors))
     else:
         anchors = images[choice.anchors]
-    temperature = softmax_temperature(run.config, learned_scalars(run.config.objective, params))
+    fields = run.config.objective
+    temperature = softmax_temperature(fields, learned_scalars(fields, params))
     return weigh(run.name, anchors, images, choice, space, temperature)
 
 

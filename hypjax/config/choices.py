@@ -4,7 +4,6 @@ import fnmatch
 from collections.abc import Collection, Sequence
 
 from hypjax.catalogue import PREPARED
-from hypjax.objectives.base import GROUPED
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.metrics import AT_K, WITHOUT_K
 
@@ -15,6 +14,8 @@ _TRAINING = tuple(name for name, facts in PREPARED.items() if facts.role == "tra
 DATASETS = (*_TRAINING, *USERS, *BENCHMARKS)
 CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
+# Values of `train.sampling` whose batches hold several images of each class, side by side.
+GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
 SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
 # Optimisers (hypjax/training/optim.py), and whether their weight decay is added to the update.
 OPTIMIZERS = {"adamw": True, "adam": False, "sgd": False, "muon": True}

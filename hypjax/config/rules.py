@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from hypjax.config import choices
-from hypjax.config.choices import CUSTOM, IN_MEMORY
+from hypjax.config.choices import CUSTOM, GROUPED, IN_MEMORY
 from hypjax.config.defaults import HYP_VIT, fields_of
 from hypjax.config.identity import flatten
 from hypjax.errors import UserError, nearest
@@ -18,7 +18,6 @@ from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
 from hypjax.objectives import OBJECTIVES
-from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
@@ -229,7 +228,7 @@ def _learned_scalar_rules(config: ConfigDict) -> Rules:
 
 
 def _prefix_rules(config: ConfigDict) -> Rules:
-    trained, dim = trained_prefixes(config), config.model.head_dim
+    trained, dim = trained_prefixes(config.objective), config.model.head_dim
     for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
         is_too_long = dims and config.model.head != "none" and dim and max(dims) >= dim
         yield is_too_long, field, f"below model.head_dim ({dim}), which is added to them"

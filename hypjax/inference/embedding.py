@@ -46,7 +46,7 @@ def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> d
     `params`; the space of `objective` must already have them.
     """
     scalars = learned_scalars(config.objective, params)
-    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(config)})
+    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(config.objective)})
     spaces = {}
     for part in ("head", *(f"head@{dim}" for dim in prefix_dims), "encoder"):
         for i, space_name in enumerate(config.eval.spaces[part_of(part)]):

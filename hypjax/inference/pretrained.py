@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config.choices import PARTS
+from hypjax.config.objective_settings import loss_settings
 from hypjax.errors import UserError, redacted
 from hypjax.geometry import SPACES, learned
 from hypjax.inference.run import Run
@@ -113,7 +114,7 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
             problem = f"{PROXIES} has the shape {list(proxies.shape)}"
             advice = "set --config.objective.hier_proxies and --config.model.head_dim accordingly"
             raise UserError(f"weights {weights}: {problem}; {advice}")
-        objective = create_objective(config)
+        objective = create_objective(loss_settings(config))
         proxies = proxy_parameters(proxies, objective.score_space, objective.ball_c)
         params["hierarchy"] = np.asarray(proxies)
     return params

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config.choices import PARTS, freezes_encoder
+from hypjax.config.objective_settings import loss_settings
 from hypjax.data.dataset import Dataset
 from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import own_rows
@@ -90,7 +91,7 @@ class Run:
     def objective(self) -> Objective:
         """The objective with initial learned scalars, or a stand-in that holds the saved space."""
         if self._saved_space is None or self.config.objective.name in BUILT_IN:
-            return create_objective(self.config)
+            return create_objective(loss_settings(self.config))
         return SavedObjective(self._saved_space)
 
     @functools.cached_property

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule
@@ -16,10 +15,23 @@ from hypjax.geometry import Space
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 LossResult = tuple[Loss, tuple[PyTree, Metrics]]  # (loss, (state, metrics)).
-# Values of `train.sampling` whose batches hold several images of each class, side by side.
-GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
 LEARNED = "learned"  # Value of `Group.ball_c` for a learned curvature.
 LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+    """What objectives read of a configuration."""
+
+    fields: Mapping[str, Any]  # `config.objective`: the space, the loss and its settings.
+    samples_per_class: int  # Images of each class in a batch, if `grouped`.
+    grouped: bool  # Whether the images of a class are adjacent in batches.
+    tuple_size: int  # Images of a tuple, if batches are made of tuples.
+
+    @property
+    def adjacent_samples(self) -> int | None:
+        """Number of adjacent images of each class in batches; None if images are not grouped."""
+        return self.samples_per_class if self.grouped else None
 
 
 class ProblemSizes(NamedTuple):
@@ -115,7 +127,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
     return scalars.get(name, value)
 
 
-Create = Callable[[ConfigDict, Space], Objective]
+Create = Callable[[LossSettings, Space], Objective]
 
 
 def setting(*arguments: Any, **options: Any) -> Any:
@@ -140,10 +152,12 @@ class Extension(Objective):
         return {name: data["declared"] for name, data in fields.items() if "declared" in data}
 
     @classmethod
-    def create(cls, create_base: Create, config: ConfigDict, space: Space, **fields: Any) -> Self:
+    def create(
+        cls, create_base: Create, settings: LossSettings, space: Space, **fields: Any
+    ) -> Self:
         """Builds a run's objective and its base; `fields` are those not declared by `setting`."""
-        values = {name.removeprefix(cls.prefix): config.objective[name] for name in cls.declared()}
-        return cls(base=create_base(config, space), **values, **fields)
+        values = {name.removeprefix(cls.prefix): settings.fields[name] for name in cls.declared()}
+        return cls(base=create_base(settings, space), **values, **fields)
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
@@ -200,7 +214,7 @@ def accepted_arguments(
 class Declaration:
     """How configurations build a loss, whose name is its key in `hypjax.objectives.OBJECTIVES`."""
 
-    create: Create  # Builds the objective from a run's whole configuration and its space.
+    create: Create  # Builds the objective from a run's settings and its space.
     fields: Mapping[str, Field]  # Fields that the loss adds to `config.objective`.
     by_class: bool = False  # Whether the loss needs several images of each class in a batch.
     by_tuple: bool = False  # Whether the loss needs batches of tuples.
@@ -218,26 +232,21 @@ def declare(
     function: Callable[..., Any],
     rules: Mapping[str, Rule],
     *,
-    build: Callable[[Callable[..., Any], ConfigDict, Space], Objective],
+    build: Callable[[Callable[..., Any], LossSettings, Space], Objective],
     shared: Mapping[str, Field],
     learnable: Sequence[str] = (),
     **attributes: Any,
 ) -> Declaration:
     """Declares a loss function; its arguments named in `rules` become fields of `config.objective`.
 
-    `build` makes the objective from the function with these arguments, a run's configuration and
-    its space. `shared` are further fields, and `attributes` other parts of the `Declaration`.
+    `build` makes the objective from the function with these arguments, a run's settings and its
+    space. `shared` are further fields, and `attributes` other parts of the `Declaration`.
     """
     parameters = inspect.signature(function).parameters
     fields = {n: Field(parameters[n].default, rule, n in learnable) for n, rule in rules.items()}
 
-    def create(config: ConfigDict, space: Space) -> Objective:
-        loss = functools.partial(function, **{name: config.objective[name] for name in fields})
-        return build(loss, config, space)
+    def create(settings: LossSettings, space: Space) -> Objective:
+        loss = functools.partial(function, **{name: settings.fields[name] for name in fields})
+        return build(loss, settings, space)
 
     return Declaration(create, {**fields, **shared}, function=function, **attributes)
-
-
-def adjacent_samples(config: ConfigDict) -> int | None:
-    """Number of adjacent images of each class in batches; None if images are not grouped."""
-    return config.train.samples_per_class if config.train.sampling in GROUPED else None

@@ -16,13 +16,21 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import Scalar
-from hypjax.objectives.base import Create, Extension, Group, Loss, Metrics, ProblemSizes, setting
+from hypjax.objectives.base import (
+    Create,
+    Extension,
+    Group,
+    Loss,
+    LossSettings,
+    Metrics,
+    ProblemSizes,
+    setting,
+)
 from hypjax.objectives.comparisons import Labels, class_indices, mean_where
 from hypjax.types import Batch, Outputs
 
@@ -84,16 +92,16 @@ class Cones(Extension):
     rate: float = setting(1.0, at_least(0))  # Factor of the apexes' learning rate.
 
     @classmethod
-    def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Self:
         """Builds a run's objective, in a hyperbolic space."""
-        fields, ball = config.objective, space.ball()
+        fields, ball = settings.fields, space.ball()
         if ball is None:
-            raise UserError(f"objective.space is {fields.space}; cones need poincare or lorentz")
+            raise UserError(f"objective.space is {fields['space']}; cones need poincare or lorentz")
         # Without clipping, features reach the initial apexes at any radius.
-        if ball.c == 0 or _initial_norm(fields.cone_radius, ball.c) >= ball.max_feature_norm:
-            problem = f"at config.objective.c={fields.c} no cone is narrower than 90 degrees"
+        if ball.c == 0 or _initial_norm(fields["cone_radius"], ball.c) >= ball.max_feature_norm:
+            problem = f"at config.objective.c={fields['c']} no cone is narrower than 90 degrees"
             raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
-        return super().create(create_base, config, space)
+        return super().create(create_base, settings, space)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, require_free
 from hypjax.fields import ANY
@@ -20,10 +19,10 @@ from hypjax.objectives.base import (
     Declaration,
     Extension,
     Loss,
+    LossSettings,
     Metrics,
     Objective,
     accepted_arguments,
-    adjacent_samples,
     declare,
     loss_function,
 )
@@ -82,13 +81,13 @@ BUILT_IN = frozenset(OBJECTIVES)
 OFFERED = ("embeddings", "labels", "space", "features", "ids", "key", "samples_per_class")
 
 
-def create_objective(config: ConfigDict) -> Objective:
-    """Builds the objective of a validated configuration, with the scalars' initial values."""
-    fields = config.objective
-    loss = declaration(fields.name)
-    if loss.spaces and fields.space not in loss.spaces:
-        raise UserError(f"objective.space must be {' or '.join(loss.spaces)} for {fields.name}")
-    return loss.create(config, create_space(fields))
+def create_objective(settings: LossSettings) -> Objective:
+    """Builds the objective of validated settings, with the scalars' initial values."""
+    name, space = settings.fields["name"], settings.fields["space"]
+    loss = declaration(name)
+    if loss.spaces and space not in loss.spaces:
+        raise UserError(f"objective.space must be {' or '.join(loss.spaces)} for {name}")
+    return loss.create(settings, create_space(settings.fields))
 
 
 def declaration(name: str | None) -> Declaration:
@@ -96,27 +95,29 @@ def declaration(name: str | None) -> Declaration:
     return OBJECTIVES.get(name, _UNKNOWN)
 
 
-def _refuse(config: ConfigDict, space: Space) -> Objective:
+def _refuse(settings: LossSettings, space: Space) -> Objective:
     advice = "pass it to hypjax.train_and_evaluate, or register it by hypjax.register_objective"
-    raise UserError(f"the objective {config.objective.name} is not registered; {advice}")
+    raise UserError(f"the objective {settings.fields['name']} is not registered; {advice}")
 
 
 _UNKNOWN = Declaration(_refuse, {})
 
 
-def softmax_temperature(config: ConfigDict, scalars: Mapping[str, Any] | None = None) -> float:
-    """The divisor of distances in the softmax of a run's objective.
+def softmax_temperature(
+    fields: Mapping[str, Any], scalars: Mapping[str, Any] | None = None
+) -> float:
+    """The divisor of distances in the softmax of the loss that `config.objective` describes.
 
-    `scalars` are learned values, which replace the configuration's. Raises a `UserError` if the
+    `scalars` are learned values, which replace those of the fields. Raises a `UserError` if the
     objective has no softmax over an anchor's negatives.
     """
     divisors = {name: loss.divisor for name, loss in OBJECTIVES.items() if loss.divisor}
-    name = config.objective.name
+    name = fields["name"]
     if name not in divisors:
         raise UserError(f"{name} has no softmax over negatives; {', '.join(divisors)} have one")
-    if config.objective.get("loss_weights"):
+    if fields.get("loss_weights"):
         raise UserError("with objective.loss_weights, each part of the space has its own softmax")
-    return float(divisors[name]({**config.objective, **(scalars or {})}))
+    return float(divisors[name]({**fields, **(scalars or {})}))
 
 
 def register_objective(name: str, objective: Objective | Callable[..., Any]) -> None:
@@ -135,7 +136,7 @@ def register_objective(name: str, objective: Objective | Callable[..., Any]) -> 
     require_free("an objective", name, BUILT_IN)
     if isinstance(objective, Objective):
         loss_function(objective)  # Raises if it requires an unknown argument.
-        OBJECTIVES[name] = Declaration(lambda config, space: objective, {}, code=objective)
+        OBJECTIVES[name] = Declaration(lambda settings, space: objective, {}, code=objective)
     elif callable(objective):
         OBJECTIVES[name] = _declare_function(f"the loss {name.removeprefix('own:')}", objective)
     else:
@@ -150,8 +151,8 @@ def _declare_function(title: str, function: Callable[..., Any]) -> Declaration:
         if type(parameter.default) in (bool, int, float, str) and name not in OFFERED:
             rules[name] = ANY
 
-    def build(loss: Callable[..., Any], config: ConfigDict, space: Space) -> FunctionObjective:
-        return FunctionObjective(space, loss, title, names, adjacent_samples(config))
+    def build(loss: Callable[..., Any], settings: LossSettings, space: Space) -> FunctionObjective:
+        return FunctionObjective(space, loss, title, names, settings.adjacent_samples)
 
     return declare(function, rules, build=build, shared={}, code=function)
 

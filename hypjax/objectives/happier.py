@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import Extension, Group, LossResult, ProblemSizes, declare
+from hypjax.objectives.base import Extension, Group, LossResult, LossSettings, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
 from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective, proxy_parameters
 from hypjax.types import Batch, Outputs
@@ -123,9 +122,9 @@ class Happier(Extension):
         return self.weight * hap + (1 - self.weight) * softmax, (state, metrics)
 
 
-def _create(hap: Callable[..., Array], config: ConfigDict, space: Space) -> Happier:
-    fields = config.objective
-    return Happier(_SOFTMAX.create(config, space), hap, fields.weight, fields.alpha)
+def _create(hap: Callable[..., Array], settings: LossSettings, space: Space) -> Happier:
+    base, fields = _SOFTMAX.create(settings, space), settings.fields
+    return Happier(base, hap, fields["weight"], fields["alpha"])
 
 
 # Defaults are the released code's.

@@ -9,11 +9,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Create, Extension, Group, Loss, LossResult, ProblemSizes, setting
+from hypjax.objectives.base import (
+    Create,
+    Extension,
+    Group,
+    Loss,
+    LossResult,
+    LossSettings,
+    ProblemSizes,
+    setting,
+)
 from hypjax.objectives.comparisons import mean_where, norms
 from hypjax.objectives.proxy_losses import proxy_ball_c, proxy_parameters, proxy_points
 from hypjax.types import Batch, Outputs
@@ -153,11 +161,11 @@ class Hier(Extension):
     ball_c: float | str | None = None  # `Group.ball_c` of the hierarchical proxies.
 
     @classmethod
-    def create(cls, create_base: Create, config: ConfigDict, space: Space) -> Self:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Self:
         """Builds a run's objective; `create_base` builds the base, a loss of angles."""
-        ball_c = proxy_ball_c("hier_optimizer", config.objective, space)
-        create_on_sphere = lambda config, _: create_base(config, Sphere())  # noqa: E731
-        return super().create(create_on_sphere, config, space, head_space=space, ball_c=ball_c)
+        ball_c = proxy_ball_c("hier_optimizer", settings.fields, space)
+        create_on_sphere = lambda settings, _: create_base(settings, Sphere())  # noqa: E731
+        return super().create(create_on_sphere, settings, space, head_space=space, ball_c=ball_c)
 
     @property
     def space(self) -> PoincareBall | Lorentz:

@@ -1,10 +1,10 @@
 """Matryoshka: a loss summed over nested prefixes of the embedding (Kusupati et al., 2022)."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import Rule, is_ascending
@@ -14,10 +14,9 @@ from hypjax.types import Outputs
 PREFIX = "matryoshka+"  # Beginning of the objectives' names.
 
 
-def trained_prefixes(config: ConfigDict) -> tuple[int, ...]:
-    """Dimensions of the prefixes that a run's objective trains; () for other objectives."""
-    is_matryoshka = config.objective.name.startswith(PREFIX)
-    return tuple(config.objective.dims) if is_matryoshka else ()
+def trained_prefixes(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """Dimensions of the prefixes that the loss of `config.objective` trains; () for others."""
+    return tuple(fields["dims"]) if fields["name"].startswith(PREFIX) else ()
 
 
 @dataclasses.dataclass(frozen=True)

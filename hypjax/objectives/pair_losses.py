@@ -17,12 +17,11 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
-from hypjax.objectives.base import LossResult, Objective, ProblemSizes, adjacent_samples, declare
+from hypjax.objectives.base import LossResult, LossSettings, Objective, ProblemSizes, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
     Embeddings,
@@ -393,27 +392,32 @@ MEMORY = {
 
 
 def _create_by_tuple(
-    function: Callable[..., Array], config: ConfigDict, space: Space
+    function: Callable[..., Array], settings: LossSettings, space: Space
 ) -> PairObjective:
-    size = 2 + config.train.tuples.negatives
-
     def loss(points: Array, labels: Array, *, space: Space, **_: None) -> Array:
         del labels  # The order of a batch defines its tuples.
-        return function(points, size=size, space=space)
+        return function(points, size=settings.tuple_size, space=space)
 
-    return PairObjective(space, loss, None, koleo_weight=config.objective.koleo_weight)
+    return PairObjective(space, loss, None, koleo_weight=settings.fields["koleo_weight"])
 
 
-def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> PairObjective:
-    fields = config.objective
-    if fields.memory and fields.get("mining") == "semihard":
+def _create(function: Callable[..., Array], settings: LossSettings, space: Space) -> PairObjective:
+    fields = settings.fields
+    if fields["memory"] and fields.get("mining") == "semihard":
         raise UserError("config.objective.memory must be 0 for semi-hard triplets")
     for name in ("memory_decay", "memory_only"):
-        if fields[name] and not fields.memory:
+        if fields[name] and not fields["memory"]:
             default = MEMORY[name].default
             raise UserError(f"config.objective.{name} must be {default} unless memory is set")
-    settings = {name: fields[name] for name in MEMORY | KOLEO}
-    return PairObjective(space, function, adjacent_samples(config), **settings)
+    return PairObjective(
+        space,
+        function,
+        settings.adjacent_samples,
+        memory=fields["memory"],
+        memory_decay=fields["memory_decay"],
+        memory_only=fields["memory_only"],
+        koleo_weight=fields["koleo_weight"],
+    )
 
 
 pair_loss = functools.partial(declare, build=_create, shared={**MEMORY, **KOLEO})

@@ -10,12 +10,11 @@ from einops import rearrange
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, each
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
-from hypjax.objectives.base import Declaration, Metrics, Objective
+from hypjax.objectives.base import Declaration, LossSettings, Metrics, Objective
 from hypjax.objectives.comparisons import Labels, class_numbers, norms
 from hypjax.types import Outputs
 
@@ -154,15 +153,16 @@ class PairwiseCrossEntropy(Objective):
         return total
 
 
-def _create(config: ConfigDict, space: Space) -> PairwiseCrossEntropy:
-    fields = config.objective
-    samples = config.train.samples_per_class
-    weights = tuple(fields.loss_weights)
+def _create(settings: LossSettings, space: Space) -> PairwiseCrossEntropy:
+    fields, samples = settings.fields, settings.samples_per_class
+    weights = tuple(fields["loss_weights"])
     count = len(space.parts)
     if weights and len(weights) != count:
         advice = f"give one number for each part of objective.space ({count}), or ()"
         raise UserError(f"config.objective.loss_weights has {len(weights)} numbers; {advice}")
-    return PairwiseCrossEntropy(space, fields.temperature, samples, fields.pair_weight, weights)
+    return PairwiseCrossEntropy(
+        space, fields["temperature"], samples, fields["pair_weight"], weights
+    )
 
 
 def _metrics(
@@ -235,9 +235,9 @@ class HypMix(Objective):
         return PairwiseCrossEntropy(self.space, 1.0, self.samples_per_class).loss(outputs)
 
 
-def _create_hypmix(config: ConfigDict, ball: PoincareBall) -> HypMix:
-    settings = {name: config.objective[name] for name in _HYPMIX}
-    return HypMix(ball, **settings, samples_per_class=config.train.samples_per_class)
+def _create_hypmix(settings: LossSettings, space: Space) -> HypMix:
+    weights = {name: settings.fields[name] for name in _HYPMIX}
+    return HypMix(space, **weights, samples_per_class=settings.samples_per_class)
 
 
 PAIRWISE_LOSSES = {

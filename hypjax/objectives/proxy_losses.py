@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
@@ -24,10 +23,10 @@ from hypjax.objectives.base import (
     LEARNED,
     Group,
     Loss,
+    LossSettings,
     Metrics,
     Objective,
     ProblemSizes,
-    adjacent_samples,
     declare,
 )
 from hypjax.objectives.comparisons import (
@@ -294,11 +293,14 @@ _SHARED = {
 }
 
 
-def _create(function: Callable[..., Array], config: ConfigDict, space: Space) -> ProxyObjective:
-    fields = config.objective
-    ball_c = proxy_ball_c("proxy_optimizer", fields, space)
+def _create(function: Callable[..., Array], settings: LossSettings, space: Space) -> ProxyObjective:
     return ProxyObjective(
-        space, function, fields.get("centres"), fields.proxy_rate, ball_c, adjacent_samples(config)
+        space,
+        function,
+        centres=settings.fields.get("centres"),
+        rate=settings.fields["proxy_rate"],
+        ball_c=proxy_ball_c("proxy_optimizer", settings.fields, space),
+        samples_per_class=settings.adjacent_samples,
     )
 
 

@@ -12,7 +12,14 @@ from jaxtyping import Int, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.config import flatten
-from hypjax.config.choices import GROUPS, IN_MEMORY, freezes_encoder, matches, parameter_path
+from hypjax.config.choices import (
+    GROUPED,
+    GROUPS,
+    IN_MEMORY,
+    freezes_encoder,
+    matches,
+    parameter_path,
+)
 from hypjax.config.custom import code_hash
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
@@ -26,7 +33,6 @@ from hypjax.models import compute_dtype
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.models.split_at_block import highest_frozen
 from hypjax.objectives import ProblemSizes
-from hypjax.objectives.base import GROUPED
 from hypjax.objectives.create import declaration
 from hypjax.parallel import processes
 from hypjax.runs.images import images_in_memory

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from hypjax.config import default_config
+from hypjax.config.objective_settings import loss_settings
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import create_objective, loss_function
 from hypjax.types import Batch, Outputs
@@ -23,9 +24,14 @@ def configured(name, **fields):
     return config
 
 
+def objective_of(config):
+    """The objective of a configuration."""
+    return create_objective(loss_settings(config))
+
+
 def objective(name, **fields):
-    """The objective of that configuration."""
-    return create_objective(configured(name, **fields))
+    """The objective of the default configuration of a loss, with some fields of its own."""
+    return objective_of(configured(name, **fields))
 
 
 @jax.jit

@@ -10,7 +10,7 @@ from hypjax.inference import embedding
 from hypjax.inference.embedding import part_of, scored_spaces, to_points
 from hypjax.models import ResNet, VisionTransformer, create_embedder
 from hypjax.models.embedder import scaled_side
-from hypjax.objectives import create_objective
+from tests.helpers.losses import objective_of
 
 
 def test_sides_are_whole_patches():
@@ -27,7 +27,10 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     config.eval.prefixes, config.objective.dims = (3, 9), (9, 20)
     config.eval.spaces.head = ("objective", "sphere")
     validate(config)
-    model, objective = create_embedder(config, evaluating=True), create_objective(config)
+    model, objective = (
+        create_embedder(config, evaluating=True),
+        objective_of(config),
+    )
     pooled = 3 * jax.random.normal(jax.random.key(0), (5, 2, 384))  # At two scales.
     shapes = jax.eval_shape(
         lambda key, x: model.init(key, x, method="project"), jax.random.key(1), pooled[:, 0]

@@ -19,9 +19,9 @@ from hypjax.geometry.learned import (
     within_bounds,
 )
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES, Objective, ProblemSizes, create_objective
+from hypjax.objectives import OBJECTIVES, Objective, ProblemSizes
 from tests.helpers import losses
-from tests.helpers.losses import BALL, loss_of
+from tests.helpers.losses import BALL, loss_of, objective_of
 
 CLASSES, SAMPLES, DIM = 5, 3, 4
 # Of HIER, whose triplets and proxies are chosen by the distances, and of Circle, whose weights are
@@ -54,7 +54,7 @@ def test_the_gradient_by_what_is_learned_is_a_finite_difference(name, float64):
     # Classes overlap, no feature is at the clip radius, and some are beyond it.
     features = rng.normal(size=(CLASSES, DIM))[labels] + 0.7 * rng.normal(size=(size, DIM))
     spec = ProblemSizes(CLASSES, SAMPLES, DIM, DIM, 100, size, coarse_labels=((0, 0, 1, 1, 2),))
-    objective = create_objective(config)
+    objective = objective_of(config)
     params, state = objective.init(jax.random.key(0), spec)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
@@ -81,7 +81,7 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
     config.objective.update(space="product", parts=("poincare", "sphere", "lorentz"))
     config.objective.curvatures, config.model.head_dim = (0.2, 0.5), 12
     validate(config)
-    objective = create_objective(config)
+    objective = objective_of(config)
     parts = PoincareBall(0.2, 2.3), Sphere(), Lorentz(0.5, 2.3)
     assert objective.space == Product(tuple((part, 1.0) for part in parts))
     assert space_of(json.loads(json.dumps(describe_space(objective.space)))) == objective.space
@@ -101,13 +101,13 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 
 def test_learned_scalars_replace_those_of_the_configuration():
     config = configured("pairwise_cross_entropy")
-    assert create_objective(config).space.c == config.objective.c == 0.1
+    assert objective_of(config).space.c == config.objective.c == 0.1
     learned = learned_scalars(config.objective, {"scalars": {"log_c": np.log(0.5)}})
-    assert create_objective(config).with_scalars(learned).space.c == 0.5
+    assert objective_of(config).with_scalars(learned).space.c == 0.5
     config.objective.space, config.objective.learn = "lorentz", ("feature_scale",)
     validate(config)
     scalars = scalar_values({"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)})
-    assert create_objective(config).with_scalars(scalars).space == Lorentz(0.5, 2.3, 2.0)
+    assert objective_of(config).with_scalars(scalars).space == Lorentz(0.5, 2.3, 2.0)
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
         learned_scalars(config.objective, {})
     config.objective.learn_c, config.objective.learn = False, ()

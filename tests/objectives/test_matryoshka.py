@@ -8,9 +8,9 @@ import pytest
 from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
-from hypjax.objectives import Group, Matryoshka, ProblemSizes, create_objective
+from hypjax.objectives import Group, Matryoshka, ProblemSizes
 from tests.helpers import losses
-from tests.helpers.losses import BALL, SPHERE
+from tests.helpers.losses import BALL, SPHERE, objective_of
 
 DIM, DIMS, CLASSES = 12, (3, 5), 4
 LABELS = np.repeat(np.arange(CLASSES), 2)
@@ -41,7 +41,7 @@ def by_hand(name, x, space, proxies):
 def test_is_the_sum_of_the_losses_of_slices(name, space):
     config = configured(name, space)
     validate(config)
-    objective = create_objective(config)
+    objective = objective_of(config)
     params, state = objective.init(jax.random.key(0), SPEC)
     assert not jax.tree.leaves(state)
     # Some features, and prefixes of some of these, are beyond the clip radius.

@@ -11,11 +11,19 @@ import pytest
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry.registry import create_space
-from hypjax.objectives import ProblemSizes, contrastive, create_objective, koleo
+from hypjax.objectives import ProblemSizes, contrastive, koleo
 from hypjax.objectives.comparisons import References
 from hypjax.objectives.pair_losses import Memory, empty_memory
 from tests.helpers import losses
-from tests.helpers.losses import BALL, SPHERE, both_spaces, embedded, loss_of, mostly_sphere
+from tests.helpers.losses import (
+    BALL,
+    SPHERE,
+    both_spaces,
+    embedded,
+    loss_of,
+    mostly_sphere,
+    objective_of,
+)
 from tests.objectives.test_pair_and_proxy_losses import PAIRS
 
 LABELS = np.array([0, 0, 3, 3, 1, 1])
@@ -100,7 +108,7 @@ def assert_steps(config, rows, expected, taught=False):
 
     The function takes outputs, references with all rows, and the rows of the batch.
     """
-    space, objective = create_space(config.objective), create_objective(config)
+    space, objective = create_space(config.objective), objective_of(config)
     _, state = objective.init(jax.random.key(0), SPEC)
 
     @jax.jit
@@ -155,9 +163,9 @@ def test_a_teacher_embeds_the_images_of_the_memory(float64):
         return contrastive(points, LABELS) + contrastive(points, LABELS, references=references)
 
     config = configured(memory=12.0, memory_decay=0.9)
-    assert create_objective(config).teacher_decay == 0.9
-    assert create_objective(configured(memory=12.0)).teacher_decay is None
-    assert create_objective(configured()).init(jax.random.key(0), SPEC) == ({}, {})
+    assert objective_of(config).teacher_decay == 0.9
+    assert objective_of(configured(memory=12.0)).teacher_decay is None
+    assert objective_of(configured()).init(jax.random.key(0), SPEC) == ({}, {})
     assert_steps(config, 12, expected, taught=True)
 
 
@@ -178,14 +186,14 @@ def test_the_memory_alone_and_a_teacher_give_the_loss_of_moco(float64):
 
 def test_wrong_settings_are_refused():
     with pytest.raises(UserError, match="memory_only must be False unless memory is set"):
-        create_objective(configured(memory_only=True))
+        objective_of(configured(memory_only=True))
     with pytest.raises(UserError, match="memory is 2.5; it must be a number of images"):
         configured(memory=2.5)
     with pytest.raises(UserError, match="memory must be 0 for semi-hard triplets"):
-        create_objective(configured(name="triplet", mining="semihard", memory=1.0))
+        objective_of(configured(name="triplet", mining="semihard", memory=1.0))
     for size, rows in ((0.2, 4), (21.0, 21)):  # A batch has 6 images, and the data set 20.
         with pytest.raises(UserError, match=f"is {size:g}, which holds {rows} images; it must "):
-            create_objective(configured(memory=size)).init(jax.random.key(0), SPEC)
+            objective_of(configured(memory=size)).init(jax.random.key(0), SPEC)
 
 
 @both_spaces

@@ -11,11 +11,19 @@ from hypjax import objectives
 from hypjax.config import validate
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
-from hypjax.objectives import Group, ProblemSizes, create_objective
+from hypjax.objectives import Group, ProblemSizes
 from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import losses
-from tests.helpers.losses import BALL, SPHERE, both_spaces, embedded, loss_of, mostly_sphere
+from tests.helpers.losses import (
+    BALL,
+    SPHERE,
+    both_spaces,
+    embedded,
+    loss_of,
+    mostly_sphere,
+    objective_of,
+)
 
 LABELS = np.array([0, 3, 0, 1, 3, 3, 2, 0, 4, 4])  # Classes of 3, 1, 1, 3 and 2 images.
 CLASSES, CENTRES, DIM = 6, 3, 5  # Class 5 is not in the batch.
@@ -394,7 +402,7 @@ def configured(name, **fields):
 
 
 def call(config, features):
-    objective = create_objective(config)
+    objective = objective_of(config)
 
     def started_loss(features):
         return loss_of(objective, objective.init(jax.random.key(0), SPEC), features, DOUBLES)
@@ -428,7 +436,7 @@ def test_metrics_are_those_of_the_batch(name, features):
 
 
 def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
-    objective = create_objective(configured("hier+arcface", hier_proxies=16, hier_neighbors=4))
+    objective = objective_of(configured("hier+arcface", hier_proxies=16, hier_neighbors=4))
     assert objective.base.space == SPHERE and objective.score_space == FEW
     assert objective.space.riemannian and not objective.score_space.riemannian
     params, state = jax.jit(lambda: objective.init(jax.random.key(0), SPEC))()
@@ -445,15 +453,15 @@ def test_hier_adds_the_loss_of_triplets_to_that_on_the_sphere(features):
     assert metrics["hier_loss"] > 0
     assert 0 < metrics["hier_anchors"] <= 1 and 0 < metrics["hier_proxy_anchors"] <= 1
     with pytest.raises(UserError, match="must be sphere for arcface"):
-        create_objective(configured("arcface", space="poincare"))
+        objective_of(configured("arcface", space="poincare"))
     with pytest.raises(UserError, match="must be poincare or lorentz for hier\\+proxy"):
-        create_objective(configured("hier+proxy_anchor", space="sphere"))
+        objective_of(configured("hier+proxy_anchor", space="sphere"))
 
 
 def test_proxies_are_drawn_as_published_and_have_a_rate_of_their_own():
     for name, shape in (("proxy_anchor", (500, 64)), ("soft_triple", (500, 4, 64))):
         fields = {"centres": 4} if name == "soft_triple" else {}
-        objective = create_objective(configured(name, proxy_rate=50.0, **fields))
+        objective = objective_of(configured(name, proxy_rate=50.0, **fields))
         params, state = objective.init(jax.random.key(0), ProblemSizes(500, 2, 16, 64, 1000, 12))
         assert params["proxies"].shape == shape and state == {}
         count = np.prod(shape[:-1])
@@ -467,7 +475,7 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(features):
         # Of tuples, too, no loss may take the order for classes.
         for sampling in ("tuples", "shuffled"):
             config.train.sampling = sampling
-            assert create_objective(config).samples_per_class is None
+            assert objective_of(config).samples_per_class is None
         if name in PROXY_LOSSES or name == "contrastive":
             validate(config)
         else:
@@ -479,16 +487,16 @@ def test_batches_of_any_classes_are_for_losses_that_need_no_pairs(features):
 
 
 def test_proxies_may_be_points_of_a_hyperbolic_space():
-    objective = create_objective(configured("proxy_anchor", proxy_optimizer="riemannian"))
+    objective = objective_of(configured("proxy_anchor", proxy_optimizer="riemannian"))
     assert objective.groups == (Group(("proxies",), rate=100.0, ball_c=0.1),)
     features, points = (
         each.init(jax.random.key(0), ProblemSizes(8, 2, 16, 5, 100, 12))[0]["proxies"]
-        for each in (create_objective(configured("proxy_anchor")), objective)
+        for each in (objective_of(configured("proxy_anchor")), objective)
     )
     np.testing.assert_array_equal(points, FEW.embed(features))
     for fields in ({"space": "sphere"}, {"curvatures": (0.1, 0.2)}):
         with pytest.raises(UserError, match="proxy_optimizer is riemannian; it must be adam"):
-            create_objective(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
+            objective_of(configured("proxy_anchor", proxy_optimizer="riemannian", **fields))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "riemannian"])
@@ -498,7 +506,7 @@ def test_hier_is_the_same_in_the_ball_and_on_the_hyperboloid(optimizer, features
     fields |= {"hier_optimizer": optimizer, "max_distance": 5.0}
     actual = []
     for space in ("poincare", "lorentz"):
-        built = create_objective(configured("hier+proxy_anchor", space=space, **fields))
+        built = objective_of(configured("hier+proxy_anchor", space=space, **fields))
         assert built.groups[-1][2:] == (0.1, 0, "learned" if optimizer == "riemannian" else None)
         params, state = built.init(jax.random.key(0), SPEC)
 

@@ -14,14 +14,13 @@ from hypjax.errors import UserError
 from hypjax.geometry import Fused, PoincareBall
 from hypjax.objectives import (
     PairwiseCrossEntropy,
-    create_objective,
     mixed_space,
     negative_weights,
     pairwise_cross_entropy,
     softmax_temperature,
 )
 from hypjax.types import Outputs
-from tests.helpers.losses import BALL, SPHERE, configured, embedded, loss_of
+from tests.helpers.losses import BALL, SPHERE, configured, embedded, loss_of, objective_of
 
 
 def transcription(z, distance, temperature):
@@ -191,7 +190,7 @@ def test_fused_spaces_of_a_configuration(loss_weights, curvatures):
     config.objective.weights = (10.0, *[15.0] * len(balls))
     config.train.samples_per_class = samples
     validate(config)
-    objective = create_objective(config)
+    objective = objective_of(config)
     if len(balls) == 1 and not loss_weights:
         assert objective.space == mixed_space(BALL, **MIX, ball_weight=3.0)
 
@@ -210,7 +209,7 @@ def test_fused_spaces_of_a_configuration(loss_weights, curvatures):
     np.testing.assert_allclose(*values(FEATURES), rtol=1e-5)
     config.objective.update(loss_weights=(1.0,))
     with pytest.raises(UserError, match="one number for each part"):
-        create_objective(config)
+        objective_of(config)
     config.objective.update(weights=(1.0,), loss_weights=())
     with pytest.raises(UserError, match="objective.weights"):
         validate(config)
@@ -244,7 +243,10 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space, samples):
     features = np.random.default_rng(0).normal(size=(5 * samples, 4))
     config = configured(name, space=space)
     config.train.samples_per_class = samples
-    objective, temperature = create_objective(config), softmax_temperature(config)
+    objective, temperature = (
+        objective_of(config),
+        softmax_temperature(config.objective),
+    )
     labels, base = np.repeat(np.arange(5), samples), objective
     if name == "hypmix":  # Its space follows from its numbers.
         base = PairwiseCrossEntropy(objective.space, temperature, samples)

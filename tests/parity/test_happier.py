@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hypjax.objectives import create_objective
-from tests.helpers.losses import configured, loss_of
+from tests.helpers.losses import configured, loss_of, objective_of
 from tests.objectives.test_happier import SPEC
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -60,7 +59,7 @@ def test_value_and_gradients_are_those_of_the_transcription(float64, labels, coa
     rng, coarse = np.random.default_rng(3), np.array(coarse)
     config = configured("happier", space="sphere")
     config.train.sampling = "shuffled"  # Classes differ in size.
-    built = create_objective(config)
+    built = objective_of(config)
     features = rng.normal(size=(6,)) + spread * rng.normal(size=(len(labels), 6))
     sizes = SPEC._replace(classes=coarse.shape[1], head_dim=6, coarse_labels=coarse.tolist())
     params, state = built.init(jax.random.key(0), sizes)

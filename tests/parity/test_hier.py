@@ -8,9 +8,10 @@ import pytest
 
 from hypjax.config import load_config
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.objectives import create_objective, hier, proxy_anchor
+from hypjax.objectives import hier, proxy_anchor
 from hypjax.training import optim
 from hypjax.types import Outputs
+from tests.helpers.losses import objective_of
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 geoopt = pytest.importorskip("geoopt", reason="needs the parity extra: geoopt")
@@ -98,7 +99,7 @@ def test_value_and_gradients(float64, dtype):
 
 def test_the_pairwise_loss_of_its_code():
     """SupCon of `hyp-resnet50`: cross-entropies of all ordered pairs of samples, divided by 8²."""
-    objective = create_objective(load_config("configs/cub.py:hyp-resnet50"))
+    objective = objective_of(load_config("configs/cub.py:hyp-resnet50"))
     features = np.random.default_rng(0).normal(size=(22, 8, DIM)).astype(np.float32)
     outputs = Outputs(None, jnp.asarray(features.reshape(-1, DIM)))
     value, slope = jax.jit(jax.value_and_grad(lambda x: objective.loss(x)[0]))(outputs)
@@ -174,7 +175,10 @@ def trained_by_two_processes():
 def test_steps_are_those_of_two_processes(float64):
     """Halves of a batch on two processes; gradients of the head are clipped."""
     config = load_config("configs/cub.py:hier-dino", ["optim.groups=()"])
-    groups, ball = create_objective(config).groups, PoincareBall(C, RADIUS, riemannian=True)
+    groups, ball = (
+        objective_of(config).groups,
+        PoincareBall(C, RADIUS, riemannian=True),
+    )
     optimizer = optim.configured_optimizer(config.optim, optax.constant_schedule(5e-6), groups)
 
     def loss_of(params, images):

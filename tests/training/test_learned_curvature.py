@@ -16,11 +16,11 @@ from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
 from hypjax.inference.run import Run
-from hypjax.objectives import create_objective
 from hypjax.runs.workdir import saved_config
 from hypjax.training.setup import build
 from hypjax.training.states import random_state, starting_parameters, with_pretrained
 from tests.helpers import commands, small_runs
+from tests.helpers.losses import objective_of
 
 CONFIG = str(small_runs.REPOSITORY / "configs/features.py:hyp")
 FIELDS = [*small_runs.SHORT_FEATURES, "model.head_dim=4"]
@@ -91,7 +91,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
 
     (opened,) = open_runs([run])
     assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
-    objective = create_objective(opened.config).with_scalars(scalar_values(params["scalars"]))
+    objective = objective_of(opened.config).with_scalars(scalar_values(params["scalars"]))
     assert objective.space == model.space
 
 
@@ -99,7 +99,7 @@ def test_further_numbers_are_used_by_whatever_is_made_of_the_run(file, tmp_path)
     fields = ["objective.name=hypmix", "objective.learn=ball_weight,sphere_temperature"]
     params = small_runs.save_untrained(load(file, *fields), tmp_path)["model"]
     learned = scalar_values(params["scalars"])
-    objective = create_objective(saved_config(tmp_path)).with_scalars(learned)
+    objective = objective_of(saved_config(tmp_path)).with_scalars(learned)
     sphere, ball = objective.score_space.parts
     assert sphere[1] == pytest.approx(1 / (2 * learned["sphere_temperature"]))
     assert ball == (PoincareBall(learned["c"], 2.3), learned["ball_weight"] / 0.2)
