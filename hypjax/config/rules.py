@@ -201,17 +201,16 @@ def _part_rules(config: ConfigDict) -> Rules:
 
 
 def _learned_scalar_rules(config: ConfigDict) -> Rules:
-    fields, loss_fields = config.objective, declaration(config.objective.name).fields
+    fields, loss = config.objective, declaration(config.objective.name)
     if fields.curvatures:
-        has_one_ball = fields.name.endswith("hypmix") or fields.name.startswith(("hier+", "cones+"))
-        yield has_one_ball, "objective.curvatures", f"() for {fields.name}, which has one ball"
+        yield loss.one_ball, "objective.curvatures", f"() for {fields.name}, which has one ball"
     if fields.learn_c:
         low, high = fields.c_bounds
         is_outside = not all(low <= c <= high for c in fields.curvatures or [fields.c])
         rule = f"within objective.c_bounds ({low:g} to {high:g}) if objective.learn_c is set"
         yield is_outside, f"objective.{'curvatures' if fields.curvatures else 'c'}", rule
     space_fields = dataclasses.fields(SPACES[fields.space])
-    learnable = [name for name, field in loss_fields.items() if field.learnable]
+    learnable = [name for name, field in loss.fields.items() if field.learnable]
     learnable += [field.name for field in space_fields if field.metadata.get("learnable")]
     for name in fields.learn:
         yield name == "c", "objective.learn", "without c, whose curvature objective.learn_c learns"

@@ -62,6 +62,16 @@ class Group(NamedTuple):
     ball_c: float | str | None = None
 
 
+class Landmarks(NamedTuple):
+    """Trained points that belong to no class: pictures show them, and released files hold them."""
+
+    name: str  # Their entry in the objective's parameters.
+    count: int
+    # Converts features [count, head_dim] to parameters, and these to points of the `score_space`.
+    parameters: Callable[[Float[Array, "p dim"]], Float[Array, "p dim"]]
+    points: Callable[[Float[Array, "p dim"]], Float[Array, "p coordinates"]]
+
+
 @runtime_checkable
 class Objective(Protocol):
     """A loss with its parameters and state, as a pair of pure functions.
@@ -74,12 +84,14 @@ class Objective(Protocol):
             keeping their old values would copy them.
         teacher_decay: Decay of the teacher, a moving average of the model's parameters: teacher ←
             decay · teacher + (1 − decay) · parameters, after each update. None without a teacher.
+        landmarks: Trained points that belong to no class; None without any.
     """
 
     space: Space
     groups: Sequence[Group] = ()
     lasting_state: Sequence[str] = ()
     teacher_decay: float | None = None
+    landmarks: Landmarks | None = None
 
     @property
     def score_space(self) -> Space:  # noqa: D102
@@ -143,6 +155,7 @@ class Extension(Objective):
     """
 
     prefix: ClassVar[str] = ""  # Prefix of the settings' names in configurations.
+    one_ball: ClassVar[bool] = False  # See `Declaration`.
     base: Objective
 
     @classmethod
@@ -219,6 +232,7 @@ class Declaration:
     by_class: bool = False  # Whether the loss needs several images of each class in a batch.
     by_tuple: bool = False  # Whether the loss needs batches of tuples.
     spaces: tuple[str, ...] = ()  # Values of `objective.space` that the loss allows; () for all.
+    one_ball: bool = False  # Whether the loss needs a space with a single curvature.
     # Returns, from the fields, the divisor of distances in the softmax over an anchor's negatives;
     # None for a loss without this softmax.
     divisor: Callable[[Mapping[str, Any]], float] | None = None

@@ -85,6 +85,7 @@ class Cones(Extension):
     """
 
     prefix = "cone_"
+    one_ball = True
     weight: float = setting(0.2, at_least(0))  # Weight of the entailment loss, λ in MERU.
     negatives: float = setting(1.0, at_least(0))  # Weight of other coarse classes' cones; MERU: 0.
     margin: float = setting(0.01, at_least(0))  # γ of Ganea et al., in radians.

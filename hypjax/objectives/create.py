@@ -55,9 +55,10 @@ def _extended(
         prefix + name: Declaration(
             functools.partial(extension.create, base.create),
             {**base.fields, **extension.declared()},
-            base.by_class,
-            base.by_tuple,
-            base.spaces if spaces is None else spaces,
+            by_class=base.by_class,
+            by_tuple=base.by_tuple,
+            spaces=base.spaces if spaces is None else spaces,
+            one_ball=base.one_ball or extension.one_ball,
         )
         for name, base in losses.items()
     }
@@ -65,7 +66,7 @@ def _extended(
 
 _LOSSES = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
 # HIER and cones support neither tuples nor HypMix's space, and cones no angular margins.
-_ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if n != "hypmix" and not loss.by_tuple}
+_ON_SPHERE = {n: loss for n, loss in _LOSSES.items() if not (loss.one_ball or loss.by_tuple)}
 _IN_ANY_SPACE = {name: loss for name, loss in _ON_SPHERE.items() if not loss.spaces}
 OBJECTIVES = {
     **_LOSSES,

@@ -16,6 +16,7 @@ from hypjax.objectives.base import (
     Create,
     Extension,
     Group,
+    Landmarks,
     Loss,
     LossResult,
     LossSettings,
@@ -144,6 +145,7 @@ class Hier(Extension):
     """
 
     prefix = "hier_"
+    one_ball = True
     head_space: PoincareBall | Lorentz  # Space of the head's outputs, in evaluation.
     weight: float = setting(0.5, at_least(0))  # λ: weight of the triplet loss.
     proxies: int = setting(512, within(1, 10**6))  # Number of hierarchical proxies.
@@ -184,6 +186,17 @@ class Hier(Extension):
         """The base's groups, and the hierarchical proxies."""
         return (*super().groups, Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c))
 
+    @property
+    def landmarks(self) -> Landmarks:
+        """The hierarchical proxies."""
+        space, ball_c = self.head_space, self.ball_c
+        return Landmarks(
+            "hierarchy",
+            self.proxies,
+            parameters=lambda vectors: proxy_parameters(vectors, space, ball_c),
+            points=lambda parameters: proxy_points(parameters, space, ball_c),
+        )
+
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base loss's parameters with random hierarchical proxies, and its state.
 
@@ -195,8 +208,7 @@ class Hier(Extension):
         norm = 0.9 * (self.head_space.clip_radius or 1.0)
         proxies = jax.random.normal(proxy_key, (self.proxies, spec.head_dim))
         proxies = proxies * (norm / spec.head_dim**0.5)
-        hierarchy = proxy_parameters(proxies, self.head_space, self.ball_c)
-        return {"base": params, "hierarchy": hierarchy}, state
+        return {"base": params, "hierarchy": self.landmarks.parameters(proxies)}, state
 
     def loss(
         self, params: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others: Any

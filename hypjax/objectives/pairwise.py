@@ -263,6 +263,7 @@ PAIRWISE_LOSSES = {
         _HYPMIX,
         by_class=True,
         spaces=("poincare",),
+        one_ball=True,
         divisor=lambda fields: 1.0,  # The space's weights include the temperatures.
         reference="HypMix (Yue et al., WACV 2024); λ is 8 for Cars and SOP",
     ),
