@@ -16,7 +16,6 @@ from hypjax.data.parts import Splits
 from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run
-from hypjax.objectives.proxy_losses import proxy_points
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_object
@@ -112,7 +111,7 @@ def scored_head(run: Run) -> ScoredHead:
     """Restores the head of a run's best or else last model, with the proxies of the same step."""
     params = restore_trained(run)
     proxies = None
-    if run.config.objective.name.startswith("hier+"):
+    if landmarks := run.objective.landmarks:
         # One checksum covers the objective's parameters and the optimiser's state: read both.
         built = setup.training_run(run)
         shapes = jax.eval_shape(
@@ -126,11 +125,11 @@ def scored_head(run: Run) -> ScoredHead:
         if restored is None:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         params, training = restored.trees
-        proxies = training["objective"]["hierarchy"]
+        proxies = training["objective"][landmarks.name]
     objective = run.trained_objective(params)
     space = objective.score_space
     if proxies is not None:
-        proxies = np.asarray(proxy_points(proxies, space, objective.ball_c))
+        proxies = np.asarray(objective.landmarks.points(proxies))
         space.check(proxies)
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 

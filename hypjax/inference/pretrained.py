@@ -18,7 +18,6 @@ from hypjax.models.encoder import Encoder
 from hypjax.models.weight_files import repository, timm_weights, weights_in
 from hypjax.models.weight_names import PROXIES
 from hypjax.objectives import create_objective
-from hypjax.objectives.proxy_losses import proxy_parameters
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
@@ -108,15 +107,14 @@ def released_parameters(config: ConfigDict, model: Embedder) -> dict[str, PyTree
             params["head"] = head
     except UserError as error:
         raise UserError(f"weights {weights}: {error}") from error
-    if PROXIES in state and "hier_proxies" in config.objective:
+    landmarks = create_objective(loss_settings(config)).landmarks if PROXIES in state else None
+    if landmarks:
         proxies = state[PROXIES]
-        if proxies.shape != (config.objective.hier_proxies, model.head_dim):
+        if proxies.shape != (landmarks.count, model.head_dim):
             problem = f"{PROXIES} has the shape {list(proxies.shape)}"
             advice = "set --config.objective.hier_proxies and --config.model.head_dim accordingly"
             raise UserError(f"weights {weights}: {problem}; {advice}")
-        objective = create_objective(loss_settings(config))
-        proxies = proxy_parameters(proxies, objective.score_space, objective.ball_c)
-        params["hierarchy"] = np.asarray(proxies)
+        params[landmarks.name] = np.asarray(landmarks.parameters(proxies))
     return params
 
 

@@ -116,9 +116,9 @@ def starting_parameters(run: Run) -> dict[str, PyTree] | None:
         return [*params]
 
     names, shapes = processes.from_first(read), run.shapes
-    if "hierarchy" in names:
-        shape = config.objective.hier_proxies, run.model.head_dim
-        shapes |= {"hierarchy": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    if (landmarks := run.objective.landmarks) and landmarks.name in names:
+        shape = landmarks.count, run.model.head_dim
+        shapes |= {landmarks.name: jax.ShapeDtypeStruct(shape, jnp.float32)}
     return processes.arrays_from_first(lambda: params, {name: shapes[name] for name in names})
 
 
@@ -130,8 +130,9 @@ def with_pretrained(
         return state
     shardings = parallel.parameter_shardings(learner.mesh, pretrained)
     model, objective = parallel.place(pretrained, shardings), state.params["objective"]
-    if "hierarchy" in model:
-        objective = {**objective, "hierarchy": model.pop("hierarchy")}
+    landmarks = learner.objective.landmarks
+    if landmarks and landmarks.name in model:
+        objective = {**objective, landmarks.name: model.pop(landmarks.name)}
     params = {"model": merge(state.params["model"], model), "objective": objective}
     averages = start_averages(learner, params)
     averages = parallel.place(averages, parallel.parameter_shardings(learner.mesh, averages))
