@@ -43,14 +43,13 @@ def test_train_and_test_folders_are_splits(tmp_path, capsys):
     splits = open_at(tmp_path, validation_classes=0, test_classes=0.5)
     assert names_of(splits.train, tmp_path) == {*names[:4]} and len(splits.test) == 3
     assert splits.validation is None and splits.gallery is None
-    printed = capsys.readouterr().err
-    assert "1 class in more than one split, such as a (train, test)" in printed
-    assert "2 classes are too few to learn what tells others apart; add classes" in printed
+    note = "1 class in more than one split, such as a (train, test)"
+    assert note in capsys.readouterr().err
     with pytest.raises(UserError, match="has splits already"):
         open_at(tmp_path, split="images")
 
 
-def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
+def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
     def parts(**data):
         splits = open_at(photos_folder, **data)
         return [names_of(part, photos_folder) for part in splits[:3]]
@@ -61,10 +60,6 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
     assert len(set.union(*classes)) == 10
     assert parts(test_classes=2, validation_classes=2) == held_out
     assert parts(test_classes=2, validation_classes=2, split_seed=1)[2] != held_out[2]
-    # A share of few classes holds out none for validation.
-    splits = open_at(photos_folder, test_classes=0.3, validation_classes=0.3)
-    assert splits.validation is None and splits.train.num_classes == 7
-    assert "no class is held out for validation: there are only 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,9 +75,6 @@ def test_classes_are_split_by_a_share_and_a_seed(photos_folder, capsys):
 def test_few_classes_are_split_by_images(tmp_path, capsys, sizes, validation, counts, message):
     names = [f"{name}/{i}.png" for name, n in zip("abcde", sizes, strict=False) for i in range(n)]
     root = write_pictures(tmp_path, names)
-    if len(sizes) < 4:
-        with pytest.raises(UserError, match="classes and no test images"):
-            open_at(root, test_classes=0.25)
     options = {"split": "images", "validation_classes": validation}
     if counts is None:
         with pytest.raises(UserError, match=message):
@@ -315,19 +307,18 @@ def test_pixels_without_a_white_are_refused():
             pixels.decode(content, 3)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_images_that_use_few_of_their_bits_are_named_once(workers, tmp_path, capsys):
+def test_images_that_use_few_of_their_bits_are_named_once(tmp_path, capsys):
     dark, bright = ramp_of(4095).astype(np.uint16), ramp_of(65535).astype(np.uint16)
     Image.fromarray(dark).save(tmp_path / "a.tif")
     pipeline._warn_once.cache_clear()
     mixed = [tmp_path / "a.tif", np.zeros((8, 8), np.uint8), dark]
-    for images, warnings in (
-        (mixed, 1),
-        (mixed, 0),  # Already said.
-        ([dark], 1),
-        ([dark, dark, bright], 1),
-        ([bright], 0),
-        ([np.zeros((8, 8), np.uint8)], 0),
+    for images, workers, warnings in (
+        (mixed, 1, 1),
+        (mixed, 0, 0),  # Already said.
+        ([dark], 0, 1),
+        ([dark, dark, bright], 0, 1),
+        ([bright], 0, 0),
+        ([np.zeros((8, 8), np.uint8)], 0, 0),
     ):
         for _ in readable_batches(given_images(images), View(8, 8, 3), 2, workers):
             pass

@@ -19,8 +19,6 @@ SMALL = [field for field in small_runs.SMALL if not field.startswith("data.")]
 BIRDS = (1, 2, 3, 101, 102, 103)
 WRITERS = {
     "cub": ("cub200", lambda root: disk.write_cub(root, BIRDS)),
-    "cars": ("cars196", disk.write_cars),
-    "sop": ("sop", disk.write_sop),
     "inshop": ("inshop", disk.write_inshop),
     "omniglot": ("omniglot", lambda root: disk.write_omniglot(root, small=True)),
 }
