@@ -66,12 +66,12 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     if results.get("notes"):  # A different experiment, such as one on part of a dataset.
         return ""
     trained = "best" if "best" in results else "final"
-    lines = []
+    run_fields, lines = flatten(config), []
     for state in ("pretrained", "untrained", trained):
         label = "best" if state == "best" else "ours"
         row_state = "trained" if state == trained else "pretrained"
         for part, scores in results.get(state, {}).items():
-            for row in _comparable_rows(config, part, row_state, scores):
+            for row in _comparable_rows(run_fields, part, row_state, scores):
                 comparisons = [
                     f"{metric.replace('recall', 'R')} {100 * value:.1f} "
                     f"({label} {round(100 * (scores[metric] - value), 1) + 0.0:+.1f})"  # No -0.0.
@@ -83,15 +83,15 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
 
 
 def _comparable_rows(
-    config: ConfigDict, part: str, state: str, metrics: Collection[str]
+    run_fields: Mapping[str, Any], part: str, state: str, metrics: Collection[str]
 ) -> list[Row]:
     """Rows of a run's experiment that have any of these metrics."""
-    run_fields = flatten(config)
+    datasets = (run_fields["data.name"], *run_fields["eval.benchmarks"])
     rows = [
         row
         for row, scores in published_rows().items()
         if (row.part, row.state) == (part, state)
-        and row.dataset in (config.data.name, *config.eval.benchmarks)
+        and row.dataset in datasets
         and not scores.keys().isdisjoint(metrics)
         and all(_agrees(row, name, run_fields) for name in _expected_fields(row))
     ]
@@ -103,7 +103,8 @@ def _comparable_rows(
 
 def _agrees(row: Row, field: str, run_fields: Mapping[str, Any]) -> bool:
     """Whether a run's field has the value of a row's experiment, or an equivalent value."""
-    value, expected = run_fields.get(field), _expected_fields(row)[field]
+    value: Any = run_fields.get(field)
+    expected = _expected_fields(row)[field]
     if field == "model.weights":
         return _names_weights(expected, value or "")
     if field.startswith("eval.spaces"):  # Scores named "head" or "encoder" are of the first space.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypjax.config import load_config
+from hypjax.config import flatten, load_config
 from papers import published
 from papers.published import compare
 
@@ -41,7 +41,8 @@ NONE = {
 
 def test_a_recipe_has_its_row_and_other_settings_have_none():
     for spec, part, overrides, first in FIRST:
-        row = published._comparable_rows(load(spec, *overrides), part, "trained", ["recall@1"])[0]
+        fields = flatten(load(spec, *overrides))
+        row = published._comparable_rows(fields, part, "trained", ["recall@1"])[0]
         assert published.published_rows()[row]["recall@1"] == pytest.approx(first), (spec, row)
     for spec, alternatives in NONE.items():
         for fields in alternatives.split("|"):
@@ -51,10 +52,10 @@ def test_a_recipe_has_its_row_and_other_settings_have_none():
 @pytest.mark.slow
 def test_every_row_belongs_to_a_command():
     rows = published.published_rows()
-    configs = {(row.run, row.fields): load(row.run, *row.fields.split()) for row in rows}
+    runs = {(row.run, row.fields): flatten(load(row.run, *row.fields.split())) for row in rows}
     for row, scores in rows.items():
-        config = configs[row.run, row.fields]
-        assert row in published._comparable_rows(config, row.part, row.state, scores), row
+        fields = runs[row.run, row.fields]
+        assert row in published._comparable_rows(fields, row.part, row.state, scores), row
 
 
 def test_differences_are_in_percentage_points():
