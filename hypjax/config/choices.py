@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Sequence
+from typing import TypeGuard
 
 from hypjax.catalogue import PREPARED
 from hypjax.retrieval.graded import GRADED
@@ -46,7 +47,7 @@ def freezes_encoder(frozen: Collection[str]) -> bool:
     return any(matches(parameter_path(name), all_parameters) for name in frozen)
 
 
-def names_parameters(value: object) -> bool:
+def names_parameters(value: object) -> TypeGuard[str]:
     """Whether a value has the form of a parameter's name; the model may lack that parameter."""
     return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")
 

@@ -259,7 +259,7 @@ def objective_fields(name: str) -> dict[str, Field]:
     for field in sorted(shared_fields.keys() & loss_fields.keys()):
         problem = f"objective {name} declares the field {field}, which all objectives have"
         raise UserError(f"{problem}; rename it")
-    return shared_fields | loss_fields
+    return {**shared_fields, **loss_fields}
 
 
 def _defaults(fields: Mapping[str, Field]) -> ConfigDict:

@@ -50,7 +50,7 @@ def read_config(spec: str) -> ConfigDict:
     if not path.is_file():
         names = {file.stem for folder in (_CONFIGS, PACKAGED) for file in folder.glob("*.py")}
         raise UserError(f"no configuration file {path}; hypjax has {', '.join(sorted(names))}")
-    module = {"__name__": path.stem, "__file__": str(path)}
+    module: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     with _errors_located(path):
         exec(compile(path.read_bytes(), path, "exec"), module)
         if "get_config" not in module:
