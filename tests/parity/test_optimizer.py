@@ -107,12 +107,7 @@ def started(optimizer):
 
 # Fields, and what is the same in PyTorch.
 CASES = {
-    "adamw": ({}, {}),
     "adam": ({"name": "adam"}, {"kind": torch.optim.Adam}),
-    "step": (
-        {"schedule": "step", "decay_every": 7, "decay_factor": 0.3},
-        {"schedule": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3)},
-    ),
     "exponential": (
         {"schedule": "exponential", "decay_every": 1, "decay_factor": 0.9},
         {"schedule": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)},

@@ -1,7 +1,5 @@
 """Files of weights are converted as timm converts them: Google's, and checkpoints of any form."""
 
-import argparse
-
 import jax
 import numpy as np
 import pytest
@@ -72,26 +70,6 @@ def test_files_of_google(prefix, tmp_path):
     model = peer()
     model.load_pretrained(str(path))
     assert_loaded(path, model)
-
-
-def test_forms_of_checkpoints_that_timm_reads_too(tmp_path):
-    state = peer(seed=1).state_dict()
-    average = {name: -value for name, value in state.items()}
-    head = {"visual.head.proj.weight": torch.zeros(3, WIDTH), "logit_scale": torch.ones(())}
-    forms = {
-        "a.pth.tar": {"state_dict": state, "args": argparse.Namespace(lr=1.0), "arch": "vit"},
-        "b.ckpt": {"state_dict": state, "state_dict_ema": average},
-        "c.PTH": {"model": {f"module.{x}": y for x, y in state.items()}, "model_ema": average},
-        "d.pt": {f"_orig_mod.module.{x}": y for x, y in state.items()},
-        "e.bin": {f"visual.trunk.{x}": y for x, y in state.items()} | head,
-    }
-    resample = timm.models.vision_transformer.checkpoint_filter_fn
-    for name, content in forms.items():
-        torch.save(content, tmp_path / name)
-        model = peer()
-        path = str(tmp_path / name)
-        timm.models.load_checkpoint(model, path, filter_fn=resample, strict=False)
-        assert_loaded(path, model)
 
 
 def test_registers_under_the_names_of_their_authors(tmp_path):
