@@ -82,15 +82,6 @@ def rate_factor(step, steps):
     return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Lets PyTorch compute with one thread: several are slower for products this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def clustered(tmp_path_factory):
     """Features of 24 overlapping classes, of which the last 6 are for the test."""

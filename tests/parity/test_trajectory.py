@@ -38,8 +38,6 @@ CLIP_NORM, WEIGHT_DECAY, BETAS, EPSILON = 3.0, 0.01, (0.9, 0.999), 1e-8
 # least noise, some gradients are too short to be clipped.
 CASES = {
     "ball-12x2": dict(space="poincare", classes=12, samples=2, noise=15),
-    "ball-5x9": dict(space="poincare", classes=5, samples=9, noise=30),
-    "sphere-12x2": dict(space="sphere", classes=12, samples=2, noise=20),
     "mix-12x2": dict(space="mix", classes=12, samples=2, noise=40),
     "irt-12x2": dict(space="irt", classes=12, samples=2, noise=10, learning_rate=3e-4),
     "irt-tuples-6x5": dict(space="tuples", classes=6, samples=5, noise=20, learning_rate=3e-4),
@@ -264,12 +262,7 @@ def tuple_loss(features, size):
 
 @pytest.mark.parametrize("case", CASES)
 def test_trajectories_agree(case):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # Several threads are slower for products this small.
-    try:
-        ours, peer = compare(**CASES[case])
-    finally:
-        torch.set_num_threads(threads)
+    ours, peer = compare(**CASES[case])
     np.testing.assert_allclose(ours.losses, peer.losses, rtol=1e-4 if case == "irt-12x2" else 1e-3)
     np.testing.assert_allclose(ours.norms, peer.norms, rtol=1e-3)
     # An image may be at the clip radius.
