@@ -63,11 +63,14 @@ def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
 def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
     """Applies a jitted function to padded blocks of points, so that few programs are compiled."""
     size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
-    outputs = []
+    outputs = None
     for rows in blocks(max(len(points), 1), size):
         block = points[rows]
-        outputs.append(np.asarray(function(pad_rows(block, size)))[: len(block)])
-    return np.concatenate(outputs)
+        output = np.asarray(function(pad_rows(block, size)))[: len(block)]
+        if outputs is None:  # Parts that are joined at the end would take the memory twice.
+            outputs = np.empty((len(points), *output.shape[1:]), output.dtype)
+        outputs[rows] = output
+    return outputs
 
 
 def round_up(number: int, multiple: int) -> int:
