@@ -5,16 +5,53 @@ parses its variant, starts from `hyp_vit`, sets what its dataset needs, and ends
 Numbers are the paper's; comments say where the authors' released code differs.
 """
 
+import functools
+from typing import NamedTuple
+
 from ml_collections import ConfigDict
 
 from hypjax.config import hier, irt, variants
 from hypjax.config.defaults import choose_objective, default_config
-from hypjax.config.variants import ENCODERS, HIER, KOLEO_WEIGHTS, LOSSES, LOWER_LAYERS, Variant
+from hypjax.config.variants import HIER, KOLEO_WEIGHTS, LOSSES, LOWER_LAYERS, Variant
 from hypjax.models import create_encoder
 from hypjax.models.architectures import is_transformer, published_weights
 from hypjax.system import machine
 
 LETTER_VARIANTS = ("hyp", "sph", "mix", "moco", "hier", "happier", *KOLEO_WEIGHTS, *LOSSES)
+
+
+class PretrainedEncoder(NamedTuple):
+    """A pretrained encoder, as the papers fine-tune it."""
+
+    weights: str  # timm's name.
+    learning_rate: float  # Constant.
+    pooling: str = "cls"
+    eval_pooling: str = ""  # Pooling in evaluation; '': as in training.
+    layer_decay: float = 1.0  # Value of `optim.layer_decay`.
+
+
+# Recent encoders, untried on full datasets. Rates are our choice: DINO's for encoders trained
+# without labels or on texts, with CLIP's layer decay (Dong et al., 2022: 0.6 to 0.75).
+_RECENT = functools.partial(PretrainedEncoder, learning_rate=1e-5, layer_decay=0.75)
+# The paper and the released code have the same learning rates.
+ENCODERS = {
+    # Pretrained on ImageNet-21k, then ImageNet-1k.
+    "vit": PretrainedEncoder("vit_small_patch16_224.augreg_in21k_ft_in1k", 3e-5),
+    # The released code trains on the class token and evaluates the mean of the class and the
+    # distillation token, since its version of timm returned these.
+    "deit": PretrainedEncoder(
+        "deit_small_distilled_patch16_224.fb_in1k", 3e-5, eval_pooling="cls_dist_mean"
+    ),
+    "dino": PretrainedEncoder("vit_small_patch16_224.dino", 1e-5),
+    "dino-patch8": PretrainedEncoder("vit_small_patch8_224.dino", 1e-5),
+    # HIER; BatchNorm keeps the statistics of the weights.
+    "resnet50": PretrainedEncoder("resnet50.tv_in1k", 1e-4, pooling="avg_max"),
+    "dinov2": _RECENT("vit_small_patch14_dinov2.lvd142m"),
+    "dinov3": _RECENT("vit_small_patch16_dinov3_qkvb.lvd1689m"),
+    "siglip2": _RECENT("vit_base_patch16_siglip_224.v2_webli", pooling="map"),
+    "clip": _RECENT("vit_base_patch16_clip_quickgelu_224.openai"),
+    "lite": PretrainedEncoder("tf_efficientnet_lite0.in1k", 1e-4, pooling="avg"),
+}
 
 
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
@@ -47,8 +84,9 @@ def hyp_vit(variant: Variant) -> ConfigDict:
     encoder = ENCODERS[variant.encoder.removesuffix("-distilled")]
     config = default_config()
     config.variant = variant.name
-    published = published_weights(encoder.weights)
-    config.data.mean, config.data.std = published.mean, published.std
+    scaling = published_weights(encoder.weights)
+    assert scaling is not None, f"no pixel scaling is known for {encoder.weights}"
+    config.data.mean, config.data.std = scaling.mean, scaling.std
     config.model.architecture = encoder.weights.partition(".")[0]
     config.model.weights = encoder.weights
     config.model.pooling = encoder.pooling

@@ -1,6 +1,5 @@
 """Variants of the datasets' configurations: a loss, an encoder and perhaps a suffix."""
 
-import functools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -28,45 +27,18 @@ OBJECTIVE_OF_LOSS = {
 }
 
 
-class PretrainedEncoder(NamedTuple):
-    """A pretrained encoder, as the papers fine-tune it."""
-
-    weights: str  # timm's name.
-    learning_rate: float  # Constant.
-    pooling: str = "cls"
-    eval_pooling: str = ""  # Pooling in evaluation; '': as in training.
-    layer_decay: float = 1.0  # Value of `optim.layer_decay`.
-    losses: tuple[str, ...] = _PUBLISHED  # Losses that this encoder can be combined with.
-
-
-# The paper and the released code have the same learning rates.
+# Losses that each encoder can be combined with. `hypjax.config.recipes.ENCODERS` has the weights,
+# learning rates and pooling.
 ENCODERS = {
-    # Pretrained on ImageNet-21k, then ImageNet-1k.
-    "vit": PretrainedEncoder("vit_small_patch16_224.augreg_in21k_ft_in1k", 3e-5),
-    # The released code trains on the class token and evaluates the mean of the class and the
-    # distillation token, since its version of timm returned these.
-    "deit": PretrainedEncoder(
-        "deit_small_distilled_patch16_224.fb_in1k", 3e-5, eval_pooling="cls_dist_mean"
-    ),
-    "dino": PretrainedEncoder("vit_small_patch16_224.dino", 1e-5),
-    "dino-patch8": PretrainedEncoder(
-        "vit_small_patch8_224.dino", 1e-5, losses=tuple(HYP_VIT_SPACES)
-    ),
-    "resnet50": PretrainedEncoder(  # HIER; BatchNorm keeps the statistics of the weights.
-        "resnet50.tv_in1k", 1e-4, pooling="avg_max", losses=("hyp", "pa", *HIER)
-    ),
+    "vit": _PUBLISHED,
+    "deit": _PUBLISHED,
+    "dino": _PUBLISHED,
+    "dino-patch8": tuple(HYP_VIT_SPACES),
+    "resnet50": ("hyp", "pa", *HIER),
 }
-# Recent encoders, untried on full datasets. Rates are our choice: DINO's for encoders trained
-# without labels or on texts, with CLIP's layer decay (Dong et al., 2022: 0.6 to 0.75).
-_RECENT = functools.partial(PretrainedEncoder, learning_rate=1e-5, layer_decay=0.75)
-RECENT = {
-    "dinov2": _RECENT("vit_small_patch14_dinov2.lvd142m"),
-    "dinov3": _RECENT("vit_small_patch16_dinov3_qkvb.lvd1689m"),
-    "siglip2": _RECENT("vit_base_patch16_siglip_224.v2_webli", pooling="map"),
-    "clip": _RECENT("vit_base_patch16_clip_quickgelu_224.openai"),
-    "lite": PretrainedEncoder("tf_efficientnet_lite0.in1k", 1e-4, pooling="avg"),
-}
-ENCODERS |= RECENT
+# Recent encoders, untried on full datasets.
+RECENT = ("dinov2", "dinov3", "siglip2", "clip", "lite")
+ENCODERS |= dict.fromkeys(RECENT, _PUBLISHED)
 
 # Parameters below an encoder's last blocks: below two of 12 blocks, or two of seven stages.
 LOWER_LAYERS = {
@@ -113,7 +85,7 @@ def parse_variant(
     all_losses = (*losses, *_PUBLISHED, *KOLEO_WEIGHTS)
     loss = next((loss for loss in all_losses if stem.startswith(f"{loss}-")), "")
     encoder = stem.removeprefix(f"{loss}-")
-    is_published = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder].losses)
+    is_published = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder])
     if is_published or (encoder in RECENT and loss):
         suffixes = _suffixes(loss, encoder, released)
         if suffix in suffixes or not comma:
@@ -124,7 +96,7 @@ def parse_variant(
         rule += f"{', '.join(all_losses)}, encoders {', '.join(ENCODERS)}"
         others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
-        pairs = [f"{loss}-{name}" for name, row in ENCODERS.items() for loss in row.losses]
+        pairs = [f"{loss}-{name}" for name, own in ENCODERS.items() for loss in own]
         rule += similar(stem, [*pairs, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
