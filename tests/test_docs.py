@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hypjax import command
-from hypjax.config import choices, default_config, flatten
+from hypjax.config import choices, default_config, flatten, variants
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
 from tests.helpers import commands
@@ -63,3 +63,11 @@ def test_the_table_of_variants_is_complete():
     rows = [line for line in page.splitlines() if line.startswith("| `configs/")]
     listed = re.findall(r"`configs/(\w+)\.py`", "".join(row.split("|")[1] for row in rows))
     assert sorted(listed) == sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py"))
+    encoders = re.findall(r"^\| (`\w.*) \| (.+) \|$", page.split("| encoder | losses |")[1], re.M)
+    of_encoder = {
+        name: losses for names, losses in encoders for name in re.findall("`([^`]+)`", names)
+    }
+    for encoder, losses in variants.ENCODERS.items():
+        if not of_encoder[encoder].startswith("all"):
+            assert sorted(re.findall("`([^`]+)`", of_encoder[encoder])) == sorted(losses)
+    assert max(len(cell) for row in rows for cell in row.split("|")) < 120
