@@ -114,7 +114,7 @@ class Objective(Protocol):
         del key, spec
         return {}, {}
 
-    def loss(self, **values: Any) -> tuple[Loss, Any]:
+    def loss(self, *values: Any, **named: Any) -> tuple[Loss, Any]:
         """Computes the loss of a whole batch.
 
         An implementation takes, by name, the arguments that it needs:

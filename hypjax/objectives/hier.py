@@ -249,9 +249,18 @@ class Hier(Extension):
         triplet_key, noise_key = jax.random.split(key)
         distances = lax.stop_gradient(self.space.distance_matrix(points, points))
         similarity = jnp.exp(-distances) + same.astype(distances.dtype)
-        counts = {"neighbors": self.neighbors, "per_anchor": self.triplets}
-        triplets = reciprocal_triplets(similarity, triplet_key, **counts)
+        triplets = reciprocal_triplets(
+            similarity, triplet_key, neighbors=self.neighbors, per_anchor=self.triplets
+        )
         noise = jax.random.gumbel(noise_key, (2, len(triplets.indices), len(proxies)))
-        settings = {"margin": self.margin, "temperature": self.temperature, "valid": triplets.valid}
-        loss = hier(points, proxies, triplets.indices, noise, space=self.space, **settings)
+        loss = hier(
+            points,
+            proxies,
+            triplets.indices,
+            noise,
+            space=self.space,
+            margin=self.margin,
+            temperature=self.temperature,
+            valid=triplets.valid,
+        )
         return loss, jnp.mean(triplets.valid)

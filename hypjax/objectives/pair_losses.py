@@ -9,14 +9,14 @@ common arguments and errors.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
@@ -37,6 +37,7 @@ from hypjax.objectives.comparisons import (
     mean_where,
     similarity,
 )
+from hypjax.objectives.memory import empty_memory
 from hypjax.types import Batch, Outputs
 
 
@@ -276,42 +277,6 @@ def koleo(
     return -jnp.mean(jnp.log(jnp.maximum(distances, _LEAST_DISTANCE**power))) / power
 
 
-_EMPTY = -1  # Label of an empty row.
-_NEXT_ROWS = {"unique_indices": True, "mode": "promise_in_bounds"}  # What `next_rows` guarantees.
-
-
-class Memory(NamedTuple):
-    """Cross-batch memory: a ring buffer of points of earlier batches (Wang et al., CVPR 2020)."""
-
-    points: Float[Array, "size dim"]
-    labels: Int[Array, " size"]  # −1 for empty rows.
-    place: Int[Array, ""]  # Row of the next point; after the last row comes the first.
-
-    def next_rows(self, n: int) -> Int[Array, " n"]:
-        """Rows of the oldest n ≤ size points, which the next n points replace."""
-        return (self.place + jnp.arange(n, dtype=jnp.int32)) % len(self.labels)
-
-    def write(self, points: Float[Array, "n dim"], labels: Int[Array, " n"]) -> "Memory":
-        """Returns the memory with the oldest points replaced by these.
-
-        A point that is not finite empties its row, so that it does not spoil later losses. Points
-        stay even if a step's update is dropped: restoring the old ones would copy the whole memory.
-        """
-        rows = self.next_rows(len(labels))
-        finite = jnp.all(jnp.isfinite(points), axis=1)
-        points = self.points.at[rows].set(jnp.where(finite[:, None], points, 0), **_NEXT_ROWS)
-        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
-        labels = self.labels.at[rows].set(labels, **_NEXT_ROWS)
-        return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
-
-
-def empty_memory(size: int, dim: int) -> Memory:
-    """Creates a memory whose rows are all empty."""
-    points = jnp.zeros((size, dim))
-    labels = jnp.full((size,), _EMPTY, jnp.int32)
-    return Memory(points, labels, place=jnp.zeros((), jnp.int32))
-
-
 @dataclasses.dataclass(frozen=True)
 class PairObjective(Objective):
     """The sum of a loss within a batch, the loss between batch and memory, and λ · KoLeo.
@@ -357,9 +322,9 @@ class PairObjective(Objective):
     ) -> LossResult:
         """Loss of a batch, see `Objective.loss`."""
         points, labels = self.space.embed(outputs.projected), batch.labels
-        compared = {"space": self.space, "samples_per_class": self.samples_per_class}
-        loss = self.function(points, labels, **compared)
-        metrics = batch_metrics(outputs.projected, points, labels, **compared)
+        samples, space = self.samples_per_class, self.space
+        loss = self.function(points, labels, space=space, samples_per_class=samples)
+        metrics = batch_metrics(outputs.projected, points, labels, space, samples)
         if self.memory:
             has_teacher = self.memory_decay > 0
             keys = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)

@@ -13,7 +13,7 @@ from hypjax.errors import UserError
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import ProblemSizes, contrastive, koleo
 from hypjax.objectives.comparisons import References
-from hypjax.objectives.pair_losses import Memory, empty_memory
+from hypjax.objectives.memory import Memory, empty_memory
 from tests.helpers import losses
 from tests.helpers.losses import (
     BALL,
