@@ -27,13 +27,12 @@ class Memory(NamedTuple):
         """
         rows = self.next_rows(len(labels))
         finite = jnp.all(jnp.isfinite(points), axis=1)
-        points = jnp.where(finite[:, None], points, 0)
-        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
-        points, labels = (
-            # What `next_rows` guarantees.
-            array.at[rows].set(new, unique_indices=True, mode="promise_in_bounds")
-            for array, new in ((self.points, points), (self.labels, labels))
+        # Rows differ and are in bounds, see `next_rows`.
+        points = self.points.at[rows].set(
+            jnp.where(finite[:, None], points, 0), unique_indices=True, mode="promise_in_bounds"
         )
+        labels = jnp.where(finite, labels.astype(self.labels.dtype), _EMPTY)
+        labels = self.labels.at[rows].set(labels, unique_indices=True, mode="promise_in_bounds")
         return Memory(points, labels, (self.place + len(rows)) % len(self.labels))
 
 
