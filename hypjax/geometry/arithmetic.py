@@ -9,20 +9,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Real
 
-Scalar = float | Float[Array, ""]
+Scalar = float | int | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
 # Types of arguments and results. The leading axes of operands broadcast.
-Vectors = Float[ArrayLike, "*b d"]
-Operand = Float[ArrayLike, "*#b d"]
+Vectors = Real[ArrayLike, "*b d"]
+Operand = Real[ArrayLike, "*#b d"]
 Points = Float[Array, "*b d"]
-PointSets = Float[ArrayLike, "*b n d"]
-Weights = Float[ArrayLike, "*b n"] | None  # Of the points in each set; None for equal weights.
+PointSets = Real[ArrayLike, "*b n d"]
+Weights = Real[ArrayLike, "*b n"] | None  # Of the points in each set; None for equal weights.
 Numbers = Float[Array, "*b"]
-Rows = Float[ArrayLike, "n d"]
-Cols = Float[ArrayLike, "m d"]
+Rows = Real[ArrayLike, "n d"]
+Cols = Real[ArrayLike, "m d"]
 Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
@@ -86,7 +87,9 @@ def sqrt(u: Array) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, u)))
 
 
-def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
+def _even_function(
+    u: Array, function: Callable[[Array], Array], series: tuple[float, ...]
+) -> Array:
     """Evaluates an even function of √u, which is smooth in u; near 0 by its Taylor series."""
     # Below u = 1e-3, five terms leave an error below 1e-16. Just above, cancellation costs the
     # gradient up to three digits, but its share in the gradient of a distance is small there.
@@ -98,23 +101,25 @@ def _even_function(u: Array, function, series: tuple[float, ...]) -> Array:
 
 def sinh_ratio(u: Array) -> Array:
     """sinh(√u) / √u."""
-    return _even_function(u, lambda r: jnp.sinh(r) / r, (1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1))
+    return _even_function(u, lambda r: jnp.sinh(r) / r, (1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1.0))
 
 
 def tanh_ratio(u: Array) -> Array:
     """tanh(√u) / √u."""
-    return _even_function(u, lambda r: jnp.tanh(r) / r, (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1))
+    return _even_function(u, lambda r: jnp.tanh(r) / r, (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0))
 
 
 def artanh_ratio(u: Array) -> Array:
     """artanh(√u) / √u; its largest finite value for u ≥ 1."""
     u = jnp.minimum(u, 1 - jnp.finfo(u.dtype).eps)
-    return _even_function(u, lambda r: jnp.arctanh(r) / r, (1 / 9, 1 / 7, 1 / 5, 1 / 3, 1))
+    return _even_function(u, lambda r: jnp.arctanh(r) / r, (1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0))
 
 
 def asinh_ratio(u: Array) -> Array:
     """asinh(√u) / √u."""
-    return _even_function(u, lambda r: jnp.arcsinh(r) / r, (35 / 1152, -5 / 112, 3 / 40, -1 / 6, 1))
+    return _even_function(
+        u, lambda r: jnp.arcsinh(r) / r, (35 / 1152, -5 / 112, 3 / 40, -1 / 6, 1.0)
+    )
 
 
 @jax.custom_jvp

@@ -38,7 +38,7 @@ from hypjax.geometry import arithmetic, lorentz
 from hypjax.geometry.arithmetic import Numbers, Operand, Scalar, Vectors
 
 
-def half_aperture(x: Vectors, c: Scalar, radius: float = 0.1) -> Numbers:
+def half_aperture(x: Vectors, c: Scalar, radius: Scalar = 0.1) -> Numbers:
     """Half-apertures of the cones of x, asin(2K/(√c‖x‖)), in radians (MERU, Section 3).
 
     Points are [..., d], apertures [...], and K > 0 is the `radius`. For √c‖x‖ ≤ 2K the aperture is

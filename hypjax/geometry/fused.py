@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,14 +50,14 @@ class Composite(Space):
         pairs = zip(self.parts, distances, strict=True)
         return sum(weight * distance for (_, weight), distance in pairs)
 
-    def split(self, x: Float[ArrayLike, "*b m*d"]) -> list[Points]:
+    def split(self, x: Float[ArrayLike, "*b md"]) -> list[Points]:
         """Splits points into equally many coordinates for each part, or raises a `UserError`."""
         count = len(self.parts)
         if jnp.shape(x)[-1] % count:
             raise UserError(f"{jnp.shape(x)[-1]} dimensions cannot be split among {count} parts")
         return jnp.split(jnp.asarray(x), count, axis=-1)
 
-    def embed(self, features: Vectors) -> Float[Array, "*b m*k"]:
+    def embed(self, features: Vectors) -> Float[Array, "*b mk"]:
         """Embeds each part's features."""
         pairs = zip(self.parts, self.features_by_part(features), strict=True)
         return jnp.concatenate([space.embed(v) for (space, _), v in pairs], axis=-1)
@@ -71,12 +71,12 @@ class Composite(Space):
         """Yields (space, coordinates of the points x, coordinates of the points y, ...) by part."""
         return zip((space for space, _ in self.parts), *map(self.split, points), strict=True)
 
-    def distance(self, x: Float[ArrayLike, "*#b m*d"], y: Float[ArrayLike, "*#b m*d"]) -> Numbers:
+    def distance(self, x: Float[ArrayLike, "*#b md"], y: Float[ArrayLike, "*#b md"]) -> Numbers:
         """The combined distances of the parts."""
         return self.combine(space.distance(a, b) for space, a, b in self._by_part(x, y))
 
     def distance_matrix(
-        self, x: Float[ArrayLike, "n m*d"], y: Float[ArrayLike, "k m*d"]
+        self, x: Float[ArrayLike, "n md"], y: Float[ArrayLike, "k md"]
     ) -> Float[Array, "n k"]:
         """The combined distance matrices of the parts."""
         return self.combine(space.distance_matrix(a, b) for space, a, b in self._by_part(x, y))
@@ -85,7 +85,7 @@ class Composite(Space):
         """The concatenated means of the parts."""
         return jnp.concatenate([space.mean(a, weights) for space, a in self._by_part(x)], axis=-1)
 
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+    def with_scalars(self, scalars: Mapping[str, Any]) -> "Composite":
         """Replaces fields of the parts; "curvatures" lists a c for each part that has one."""
         curvatures = iter(scalars.get("curvatures", ()))
 
@@ -97,7 +97,7 @@ class Composite(Space):
         parts = tuple((replaced(space), weight) for space, weight in self.parts)
         return dataclasses.replace(self, parts=parts)
 
-    def check(self, x: Float[ArrayLike, "n m*d"], *, first: int = 0) -> None:
+    def check(self, x: Float[ArrayLike, "n md"], *, first: int = 0) -> None:
         """Raises a `UserError` unless the coordinates of all rows are points of their parts."""
         for space, coordinates in self._by_part(x):
             space.check(coordinates, first=first)
@@ -120,7 +120,7 @@ class Fused(Composite):
         """All features, for each part."""
         return [Sphere().embed(features) if self.normalized else features] * len(self.parts)
 
-    def features(self, x: Float[ArrayLike, "*b m*d"]) -> Points:
+    def features(self, x: Float[ArrayLike, "*b md"]) -> Points:
         """Features from the points' coordinates in the first part."""
         return self.parts[0][0].features(self.split(x)[0])
 
@@ -156,6 +156,6 @@ class Product(Composite):
         pairs = zip(self.parts, distances, strict=True)
         return arithmetic.sqrt(sum((w * part.length(d)) ** 2 for (part, w), d in pairs))
 
-    def features(self, x: Float[ArrayLike, "*b m*d"]) -> Float[Array, "*b m*d"]:
+    def features(self, x: Float[ArrayLike, "*b md"]) -> Float[Array, "*b md"]:
         """Concatenated features from the points' coordinates in each part."""
         return jnp.concatenate([space.features(a) for space, a in self._by_part(x)], axis=-1)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, lorentz, poincare
-from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
+from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, require_nonnegative
 
 _MAX_SQUARE_NORM = 1e37  # Above this ‖x‖², the search terms of a point would overflow in float32.
@@ -32,7 +32,7 @@ class CurvedSpace(InnerProductSpace):
     """A model of hyperbolic space; a module has the functions for its distances and means."""
 
     functions: ClassVar[ModuleType]  # `hypjax.geometry.poincare` or `lorentz`.
-    c: float | Float[Array, ""]
+    c: Scalar
     clip_radius: float | None
     riemannian: bool
     max_distance: float | None
@@ -144,7 +144,7 @@ class PoincareBall(CurvedSpace):
     """
 
     functions = poincare
-    c: float | Float[Array, ""] = 0.1
+    c: Scalar = 0.1
     clip_radius: float | None = static(2.3)
     riemannian: bool = static(False)
     max_distance: float | None = static(None)
@@ -234,11 +234,9 @@ class Lorentz(CurvedSpace):
     """
 
     functions = lorentz
-    c: float | Float[Array, ""] = 0.1
+    c: Scalar = 0.1
     clip_radius: float | None = static(2.3)
-    feature_scale: float | Float[Array, ""] = dataclasses.field(
-        default=1.0, metadata={"learnable": True}
-    )
+    feature_scale: Scalar = dataclasses.field(default=1.0, metadata={"learnable": True})
     riemannian: bool = static(False)
     max_distance: float | None = static(None)
 

@@ -25,7 +25,7 @@ _TILE = 512  # Largest side of a tile of the product, so that it fits into a CPU
 _CHUNK = 16  # Terms of the product that are reduced into a tile at a time.
 
 
-def gromov_delta(distances: Float[ArrayLike, "n n"]) -> Float[Array, ""]:
+def gromov_delta(distances: Float[ArrayLike, "..."]) -> Float[Array, ""]:
     """Gromov's δ of a finite metric space, with its first point as the base point.
 
     With the Gromov products M_ij = (d_0i + d_0j − d_ij)/2, δ is the largest element of

@@ -53,7 +53,7 @@ def lambda_x(x: Vectors, c: Scalar) -> Float[Array, "*b 1"]:
     return 2 / (1 - c * arithmetic.square_norm(x))
 
 
-def clip_features(v: Vectors, radius: Scalar) -> Points:
+def clip_features(v: Vectors, radius: Scalar | Float[Array, "*b 1"]) -> Points:
     """Shortens vectors, [..., d], to at most `radius` (Guo et al., CVPR 2022, Eq. 5)."""
     (v,) = arithmetic.floating(v)
     scaled, scale = arithmetic.scaled(v)

@@ -5,7 +5,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
 
 Role = Literal["query", "gallery"]
+SpaceT = TypeVar("SpaceT", bound="Space")  # Beartype rejects Self outside decorated classes.
 _INFINITE = "is not finite"
 _MAX_PADDED_ROWS = 2**12  # Up to this many, `check` pads rows to a power of two.
 
@@ -128,7 +129,7 @@ class Space(Protocol):
         """Marks finite rows that are not points of the space, as {message: rows}."""
         return {}
 
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+    def with_scalars(self: SpaceT, scalars: Mapping[str, Any]) -> SpaceT:
         """Replaces the fields that `scalars` names; ignores other names."""
         fields = {field.name for field in dataclasses.fields(self)}
         values = {name: value for name, value in scalars.items() if name in fields}
