@@ -9,6 +9,7 @@ python -m benchmarks parity: whether this device computes the same as a CPU.
 python -m benchmarks programs: what compiled programs move and need, also on absent GPUs.
 python -m benchmarks job: where the time of a whole run goes, from launch to results.
 python -m benchmarks waits: seconds that people wait for commands, and where they go.
+python -m benchmarks spine: reads of configurations, and the files that data pass on their way.
 """
 
 import importlib
@@ -21,7 +22,7 @@ from hypjax.errors import UserError
 
 _TIMED = ("loss", "retrieval", "input", "train")
 _MODULES = {"memory": "programs"}  # Modules of suites that are not named after them.
-_OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits")
+_OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits", "spine")
 
 
 def main(
