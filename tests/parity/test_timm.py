@@ -27,6 +27,7 @@ from hypjax.models import (
 from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
 from hypjax.models.layers import normalize
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
+from hypjax.models.vit import draw_drop_path_masks
 from hypjax.models.weight_files import repository
 from hypjax.settings import Pixels
 from hypjax.types import View
@@ -200,6 +201,26 @@ def test_converted_model_gives_the_same_outputs_in_timm():
         expected = peer(as_torch(images)).numpy()
     ours = encoder.apply({"params": params}, images) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def test_stochastic_depth_drops_as_often_and_scales_as_timm():
+    """10,000 draws of each branch of each block, from a model with timm's drop_path_rate."""
+    rate, draws = 0.3, 10_000
+    sizes = dict(img_size=16, embed_dim=16, num_classes=0, **SMALL)
+    blocks = timm.models.VisionTransformer(drop_path_rate=rate, **sizes).train().blocks
+    torch.manual_seed(0)
+    with torch.no_grad():
+        branches = [[b.drop_path1, b.drop_path2] for b in blocks]
+        peer = [[branch(torch.ones(draws, 1)).numpy()[:, 0] for branch in b] for b in branches]
+    ours = np.asarray(draw_drop_path_masks(jax.random.key(0), rate, len(blocks), draws))
+    for block, pair in enumerate(peer):
+        for place, theirs in enumerate(pair):
+            own = ours[:, block, place]
+            np.testing.assert_allclose(np.unique(own), np.unique(theirs), rtol=1e-6)
+            # Five standard errors of a difference of two means, if the rates are equal.
+            error = 5 * np.sqrt(2 * theirs.var() / draws)
+            assert abs(own.mean() - theirs.mean()) <= error
+            assert abs(own.mean() - 1) <= error
 
 
 GREY = ("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)")
