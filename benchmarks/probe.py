@@ -25,7 +25,7 @@ _PARTS = {
         *("interpreters/partial_eval.py", "flax/linen/"),
     ),
     "drawing": ("/matplotlib/", "hypjax/analysis/"),
-    "reading": ("/PIL/", "hypjax/data/", "hypjax/retrieval/feature_files.py", "/orbax/"),
+    "reading": ("/PIL/", "hypjax/data/", "hypjax/galleries/feature_files.py", "/orbax/"),
     "computing": ("",),
 }
 
