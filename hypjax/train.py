@@ -18,6 +18,7 @@ from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, require_wandb
 from hypjax.objectives import Objective
 from hypjax.parallel import processes
+from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
 from hypjax.runs.images import register_dataset
 from hypjax.runs.workdir import Workdir, has_checkpoint, require_provenance
@@ -26,7 +27,7 @@ from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import build, provenance, shared_provenance, watch_of
+from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance, watch_of
 from hypjax.training.states import build_with_weights, restore_or_start, score_untrained
 
 
@@ -131,18 +132,7 @@ def _train(
         steps = range(int(state.step), total_steps)
         measured = measured or score_untrained(run, state, stopwatch)
         source = open_input(run, steps, state.params["model"])
-        project = run.config.run.wandb_project
-        telemetry = Telemetry(folder.path, steps.start, project, for_files(run.config))
-        monitor = Monitor(
-            watch_of(run.config),
-            run.learner.scalars,
-            steps,
-            telemetry,
-            checkpoints,
-            splits.train.name,
-            trace,
-            stopwatch,
-        )
+        monitor = _observe(run, steps, folder, checkpoints, trace, stopwatch)
         loop = Loop(run, source, checkpoints, monitor)
         with contextlib.closing(source), monitor:
             if steps.start == 0:
@@ -171,3 +161,19 @@ def _train(
     if has_report:
         print(f"the report is {folder.location}/{REPORT}")
     return results
+
+
+def _observe(
+    run: TrainingRun,
+    steps: range,
+    folder: Workdir,
+    checkpoints: Checkpoints,
+    trace: Trace,
+    stopwatch: Stopwatch,
+) -> Monitor:
+    """Opens the monitor of a run's remaining steps, and the files of its measurements."""
+    project = run.config.run.wandb_project
+    telemetry = Telemetry(folder.path, steps.start, project, for_files(run.config))
+    watch, name_of_image = watch_of(run.config), run.splits.train.name
+    scalars = run.learner.scalars
+    return Monitor(watch, scalars, steps, telemetry, checkpoints, name_of_image, trace, stopwatch)

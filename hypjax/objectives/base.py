@@ -24,7 +24,8 @@ class LossSettings:
     """What objectives read of a configuration."""
 
     fields: Mapping[str, Any]  # `config.objective`: the space, the loss and its settings.
-    samples_per_class: int  # Images of each class in a batch, if `grouped`.
+    # Images of each class in a batch, if `grouped`; None until fitted to the images.
+    samples_per_class: int | None
     grouped: bool  # Whether the images of a class are adjacent in batches.
     tuple_size: int  # Images of a tuple, if batches are made of tuples.
 
