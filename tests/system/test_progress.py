@@ -13,6 +13,7 @@ def test_a_log_has_a_line_every_ten_seconds(monkeypatch, capsys):
     assert printed == ["embedded 40/100 images", "embedded 70/100 images"]
 
 
-def test_bars_start_no_monitor_thread():
+def test_bars_start_no_monitor_thread(monkeypatch):
+    monkeypatch.setattr(progress.tqdm.tqdm, "monitor", None)  # Another library may have begun one.
     assert progress.Bar(range(1), disable=True).monitor is None
     assert progress.tqdm.tqdm.monitor_interval  # Other libraries' bars keep theirs.
