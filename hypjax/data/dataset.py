@@ -4,6 +4,7 @@ import bisect
 import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -134,7 +135,7 @@ class Dataset:
                     new_size = f"{image.width}×{image.height} pixels"
                     raise ValueError(f"it is {new_size}, but was {width}×{height} before")
             else:
-                image = pixels.from_array(self._cached_pixels(i, channels))
+                image = pixels.from_array(self._cached_pixels(self.decoded, i, channels))
             box = self._box(i, image.height, image.width)
             return image if box == (0, 0, *image.size) else image.crop(box)
 
@@ -147,7 +148,9 @@ class Dataset:
     def test_view(self, i: int, view: View) -> UInt8[np.ndarray, "side side channels"]:
         """Returns the test view of the i-th image, see `hypjax.data.views`."""
         frame_of = TEST_VIEWS[view.test]
-        return self._view(i, lambda *size: frame_of(*size, view), view.side, view.channels)
+        return self._view(
+            i, lambda *size: frame_of(size[0], size[1], view), view.side, view.channels
+        )
 
     def _view(
         self, i: int, frame_of: Callable[[int, int], Frame], side: int, channels: int
@@ -156,7 +159,7 @@ class Dataset:
         with explained(f"cannot read {self.name(i)}"):
             if self.decoded is not None:
                 # Slices of a memory map read only the pixels of the box.
-                array = self._cached_pixels(i, channels)
+                array = self._cached_pixels(self.decoded, i, channels)
                 left, top, right, bottom = self._box(i, *array.shape[:2])
                 array = array[top:bottom, left:right]
                 frame = frame_of(*array.shape[:2])
@@ -168,13 +171,12 @@ class Dataset:
             if self.fast:
                 # The frame's box is relative to the image's box, the decoder's to the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
-                size = bottom - top, right - left
-                frame = frame_of(*size)
-                y, x, height, width = frame.box_within(size)
+                frame = frame_of(bottom - top, right - left)
+                y, x, height, width = frame.box_within((bottom - top, right - left))
                 box = top + y, left + x, height, width
-                region = pixels.show_fast(self.content(i), channels, box, side, self.upright)
-                if region is not None and not frame.is_padded:
-                    return region
+                view = pixels.show_fast(self.content(i), channels, box, side, self.upright)
+                if view is not None and not frame.is_padded:
+                    return view
             image = self.image(i, channels)
             return pixels.show(image, frame_of(image.height, image.width), side)
 
@@ -188,12 +190,14 @@ class Dataset:
             raise ValueError(f"its box {[left, top, right, bottom]} is not in the image")
         return box
 
-    def _cached_pixels(self, i: int, channels: int) -> UInt8[np.ndarray, "height width channels"]:
+    def _cached_pixels(
+        self, cache: ArrayCache, i: int, channels: int
+    ) -> UInt8[np.ndarray, "height width channels"]:
         position = int(self.positions[i])
-        if (content := self.decoded[position]) is None:
+        if (content := cache[position]) is None:
             uncached = dataclasses.replace(self, decoded=None, boxes=None)
             content = pixels.array(uncached.image(i, channels))
-            self.decoded.replace(position, content)
+            cache.replace(position, content)
         return content.reshape(*self.sizes[i], channels)
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> "Dataset":
@@ -216,8 +220,10 @@ class Dataset:
 
 
 # The fields of a `Dataset` that have a row for each image.
-_STRINGS = ("names", "class_names", "coarse_labels", "splits", "file_versions")
-_COLUMNS = ("positions", "labels", "sizes", "checksums", "boxes", "vectors", *_STRINGS)
+_COLUMNS = (
+    *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
+    *("file_versions", "checksums", "boxes", "vectors"),
+)
 
 
 class Chained(Sequence):
@@ -230,7 +236,7 @@ class Chained(Sequence):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: Any) -> Any:
         part_number = bisect.bisect_right(self._starts, i) - 1
         return self._parts[part_number][i - self._starts[part_number]]
 
@@ -244,7 +250,7 @@ class _Chosen(Sequence):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: Any) -> Any:
         return self._items[int(self._indices[i])]
 
 
@@ -280,12 +286,22 @@ def table_of_names(
 
 def union(datasets: Sequence[Dataset]) -> Dataset:
     """Joins datasets that share their records: each record once, by position; labels are 0."""
-    columns = dict.fromkeys(_COLUMNS)  # None, except for the columns below.
-    for name in ("positions", "sizes", "names", "class_names"):
-        columns[name] = np.concatenate([getattr(dataset, name) for dataset in datasets])
-    _, first_rows = np.unique(columns["positions"], return_index=True)
-    columns["labels"] = np.zeros_like(columns["positions"])
-    return dataclasses.replace(datasets[0], **columns).take(first_rows)
+    positions = np.concatenate([dataset.positions for dataset in datasets])
+    joined = dataclasses.replace(
+        datasets[0],
+        positions=positions,
+        labels=np.zeros_like(positions),
+        sizes=np.concatenate([dataset.sizes for dataset in datasets]),
+        names=np.concatenate([dataset.names for dataset in datasets]),
+        class_names=np.concatenate([dataset.class_names for dataset in datasets]),
+        coarse_labels=None,
+        splits=None,
+        file_versions=None,
+        checksums=None,
+        boxes=None,
+        vectors=None,
+    )
+    return joined.take(np.unique(positions, return_index=True)[1])
 
 
 def stacked(tables: Sequence[Dataset]) -> Dataset:
@@ -294,18 +310,23 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         return tables[0]
     if len({table.vectors is None for table in tables}) > 1:
         raise UserError("images and features cannot be embedded together; give one of them")
-    names = ("sizes", "boxes", "vectors", *_STRINGS)
-    columns = {name: _stacked_column(name, tables) for name in names}
-    columns["class_names"] = np.array(one_spelling(columns["class_names"]), object)
+    class_names = one_spelling(itertools.chain.from_iterable(x.class_names for x in tables))
     first_records = np.cumsum([0, *(len(table.records) for table in tables[:-1])])
     firsts_and_tables = zip(first_records, tables, strict=True)
     return Dataset(
         records=Chained(table.records for table in tables),
         positions=np.concatenate([first + table.positions for first, table in firsts_and_tables]),
-        labels=np.unique(columns["class_names"], return_inverse=True)[1],
+        labels=np.unique(class_names, return_inverse=True)[1],
+        sizes=np.concatenate([table.sizes for table in tables]),
+        names=np.concatenate([table.names for table in tables]),
+        class_names=np.array(class_names, object),
+        coarse_labels=_stacked_column("coarse_labels", tables),
+        splits=_stacked_column("splits", tables),
+        file_versions=_stacked_column("file_versions", tables),
+        boxes=_stacked_column("boxes", tables),
+        vectors=_stacked_column("vectors", tables),
         upright=tables[0].upright,
         fast=tables[0].fast,
-        **columns,
     )
 
 
@@ -345,12 +366,18 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     if cache is None or cache.is_complete():
         return
     uncached = dataclasses.replace(dataset, decoded=None, boxes=None)
-    options = {"desc": "decoding images once", "unit": "image", "disable": None, "leave": False}
     advice = "; choose another --config.run.cache_dir, or set --config.run.cache=none"
     with (
         explained("cannot keep decoded images", advice),
         cache.filling(locked(cache.folder, "decoding images")) as num_cached,
-        Bar(total=len(dataset), initial=num_cached, **options) as bar,
+        Bar(
+            desc="decoding images once",
+            total=len(dataset),
+            initial=num_cached,
+            unit="image",
+            disable=None,
+            leave=False,
+        ) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
         for first in range(num_cached, len(dataset), _CHUNK):

@@ -59,8 +59,10 @@ def _crop(store: Store, side: int, crop: Crops) -> UInt8[Array, "side side chann
     planes = _planes(store, crop.row)
     planes = _transpose_where(crop.transposed ^ vertical_first, planes).astype(jnp.float32)
     extent = planes.shape[-1]
-    last_weights = weights(*jnp.where(vertical_first, vertical, horizontal), extent, side)
-    first_weights = weights(*jnp.where(vertical_first, horizontal, vertical), extent, side)
+    start, size = jnp.where(vertical_first, vertical, horizontal)
+    last_weights = weights(start, size, extent, side)
+    start, size = jnp.where(vertical_first, horizontal, vertical)
+    first_weights = weights(start, size, extent, side)
     planes = _whole_levels(_product("mcn,sn->mcs", planes, last_weights))
     planes = _whole_levels(_product("tm,mcs->tcs", first_weights, planes))
     return _transpose_where(vertical_first, planes.astype(jnp.uint8)).swapaxes(1, 2)

@@ -30,8 +30,11 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
 
     `encoding` is that of names that are not marked as UTF-8; None: UTF-8, or else code page 437.
     """
-    bar = {"total": path.stat().st_size, "desc": path.name, "disable": None, "leave": False}
-    with path.open("rb") as file, Bar.wrapattr(file, "read", **bar) as stream:
+    size, name = path.stat().st_size, path.name
+    with (
+        path.open("rb") as file,
+        Bar.wrapattr(file, "read", total=size, desc=name, disable=None, leave=False) as stream,
+    ):
         if path.suffix.lower() == ".zip":
             try:
                 packed = zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
@@ -44,8 +47,8 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
                 member.filename = member.filename.replace("\\", "/")  # As PowerShell 5 writes it.
                 packed.extract(member, folder)  # Leaves out '..' and slashes at the beginning.
         else:  # The filter "data" refuses members that lead out of the folder.
-            with tarfile.open(fileobj=stream, encoding=encoding) as packed:
-                packed.extractall(folder, filter="data")
+            with tarfile.open(fileobj=stream, encoding=encoding) as archive:
+                archive.extractall(folder, filter="data")
 
 
 def local_path(where: str) -> pathlib.Path:
@@ -81,7 +84,8 @@ def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _holds_samples(path: pathlib.Path) -> bool:
     """Whether a .tar file is a WebDataset: an image and another file have one name up to a dot."""
-    image_stems, other_stems = set(), set()
+    image_stems: set[pathlib.PurePath] = set()
+    other_stems: set[pathlib.PurePath] = set()
     # Decompressors raise almost anything; unpacking reports the error.
     with contextlib.suppress(Exception), tarfile.open(path) as archive:
         for member in itertools.islice(archive, _SAMPLED_MEMBERS):

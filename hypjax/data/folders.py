@@ -76,7 +76,7 @@ class FolderWalk:
     def _kept(self, folder: str, names: Iterable[str], hidden: bool = False) -> Iterator[str]:
         """Yields the names in a folder that are not left out; `hidden` keeps those after a dot."""
         for name in names:
-            path = self.exclude and pathlib.PurePath(composed(os.path.join(folder, name)))
+            path = pathlib.PurePath(composed(os.path.join(folder, name)) if self.exclude else "")
             patterns = [
                 pattern
                 for pattern in self.exclude
@@ -92,7 +92,7 @@ class FolderWalk:
 
     def _note(self, error: OSError) -> None:
         if not isinstance(error, NotADirectoryError):  # A file that matches part of a pattern.
-            self._unreadable[error.filename] = error.strerror
+            self._unreadable[error.filename] = str(error.strerror)
 
     def report(self, where: object) -> None:
         """Says what was left out, and rejects folders that cannot be read or warns of them."""

@@ -48,10 +48,10 @@ def read_ground_truth(path: str | pathlib.Path) -> Benchmark:
         levels = [[as_indices(row[level]) for row in rows] for level in GroundTruth._fields]
     except Exception as error:  # A pickle of another structure may raise almost anything.
         raise UserError(f"{path} is not a ground truth of qimlist, imlist and gnd") from error
-    items = np.concatenate([[0], *itertools.chain(*levels)])  # With 0, never empty.
+    items = np.concatenate([[0], *itertools.chain.from_iterable(levels)])  # With 0, never empty.
     if not gallery or items.min() < 0 or items.max() >= len(gallery):
         raise UserError(f"{path} is damaged: it judges images outside of imlist; fetch it again")
-    return Benchmark(queries, gallery, boxes, GroundTruth(*levels))
+    return Benchmark(queries, gallery, boxes, GroundTruth._make(levels))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -36,8 +36,8 @@ def groupings(dataset_name: str, images: Dataset) -> dict[str, Grouping]:
             partitions[level_names[depth - 1]] = Grouping(groups, group_names)
     for grouping_name, group_name_of in _BY_CLASS_NAME.get(dataset_name, {}).items():
         names_by_class = [group_name_of(class_name) for class_name in class_names]
-        group_names, group_by_class = np.unique(names_by_class, return_inverse=True)
-        partitions[grouping_name] = Grouping(group_by_class[labels], group_names.tolist())
+        names, group_by_class = np.unique(names_by_class, return_inverse=True)
+        partitions[grouping_name] = Grouping(group_by_class[labels], names.tolist())
     return partitions
 
 

@@ -1,7 +1,7 @@
 """Parts of a dataset: training, validation and test images, and the searches to be scored."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ _MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
 _MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
 _TEST_SHARE = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
-Images = TypeVar("Images")
+Images = TypeVar("Images", bound=Sized)
 _Halves = tuple[Dataset, Dataset]  # The remaining images, and the held-out images.
 
 
@@ -74,7 +74,7 @@ class Splits(NamedTuple):
 
     def images(self, *, scored: bool = False) -> Dataset:
         """Returns all images, or only those that are scored, in a table with their splits."""
-        parts = {"test": self.test}
+        parts: dict[str, Dataset | None] = {"test": self.test}
         if self.gallery is not None:
             parts = {"query": self.test, "gallery": self.gallery}
         if not scored:
@@ -87,8 +87,8 @@ class Splits(NamedTuple):
             if self.ground_truth is not None and images.num_classes == 1:
                 images = dataclasses.replace(images, class_names=np.full(len(images), "", object))
             splits = np.full(len(images), split, object)
-            versions = [f"{self.fingerprint} {split} {i}" for i in images.positions]
-            versions = np.array(versions, object)
+            texts = [f"{self.fingerprint} {split} {i}" for i in images.positions]
+            versions = np.array(texts, object)
             tables.append(dataclasses.replace(images, splits=splits, file_versions=versions))
         return stacked(tables)
 
@@ -130,9 +130,9 @@ def divide(
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
-        train, validation, test, no_validation = _split_images(where, train, held_out)
+        train, validation, test, no_validation = _split_images(where, parts["train"], held_out)
     elif test is None:
-        train, test = _hold_out_test(where, train, held_out)
+        train, test = _hold_out_test(where, parts["train"], held_out)
         advice = "add classes, or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
@@ -237,7 +237,7 @@ def check_classes(name: str, splits: Splits) -> None:
             classes = counted(images.num_classes, "class")
             raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
         if part == "test" and splits.gallery is not None:
-            can_match = np.isin(images.labels, splits.gallery.labels).any()
+            can_match = bool(np.isin(images.labels, splits.gallery.labels).any())
             problem = f"no query of {name} has an image of its class in the gallery"
         else:
             can_match = part == "train" or np.bincount(images.labels).max() > 1

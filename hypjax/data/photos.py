@@ -48,21 +48,22 @@ def given_images(images: ImageLike | Sequence[ImageLike]) -> Dataset:
             of images. A floating-point array, [dim] or [images, dim], holds features. A
             `datasets.Dataset` stands for its images.
     """
+    values: Any = images
     if hasattr(images, "column_names"):
         return table_of(images, "the dataset")
     dtype_kind = getattr(getattr(images, "dtype", None), "kind", None)
-    if dtype_kind == "f" and images.ndim < 3:
+    if dtype_kind == "f" and values.ndim < 3:
         arrays = {"features": np.atleast_2d(np.asarray(images))}
         return _table_of_features(feature_table(arrays, "the array"))
     if dtype_kind in ("O", "U"):  # An array of paths or other Python objects.
-        images = np.ravel(np.asarray(images)).tolist()
-    if isinstance(images, Set | Mapping):
-        raise UserError(f"{type(images).__name__} has no order of rows; give a list of images")
-    is_file = isinstance(images, str | os.PathLike | bytes | io.IOBase)  # Iterable, but one image.
-    is_image_array = hasattr(images, "ndim") and images.ndim < 4
-    if is_file or is_image_array or not isinstance(images, Iterable):
-        images = [images]
-    tables = [_table_of_image(image, f"image {i}") for i, image in enumerate(images)]
+        values = np.ravel(np.asarray(images)).tolist()
+    if isinstance(values, Set | Mapping):
+        raise UserError(f"{type(values).__name__} has no order of rows; give a list of images")
+    is_file = isinstance(values, str | os.PathLike | bytes | io.IOBase)  # Iterable, but one image.
+    is_image_array = hasattr(values, "ndim") and values.ndim < 4
+    if is_file or is_image_array or not isinstance(values, Iterable):
+        values = [values]
+    tables = [_table_of_image(image, f"image {i}") for i, image in enumerate(values)]
     if not tables:
         raise UserError("there are no images; give paths, Pillow images, or arrays of pixels")
     return stacked(tables)
@@ -85,7 +86,7 @@ def find_images(where: str, exclude: Sequence[str] = ()) -> Dataset:
     images = list_images(where, exclude)
     if images.vectors is None and isinstance(images.records[0], str):  # The images are files.
         check_columns(where, images)
-        require_utf8(images.names)
+        require_utf8(images.names.tolist())
     return images
 
 
@@ -147,13 +148,14 @@ def _read_vectors(where: str, labels: str | None, *versions: object) -> Dataset:
 
 def _table_of_features(features: FeatureTable) -> Dataset:
     """Makes a table of images of which only features are known."""
-    optional = {"splits": features.splits, "coarse_labels": features.coarse_labels}
+    splits, coarse_labels = features.splits, features.coarse_labels
     return table_of_names(
-        features.ids,
-        features.ids,
+        ids := features.ids.tolist(),
+        ids,
         features.labels.tolist(),
-        **{name: column.tolist() for name, column in optional.items() if column is not None},
-        file_versions=[checksum(np.ascontiguousarray(row)) for row in features.features],
+        splits=() if splits is None else splits.tolist(),
+        coarse_labels=() if coarse_labels is None else coarse_labels.tolist(),
+        file_versions=[checksum(np.ascontiguousarray(row).data) for row in features.features],
         vectors=np.asarray(features.features, np.float32),
     )
 
@@ -217,7 +219,7 @@ def list_folder(root: pathlib.Path, walk: FolderWalk | None = None) -> Dataset:
 def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> None:
     """Warns of images that Pillow cannot read, and of files of unknown kinds."""
     known = image_suffixes() | {*SHARDS, ".npz", ".npy"}
-    counts = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for file in files:
         mime_type, suffix = _MIME_TYPES.guess_type(file.name)[0], file.suffix.lower()
         if suffix not in known and (mime_type is None or mime_type.startswith("image/")):

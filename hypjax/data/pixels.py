@@ -80,7 +80,7 @@ def decode(
         heic = f"HEIC needs {HEIF_INSTALLATION}"
         raise ValueError(heic if _HEIF.match(content) else "not an image") from error
     except Image.DecompressionBombError as error:
-        max_pixels = f"{2 * Image.MAX_IMAGE_PIXELS:,} pixels"
+        max_pixels = f"{2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
         raise ValueError(f"more than {max_pixels}; scale it down or remove it") from error
     if min_side is not None:
         image.draft(None, (min_side, min_side))
@@ -149,7 +149,7 @@ def from_pixels(values: np.ndarray, name: object) -> Image.Image:
     return from_array(values)
 
 
-def read_bytes(path: str | pathlib.Path) -> bytes:
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Reads a regular file; raises OSError if it is none, cannot be read, or is too large."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # Pipes may block, and devices may never end.
@@ -186,12 +186,15 @@ def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side
     enlarged to a height of 256, would take gigabytes. The pixels are the same.
     """
     top, left, height, width = frame.box
-    grows = frame.size[0] >= image.height and frame.size[1] >= image.width
+    new_height, new_width = frame.size
+    grows = new_height >= image.height and new_width >= image.width
     limit = _MAX_ENLARGEMENT * max(image.height * image.width, height * width)
-    if grows and math.prod(frame.size) > limit:
+    if grows and new_height * new_width > limit:
         region = from_array(enlarged_box(array(image), frame))
     else:
-        region = scaled(image, frame.size).crop((left, top, left + width, top + height))
+        region = scaled(image, (new_height, new_width)).crop(
+            (left, top, left + width, top + height)
+        )
     return resize(region, side)
 
 
@@ -239,7 +242,7 @@ def show_fast(
     top, left, height, width = box
     bottom, right = top + height, left + width
     try:
-        image = Image.open(io.BytesIO(encoded))
+        image: Image.Image = Image.open(io.BytesIO(encoded))
         if upright and image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             return None
         if image.mode not in _MODES.values() or bottom > image.height or right > image.width:

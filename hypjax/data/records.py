@@ -100,25 +100,34 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     serialize = tfds.features.FeaturesDict(features).serialize_example
     labels: dict[str, int] = {}  # Numbers of the classes, to which each split adds.
     counts, split_infos = {}, []
-    bar = {"total": contents.total, "unit": "image", "disable": None, "leave": False}
-    with Bar(desc=f"preparing {name}", **bar) as progress:
+    with Bar(
+        desc=f"preparing {name}", total=contents.total, unit="image", disable=None, leave=False
+    ) as progress:
         for split, examples in contents.splits.items():
             path = _records_path(folder, name, split)
             count = _write_split(path, split, examples, labels, serialize, progress)
             if count.images:
                 counts[split] = count
-                sizes = {"shard_lengths": [count.images], "num_bytes": path.stat().st_size}
-                split_infos.append(tfds.core.SplitInfo(name=split, **sizes))
+                num_bytes = path.stat().st_size
+                info = tfds.core.SplitInfo(
+                    name=split, shard_lengths=[count.images], num_bytes=num_bytes
+                )
+                split_infos.append(info)
     for table_name, table in contents.tables.items():
         pyarrow.parquet.write_table(table, folder / f"{table_name}.parquet", compression="zstd")
     features["label"] = tfds.features.ClassLabel(names=list(labels))
     if split_infos:  # TFDS cannot describe a dataset without images, which callers reject.
-        facts = {"features": features, "split_infos": split_infos, "version": VERSION}
-        # TFDS's check of the data needs TensorFlow.
-        tfds.folder_dataset.write_metadata(data_dir=folder, **facts, check_data=False)
-    facts = {"splits": counts, "tables": [*contents.tables], "part": part, "note": contents.note}
-    facts["checksums"] = {x.name: files.sha256(x) for x in folder.glob("*.parquet")}
-    files.write_checked_json(folder / MANIFEST, facts)
+        tfds.folder_dataset.write_metadata(
+            data_dir=folder,
+            features=features,
+            split_infos=split_infos,
+            version=VERSION,
+            check_data=False,  # It needs TensorFlow.
+        )
+    manifest: dict[str, Any] = {"splits": counts, "tables": [*contents.tables], "part": part}
+    manifest["note"] = contents.note
+    manifest["checksums"] = {x.name: files.sha256(x) for x in folder.glob("*.parquet")}
+    files.write_checked_json(folder / MANIFEST, manifest)
 
 
 def _records_path(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:
@@ -169,7 +178,7 @@ class _Images(Sequence):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, i: int) -> bytes:
+    def __getitem__(self, i: Any) -> bytes:
         start = int(self._offsets[i])
         return self._records[int(i)][start : start + int(self._lengths[i])]
 
@@ -244,7 +253,7 @@ def read_judgements(
         [np.array([index_of[x] for x in names if x in index_of], np.int64) for names in lists]
         for lists in (table[level].to_pylist() for level in GroundTruth._fields)
     ]
-    return boxes, GroundTruth(*levels)
+    return boxes, GroundTruth._make(levels)
 
 
 def _indices(names: Names, all_names: Names) -> Int[np.ndarray, " images"]:

@@ -38,23 +38,24 @@ def with_repeats(splits: Splits) -> Splits:
     if splits.gallery is None:
         evaluated = {"test": splits.test}
         notes = [sharing_files(query_rows)]
-        compared = "test", "test"
+        searching = searched = "test"
         own_rows_of_queries = query_rows or [[i] for i in range(len(splits.test))]
     else:
         evaluated = {"query": splits.test, "gallery": splits.gallery}
         notes = [queries_in_gallery(query_rows)]
-        compared = "query", "gallery"
+        searching, searched = "query", "gallery"
         own_rows_of_queries = query_rows
     if splits.validation is not None:
         evaluated["validation"] = splits.validation
     parts = evaluated if splits.train is None else {"training": splits.train, **evaluated}
-    checksums = {name: _checksums(part) for name, part in parts.items()}
-    if all(column is not None for column in checksums.values()):
+    columns = {name: _checksums(part) for name, part in parts.items()}
+    checksums = {name: column for name, column in columns.items() if column is not None}
+    if len(checksums) == len(parts):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
-            notes.append(_in_two_classes([*parts.values()], itertools.chain(*checksums.values())))
+            notes.append(_in_two_classes([*parts.values()], checksums.values()))
         if splits.train is not None:
             notes += [_identical_note(parts, checksums, name, "training", ()) for name in evaluated]
-        notes.append(_identical_note(parts, checksums, *compared, own_rows_of_queries))
+        notes.append(_identical_note(parts, checksums, searching, searched, own_rows_of_queries))
     return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
@@ -94,11 +95,12 @@ def _identical_note(
     return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
-def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[int]) -> str:
-    """Notes how many images occur in more than one class; `checksums` are those of all parts."""
-    names = collections.defaultdict(dict)  # By checksum, then by class: an image's name.
+def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[list[int]]) -> str:
+    """Notes how many images, of parts with these checksums, occur in more than one class."""
+    # By checksum, then by class: an image's name.
+    names: dict[int, dict[str, str]] = collections.defaultdict(dict)
     rows = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
-    for checksum, (label, name) in zip(checksums, rows, strict=True):
+    for checksum, (label, name) in zip(itertools.chain.from_iterable(checksums), rows, strict=True):
         names[checksum].setdefault(label, name)
     repeated = [by_class for by_class in names.values() if len(by_class) > 1]
     if not repeated:

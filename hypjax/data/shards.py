@@ -148,8 +148,8 @@ def table_of(
     images = [name for name, kind in column_types.items() if isinstance(kind, library.Image)]
     images = images or [name for name, kind in column_types.items() if _holds_bytes(kind)]
     if "image" not in options and len(images) != 1:
-        names = ", ".join(column_types)
-        raise UserError(f"{where}: name the column of images by ?image= ({names})")
+        columns = ", ".join(column_types)
+        raise UserError(f"{where}: name the column of images by ?image= ({columns})")
     image = find_column(column_types, "image", options, where) or images[0]
     encoded = dataset.cast_column(image, library.Image(decode=False))
     records = encoded.select_columns([image])[image]  # Images are read when they are accessed.

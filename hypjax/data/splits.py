@@ -75,7 +75,7 @@ def with_benchmarks(
         tables, fields = _open_tables(DISTRACTORS, data_dir, decoding)
         notes += fields["notes"]
         for i, dataset in enumerate(datasets):
-            if dataset.ground_truth is not None:
+            if dataset.ground_truth is not None and dataset.gallery is not None:
                 gallery = stacked([dataset.gallery, tables["gallery"]])
                 datasets[i] = dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
     return datasets[0]._replace(benchmarks=datasets[1:], notes=tuple(notes))
@@ -90,7 +90,7 @@ def _open_tables(
 
     folder = prepare.prepared_folder(name, data_dir)
     tables = {split: open_records(folder, split) for split in folder.splits}
-    hashed = [name]
+    hashed: list[object] = [name]
     ground_truth = None
     if PAIRS in folder.tables and "train" in tables:
         pairs = read_pairs(folder, tables["train"].names)
@@ -101,7 +101,7 @@ def _open_tables(
         boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
         source = hash_facts([queries.source, boxes.tobytes()])
         tables["query"] = dataclasses.replace(queries, boxes=boxes, source=source)
-        hashed += [items.tolist() for items in itertools.chain(*ground_truth)]
+        hashed += [items.tolist() for items in itertools.chain.from_iterable(ground_truth)]
     for split, images in tables.items():
         hashed += [images.labels.tobytes(), images.source]
         tables[split] = decoded_as(images, decoding)
@@ -172,7 +172,7 @@ def open_images(
 ) -> Splits:
     """Splits measured images and fills their cache; holds out classes if there are no splits."""
     images = decoded_as(images, decoding)
-    splits = _split(where, images, images.source, held_out)
+    splits = _split(where, images, str(images.source), held_out)
     fill_cache(images, decoding.channels)
     columns = images.class_names, images.splits, images.coarse_labels, images.checksums
     rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
@@ -207,7 +207,8 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
 
 def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
     """Warns of classes in more than one of training, validation and test images."""
-    splits_of = collections.defaultdict(dict)  # By class; a dict keeps the order of splits.
+    # By class; a dict keeps the order of splits.
+    splits_of: dict[str, dict[str, bool]] = collections.defaultdict(dict)
     for split in filter(tables.__contains__, SPLITS):
         for label in tables[split].class_names:
             splits_of[label]["test" if split in ("query", "gallery") else split] = True
@@ -219,9 +220,11 @@ def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
 
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
     """Returns heights, widths and checksums, 0 for unreadable images, and the reasons by row."""
-    cache = cache_folder() / "measured" / f"{hash_facts(images.file_versions)}.npz"
-    in_memory = not images.file_versions[0]
-    measurements, reasons = np.zeros((len(images), 3), np.int64), {}
+    versions = [""] if images.file_versions is None else images.file_versions.tolist()
+    cache = cache_folder() / "measured" / f"{hash_facts(versions)}.npz"
+    in_memory = not versions[0]
+    measurements = np.zeros((len(images), 3), np.int64)
+    reasons: dict[int, str] = {}
     if not in_memory and os.path.exists(cache):  # Unlike Path.exists, never a PermissionError.
         with contextlib.suppress(Exception):  # Damaged: unlike an .npy file, it has checksums.
             measurements = np.load(cache)["measurements"]

@@ -100,9 +100,10 @@ def _splits(table: pathlib.Path, rows: _Rows) -> list[Sequence[str]]:
     """
     named_splits = split_names(row.get("split") for row in rows)
     flags = [[class_name(row.get(x), str(table)).lower() for x in _ROLES] for row in rows]
-    if unknown := {*itertools.chain(*flags)} - _FLAGS.keys():
+    if unknown := {*itertools.chain.from_iterable(flags)} - _FLAGS.keys():
         raise UserError(f"{table}: {' and '.join(_ROLES)} are True or False, not {min(unknown)!r}")
-    roles = [[x[3:] for x, y in zip(_ROLES, pair, strict=True) if _FLAGS[y]] for pair in flags]
+    roles: list[Sequence[str]] = []
+    roles += [[x[3:] for x, y in zip(_ROLES, pair, strict=True) if _FLAGS[y]] for pair in flags]
     if not any(roles):
         return [[split] for split in named_splits]
     if not any(len(role) == 1 for role in roles):

@@ -22,7 +22,9 @@ Boxes = Int[np.ndarray, "n 4"]  # Top, left, height and width, in pixels.
 class TrainView(Protocol):
     """A random view for training."""
 
-    flip: float  # Probability of mirroring.
+    @property
+    def flip(self) -> float:
+        """Probability of mirroring."""
 
     def sizes(self, originals: Sizes) -> Sizes:
         """Returns the sizes to which images are resized before they are cropped."""
@@ -52,11 +54,11 @@ class RandomCrop:
         """Draws ten boxes per image and takes the first that fits, or else the largest, centred."""
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
-        ratio = np.exp(rng.uniform(*np.log(self.ratio), shape))
+        min_ratio, max_ratio = self.ratio
+        ratio = np.exp(rng.uniform(np.log(min_ratio), np.log(max_ratio), shape))
         drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
         fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
         first_fitting = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
-        min_ratio, max_ratio = self.ratio
         height, width = sizes.T
         max_height = np.where(width / height < min_ratio, np.rint(width / min_ratio), height)
         max_width = np.where(width / height > max_ratio, np.rint(height * max_ratio), width)
@@ -100,9 +102,9 @@ def letterbox(height: int, width: int, view: View) -> Frame:
     As Pillow's `ImageOps.pad`, but no side rounds to 0. A box outside the image is black there.
     """
     longer = max(height, width)
-    size = tuple(max(1, round(length / longer * view.side)) for length in (height, width))
-    top, left = (-round((view.side - length) / 2) for length in size)
-    return Frame(size, (top, left, view.side, view.side))
+    height, width = (max(1, round(length / longer * view.side)) for length in (height, width))
+    top, left = (-round((view.side - length) / 2) for length in (height, width))
+    return Frame((height, width), (top, left, view.side, view.side))
 
 
 # Functions that build a training view from `config.data`.

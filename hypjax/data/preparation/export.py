@@ -38,7 +38,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
                 with reading(dataset, folder.path):
                     content = images.content(i)
                 if name == _stem(name):
-                    name += f".{Image.open(io.BytesIO(content)).format.lower()}"
+                    name += f".{str(Image.open(io.BytesIO(content)).format).lower()}"
                 path = unfinished / split / folders[i] / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("xb") as file:

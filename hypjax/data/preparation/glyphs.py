@@ -53,7 +53,8 @@ def example(pixels: np.ndarray, name: str, class_name: str, coarse_label: str) -
     """Encodes a rendered image as PNG, with its names."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
-    return Example(file.getvalue(), *pixels.shape, name, class_name, coarse_label)
+    height, width = pixels.shape
+    return Example(file.getvalue(), height, width, name, class_name, coarse_label)
 
 
 def split_classes(classes: Sequence[fonts.GlyphClass]) -> tuple[list[fonts.GlyphClass], ...]:

@@ -58,7 +58,7 @@ def _training_coarse_classes(products: list[_Product]) -> set[str]:
 
 def _read_products(tree: FileTree) -> list[_Product]:
     """Reads `classes.csv`: product, its number, coarse class, its number, icon, description."""
-    products = []
+    products: list[_Product] = []
     for match in tree.rows("classes.csv", ".+", skip=1):
         fields = next(csv.reader([match[0]]))
         if len(fields) != 6 or fields[1] != str(len(products)) or fields[4].count("/") < 2:

@@ -42,21 +42,23 @@ def prepare(
     if part is not None and part not in parts:
         advice = f"--part is one of {', '.join(parts)}" if parts else "omit --part"
         raise UserError(f"{name} has no part {part!r}; {advice}")
-    official = _official(name, part)
+    chosen = declared(name)
+    if isinstance(chosen, OfficialDataset) and part:
+        chosen = chosen.parts[part]
     folder = pathlib.Path(root, name, VERSION)
     with _locked(folder, f"preparing {name}") as is_absent:
         already = f"{name} is already prepared; to prepare it again, remove {folder}"
         console.say(f"preparing {name} in {folder} (once)" if is_absent else already)
-        if is_absent and official is None:
-            with writing(folder), replacing(folder) as unfinished:
-                records.write_records(unfinished, name, declared(name)(), None)
-        elif is_absent:
+        if is_absent and isinstance(chosen, OfficialDataset):
             manual = pathlib.Path(manual_dir).expanduser() if manual_dir else None
-            downloads = pathlib.Path(root, "downloads", official.downloads or name)
-            with official.open(manual, downloads) as files:
-                _check_listing(official, files.images, allow_partial)
+            downloads = pathlib.Path(root, "downloads", chosen.downloads or name)
+            with chosen.open(manual, downloads) as files:
+                _check_listing(chosen, files.images, allow_partial)
                 with writing(folder), replacing(folder) as unfinished:
                     write_files(unfinished, name, files, part, skip_corrupt=skip_corrupt)
+        elif is_absent and not isinstance(chosen, OfficialDataset):
+            with writing(folder), replacing(folder) as unfinished:
+                records.write_records(unfinished, name, chosen(), None)
     prepared = records.open_folder(name, folder)
     if prepared.part != part:
         problem = f"{folder} holds the part {prepared.part}, not {part} (None is the full dataset)"

@@ -8,7 +8,7 @@ gallery. On other kinds of machines, rounding in the perspective might change si
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -142,7 +142,7 @@ def _place(rng: np.random.Generator, drawn: Image.Image, limits: Limits) -> tupl
 
 
 def _ink_box(ink: Grey) -> Box:
-    return Image.fromarray(ink > EDGE).getbbox()
+    return Image.fromarray(ink > EDGE).getbbox() or (0, 0, *ink.shape)
 
 
 def _bar(rng: np.random.Generator, box: Box) -> Mask:
@@ -299,7 +299,7 @@ def _tables(objects: Mapping[str, list[SceneObject]]) -> dict[str, pyarrow.Table
                 pairs.append({"anchor": anchor.name, "positive": positive.name})
     for shown in objects["query"]:
         query = View(shown, "query", 0)
-        judgement = {"query": query.name, "box": query.render()[1]}
+        judgement: dict[str, Any] = {"query": query.name, "box": query.render()[1]}
         for view in shown.views(**GALLERY_VIEWS):
             judgement.setdefault(view.difficulty, []).append(view.name)
         judgements.append(judgement)
