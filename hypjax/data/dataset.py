@@ -89,17 +89,17 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the images' files, classes, splits and order."""
-        return hash_facts(self._facts())
+        """Fingerprint of the images' files, classes, splits and order."""
+        return fingerprint_of(self._rows())
 
     @property
     def versions(self) -> Int[np.ndarray, " images"]:
         """Hash of each image's file, class and split; 0 for images in memory."""
         on_disk = [False] * len(self) if self.file_versions is None else self.file_versions
-        pairs = zip(on_disk, self._facts(), strict=True)
+        pairs = zip(on_disk, self._rows(), strict=True)
         return np.array([checksum(repr(x).encode()) if file else 0 for file, x in pairs], np.int64)
 
-    def _facts(self) -> Iterable[tuple[Any, ...]]:
+    def _rows(self) -> Iterable[tuple[Any, ...]]:
         columns = (self.file_versions, self.class_names, self.splits, self.coarse_labels)
         return zip(*(column.tolist() for column in columns if column is not None), strict=True)
 
@@ -229,16 +229,16 @@ _COLUMNS = (
 class Chained(Sequence):
     """A concatenation of sequences that does not copy them."""
 
-    def __init__(self, parts: Iterable[Sequence[Any]]) -> None:
-        self._parts = list(parts)
-        self._starts = [0, *np.cumsum([len(part) for part in self._parts]).tolist()]
+    def __init__(self, sequences: Iterable[Sequence[Any]]) -> None:
+        self._sequences = list(sequences)
+        self._starts = [0, *np.cumsum([len(sequence) for sequence in self._sequences]).tolist()]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def __getitem__(self, i: Any) -> Any:
-        part_number = bisect.bisect_right(self._starts, i) - 1
-        return self._parts[part_number][i - self._starts[part_number]]
+        k = bisect.bisect_right(self._starts, i) - 1
+        return self._sequences[k][i - self._starts[k]]
 
 
 class _Chosen(Sequence):
@@ -332,20 +332,20 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
 
 def _stacked_column(name: str, tables: Sequence[Dataset]) -> Shaped[np.ndarray, "n ..."] | None:
     """Concatenates a column. Tables without it get '' or, as boxes, whole images."""
-    parts = [getattr(table, name) for table in tables]
-    if all(part is None for part in parts):
+    columns = [getattr(table, name) for table in tables]
+    if all(column is None for column in columns):
         return None
     for i, table in enumerate(tables):
-        if parts[i] is None and name == "boxes":
-            parts[i] = np.hstack([np.zeros_like(table.sizes), table.sizes[:, ::-1]])
-        elif parts[i] is None:
-            parts[i] = np.full(len(table), "", object)
-    return np.concatenate(parts)
+        if columns[i] is None and name == "boxes":
+            columns[i] = np.hstack([np.zeros_like(table.sizes), table.sizes[:, ::-1]])
+        elif columns[i] is None:
+            columns[i] = np.full(len(table), "", object)
+    return np.concatenate(columns)
 
 
-def hash_facts(facts: Iterable[Any]) -> str:
+def fingerprint_of(values: Iterable[Any]) -> str:
     """Hashes values by their `repr`, which must not abbreviate, to 32 hexadecimal digits."""
-    return hashlib.sha256("".join(map(repr, facts)).encode()).hexdigest()[:32]
+    return hashlib.sha256("".join(map(repr, values)).encode()).hexdigest()[:32]
 
 
 def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:

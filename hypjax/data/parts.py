@@ -1,4 +1,4 @@
-"""Parts of a dataset: training, validation and test images, and the searches to be scored."""
+"""Splits of a dataset: training, validation and test images, and the searches to be scored."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Sized
@@ -49,7 +49,7 @@ class Task(NamedTuple, Generic[Images]):
 
 
 class Splits(NamedTuple):
-    """The parts of a dataset."""
+    """A dataset by its splits."""
 
     train: Dataset | None  # None if models can only be scored.
     validation: Dataset | None  # Held-out training classes or images, to choose a model.
@@ -74,13 +74,13 @@ class Splits(NamedTuple):
 
     def images(self, *, scored: bool = False) -> Dataset:
         """Returns all images, or only those that are scored, in a table with their splits."""
-        parts: dict[str, Dataset | None] = {"test": self.test}
+        by_split: dict[str, Dataset | None] = {"test": self.test}
         if self.gallery is not None:
-            parts = {"query": self.test, "gallery": self.gallery}
+            by_split = {"query": self.test, "gallery": self.gallery}
         if not scored:
-            parts = {"train": self.train, "validation": self.validation, **parts}
+            by_split = {"train": self.train, "validation": self.validation, **by_split}
         tables = []
-        for split, images in parts.items():
+        for split, images in by_split.items():
             if images is None:
                 continue
             # The single class of a dataset with ground truth says nothing.
@@ -115,24 +115,24 @@ class Splits(NamedTuple):
 
 
 def divide(
-    where: str, parts: Mapping[str, Dataset], held_out: HeldOutClasses, **fields: Any
+    where: str, tables: Mapping[str, Dataset], held_out: HeldOutClasses, **fields: Any
 ) -> Splits:
-    """Assigns tables, given by split, to `Splits`; holds missing parts out of the training images.
+    """Assigns tables, given by split, to `Splits`; holds missing splits out of the training images.
 
     `where` is the dataset's name or location, for messages; `fields` are other fields of `Splits`.
     """
-    train, validation, test = (parts.get(split) for split in ("train", "validation", "test"))
+    train, validation, test = (tables.get(split) for split in ("train", "validation", "test"))
     gallery = None
-    if {"query", "gallery"} <= parts.keys():
-        test, gallery = parts["query"], parts["gallery"]
+    if {"query", "gallery"} <= tables.keys():
+        test, gallery = tables["query"], tables["gallery"]
     no_validation = ""
     advice = "add classes"
     if held_out.by_image:
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
-        train, validation, test, no_validation = _split_images(where, parts["train"], held_out)
+        train, validation, test, no_validation = _split_images(where, tables["train"], held_out)
     elif test is None:
-        train, test = _hold_out_test(where, parts["train"], held_out)
+        train, test = _hold_out_test(where, tables["train"], held_out)
         advice = "add classes, or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
@@ -225,22 +225,24 @@ def _hold_out_images(
 
 def check_classes(name: str, splits: Splits) -> None:
     """Rejects training images of one class, and validation and test images that find nothing."""
-    parts = {"train": splits.train, "validation": splits.validation}
+    tables = {"train": splits.train, "validation": splits.validation}
     if splits.ground_truth is None:
-        parts["test"] = splits.test
+        tables["test"] = splits.test
     elif not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
-    for part, images in parts.items():
+    for split, images in tables.items():
         if images is None:
             continue
         if images.num_classes < 2:
             classes = counted(images.num_classes, "class")
-            raise UserError(f"the {part} part of {name} has {classes}; it needs two or more")
-        if part == "test" and splits.gallery is not None:
+            raise UserError(f"the {split} part of {name} has {classes}; it needs two or more")
+        if split == "test" and splits.gallery is not None:
             can_match = bool(np.isin(images.labels, splits.gallery.labels).any())
             problem = f"no query of {name} has an image of its class in the gallery"
         else:
-            can_match = part == "train" or np.bincount(images.labels).max() > 1
-            problem = f"each class in the {part} part of {name} has one image, so none can be found"
+            can_match = split == "train" or np.bincount(images.labels).max() > 1
+            problem = (
+                f"each class in the {split} part of {name} has one image, so none can be found"
+            )
         if not can_match:
             raise UserError(f"{problem}; add images")

@@ -175,8 +175,8 @@ def check_columns(where: object, images: Dataset) -> None:
     if images.coarse_labels is None:
         return
     coarse_label_of: dict[str, str] = {}  # By class.
-    labels = zip(images.class_names, images.coarse_labels, strict=True)
-    for row, (name, coarse) in enumerate(labels, 1):
+    names = zip(images.class_names, images.coarse_labels, strict=True)
+    for row, (name, coarse) in enumerate(names, 1):
         if not coarse:
             raise UserError(f"{where}, row {row} has no coarse label, and other rows have one")
         first = coarse_label_of.setdefault(name, coarse)

@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 from jaxtyping import Int, Shaped
 
-from hypjax.data.dataset import Dataset, hash_facts
+from hypjax.data.dataset import Dataset, fingerprint_of
 from hypjax.errors import explained, reason, require_package
 from hypjax.system import files
 from hypjax.system.progress import Bar
@@ -214,7 +214,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         coarse_labels=coarse_labels if coarse_labels.any() else None,
         checksums=index["checksum"],
         # Depends only on the images, so that datasets with equal images share caches.
-        source=hash_facts([sizes.tobytes(), index["checksum"].tobytes()]),
+        source=fingerprint_of([sizes.tobytes(), index["checksum"].tobytes()]),
     )
 
 

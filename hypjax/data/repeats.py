@@ -47,15 +47,17 @@ def with_repeats(splits: Splits) -> Splits:
         own_rows_of_queries = query_rows
     if splits.validation is not None:
         evaluated["validation"] = splits.validation
-    parts = evaluated if splits.train is None else {"training": splits.train, **evaluated}
-    columns = {name: _checksums(part) for name, part in parts.items()}
+    tables = evaluated if splits.train is None else {"training": splits.train, **evaluated}
+    columns = {name: _checksums(table) for name, table in tables.items()}
     checksums = {name: column for name, column in columns.items() if column is not None}
-    if len(checksums) == len(parts):
+    if len(checksums) == len(tables):
         if splits.ground_truth is None:  # With ground truth, all images may have one class.
-            notes.append(_in_two_classes([*parts.values()], checksums.values()))
+            notes.append(_in_two_classes([*tables.values()], checksums.values()))
         if splits.train is not None:
-            notes += [_identical_note(parts, checksums, name, "training", ()) for name in evaluated]
-        notes.append(_identical_note(parts, checksums, searching, searched, own_rows_of_queries))
+            notes += [
+                _identical_note(tables, checksums, name, "training", ()) for name in evaluated
+            ]
+        notes.append(_identical_note(tables, checksums, searching, searched, own_rows_of_queries))
     return splits._replace(own_rows=query_rows, repeats=tuple(filter(None, notes)))
 
 
@@ -70,40 +72,42 @@ def _checksums(images: Dataset) -> list[int] | None:
 
 
 def _identical_note(
-    parts: Mapping[str, Dataset],
+    tables: Mapping[str, Dataset],
     checksums: Mapping[str, list[int]],
-    part: str,
-    other_part: str,
+    split: str,
+    other_split: str,
     own_rows: OwnRows,
 ) -> str:
-    """Notes how many images of a part are identical to images of another part, or of the same.
+    """Notes how many images of a split are identical to images of another, or of the same.
 
-    Rows of the other part that are an image itself, its `own_rows`, do not count.
+    Rows of the other split that are an image itself, its `own_rows`, do not count.
     """
     rows_by_checksum = collections.defaultdict(list)
-    for row, checksum in enumerate(checksums[other_part]):
+    for row, checksum in enumerate(checksums[other_split]):
         rows_by_checksum[checksum].append(row)
     pairs = []  # Names of an image, and of the first image that is identical.
-    for i, checksum in enumerate(checksums[part]):
+    for i, checksum in enumerate(checksums[split]):
         image_rows = own_rows[i] if own_rows else ()
         rows = [row for row in rows_by_checksum.get(checksum, ()) if row not in image_rows]
         if rows:
-            pairs.append((parts[part].name(i), parts[other_part].name(rows[0])))
-    others = f"other {part}" if part == other_part else other_part
-    count = f"{len(pairs)} of {len(checksums[part])}"
-    note = f"{part} images that are identical to {others} images: {count}"
+            pairs.append((tables[split].name(i), tables[other_split].name(rows[0])))
+    others = f"other {split}" if split == other_split else other_split
+    count = f"{len(pairs)} of {len(checksums[split])}"
+    note = f"{split} images that are identical to {others} images: {count}"
     return f"{note}, such as {' and '.join(pairs[0])}" if pairs else ""
 
 
-def _in_two_classes(parts: Sequence[Dataset], checksums: Iterable[list[int]]) -> str:
-    """Notes how many images, of parts with these checksums, occur in more than one class."""
+def _in_two_classes(tables: Sequence[Dataset], checksums: Iterable[list[int]]) -> str:
+    """Notes how many images, of tables with these checksums, occur in more than one class."""
     # By checksum, then by class: an image's name.
     names: dict[int, dict[str, str]] = collections.defaultdict(dict)
-    rows = [(part.class_name(i), part.name(i)) for part in parts for i in range(len(part))]
-    for checksum, (label, name) in zip(itertools.chain.from_iterable(checksums), rows, strict=True):
-        names[checksum].setdefault(label, name)
+    rows = [(table.class_name(i), table.name(i)) for table in tables for i in range(len(table))]
+    for checksum, (class_name, name) in zip(
+        itertools.chain.from_iterable(checksums), rows, strict=True
+    ):
+        names[checksum].setdefault(class_name, name)
     repeated = [by_class for by_class in names.values() if len(by_class) > 1]
     if not repeated:
         return ""
-    first, second, *_ = (f"{name} ({label})" for label, name in repeated[0].items())
+    first, second, *_ = (f"{name} ({class_name})" for class_name, name in repeated[0].items())
     return f"images in more than one class: {len(repeated)}, such as {first} and {second}"

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
-from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, hash_facts, stacked
+from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, fingerprint_of, stacked
 from hypjax.data.fetching import local_path
 from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.data.repeats import with_repeats
@@ -99,14 +99,14 @@ def _open_tables(
     if JUDGEMENTS in folder.tables and {"query", "gallery"} <= tables.keys():
         queries = tables["query"]
         boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
-        source = hash_facts([queries.source, boxes.tobytes()])
+        source = fingerprint_of([queries.source, boxes.tobytes()])
         tables["query"] = dataclasses.replace(queries, boxes=boxes, source=source)
         hashed += [items.tolist() for items in itertools.chain.from_iterable(ground_truth)]
     for split, images in tables.items():
         hashed += [images.labels.tobytes(), images.source]
         tables[split] = decoded_as(images, decoding)
     fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
-    return tables, {"fingerprint": hash_facts(hashed), **fields}
+    return tables, {"fingerprint": fingerprint_of(hashed), **fields}
 
 
 def open_photos(
@@ -164,7 +164,9 @@ def measured(
     columns = (images.class_names, images.splits, images.coarse_labels, measurements)
     rows = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes, checksums = measurements[:, :2].astype(np.int32), measurements[:, 2]
-    return dataclasses.replace(images, sizes=sizes, checksums=checksums, source=hash_facts(rows))
+    return dataclasses.replace(
+        images, sizes=sizes, checksums=checksums, source=fingerprint_of(rows)
+    )
 
 
 def open_images(
@@ -176,7 +178,7 @@ def open_images(
     fill_cache(images, decoding.channels)
     columns = images.class_names, images.splits, images.coarse_labels, images.checksums
     rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
-    return splits._replace(content=hash_facts(rows))
+    return splits._replace(content=fingerprint_of(rows))
 
 
 def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:
@@ -210,9 +212,9 @@ def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
     # By class; a dict keeps the order of splits.
     splits_of: dict[str, dict[str, bool]] = collections.defaultdict(dict)
     for split in filter(tables.__contains__, SPLITS):
-        for label in tables[split].class_names:
-            splits_of[label]["test" if split in ("query", "gallery") else split] = True
-    shared = {label: ", ".join(splits) for label, splits in splits_of.items() if len(splits) > 1}
+        for name in tables[split].class_names:
+            splits_of[name]["test" if split in ("query", "gallery") else split] = True
+    shared = {name: ", ".join(splits) for name, splits in splits_of.items() if len(splits) > 1}
     if shared:
         classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
         console.warn(f"{where} has {classes} in more than one split, such as {example}")
@@ -221,7 +223,7 @@ def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
 def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
     """Returns heights, widths and checksums, 0 for unreadable images, and the reasons by row."""
     versions = [""] if images.file_versions is None else images.file_versions.tolist()
-    cache = cache_folder() / "measured" / f"{hash_facts(versions)}.npz"
+    cache = cache_folder() / "measured" / f"{fingerprint_of(versions)}.npz"
     in_memory = not versions[0]
     measurements = np.zeros((len(images), 3), np.int64)
     reasons: dict[int, str] = {}

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hypjax.data.dataset import Dataset, hash_facts, table_of_names
+from hypjax.data.dataset import Dataset, fingerprint_of, table_of_names
 from hypjax.data.folders import is_image_name
 from hypjax.data.pixels import image_suffixes
 from hypjax.errors import UserError, counted, explained
@@ -67,29 +67,29 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
         return table_of_files([_listed_file(table, path, str(table)) for path in paths])
     if not rows:
         raise UserError(f"{table} has no rows")
-    row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, label and split.
-    coarse_labels, labels_of = [], collections.defaultdict(set)
+    row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, class and split.
+    coarse_labels, classes_of = [], collections.defaultdict(set)
     for number, (row, splits) in enumerate(zip(rows, _splits(table, rows), strict=True), start=1):
         where, path = f"{table}, row {number}", row.get("path")
-        label = class_name(row.get("label"), where)
+        name = class_name(row.get("label"), where)
         coarse_label = class_name(row.get("coarse_label"), where)
-        if not (isinstance(path, str) and path and label) or re.search("[\0\n]", path + label):
+        if not (isinstance(path, str) and path and name) or re.search("[\0\n]", path + name):
             needed = "a path and a label, without line breaks and null bytes"
             raise UserError(f"{where} needs {needed}; mend its cells and quotes")
         file = _listed_file(table, path, where)
-        labels_of[file].add(label)
+        classes_of[file].add(name)
         for split in splits:
-            if (file, label, split) in row_of:
-                raise UserError(f"{where}: {path} is already in row {row_of[file, label, split]}")
-            row_of[file, label, split] = number
+            if (file, name, split) in row_of:
+                raise UserError(f"{where}: {path} is already in row {row_of[file, name, split]}")
+            row_of[file, name, split] = number
             coarse_labels.append(coarse_label)
-    if several := [file for file, labels in labels_of.items() if len(labels) > 1]:
+    if several := [file for file, names in classes_of.items() if len(names) > 1]:
         images = counted(len(several), "image")
         console.warn(f"{table} has {images} with several labels, such as {min(several)}")
     if any(row.get(name) for row in rows for name in _BOX):
         console.warn(f"{table} has boxes ({', '.join(_BOX)}), which are not used; crop the images")
-    files, labels, splits = zip(*row_of, strict=True)
-    return table_of_files(files, labels, splits, coarse_labels)
+    files, classes, splits = zip(*row_of, strict=True)
+    return table_of_files(files, classes, splits, coarse_labels)
 
 
 def _splits(table: pathlib.Path, rows: _Rows) -> list[Sequence[str]]:
@@ -188,7 +188,7 @@ def write_table(images: Dataset) -> pathlib.Path:
     text = io.StringIO()
     rows = zip(images.names, images.class_names, splits, strict=True)
     csv.writer(text).writerows([("path", "label", "split"), *rows])
-    file = cache_folder() / "tables" / f"{hash_facts([text.getvalue()])}.csv"
+    file = cache_folder() / "tables" / f"{fingerprint_of([text.getvalue()])}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text.getvalue())
     return file

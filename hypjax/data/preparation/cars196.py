@@ -54,10 +54,10 @@ def _list_images(
             number = int(row["class"])
             split = "train" if number <= _CLASSES // 2 else "test"  # Not the official test flag.
             name = f"{folder}{row['fname']}" if folder else str(row["relative_im_path"])
-            label = str(class_names[number - 1])
-            body_type = body_types.get(label) or "".join(_BODY_TYPES.findall(label)[-1:])
+            class_name = str(class_names[number - 1])
+            body_type = body_types.get(class_name) or "".join(_BODY_TYPES.findall(class_name)[-1:])
             box = _box(row) if boxes else None
-            yield Entry(split, name, label, body_type, files.get(name, name), box)
+            yield Entry(split, name, class_name, body_type, files.get(name, name), box)
     except (ValueError, TypeError, IndexError) as error:
         raise tree.damaged("", f"annotations cannot be read ({error})") from error
 

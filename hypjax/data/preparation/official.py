@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
     split: str
     name: str  # Path within the dataset, with '/'; unique.
-    label: str  # Name of the class, unique within the dataset.
+    class_name: str  # Unique within the dataset.
     coarse_label: str = ""  # Name of the coarse class; '' if the dataset has none.
     file: str = ""  # Path of the image's file; '': equal to the name.
     # Region of the image that is kept: left, top, right, bottom, in pixels; None: the image.
@@ -243,7 +243,7 @@ def _read_example(tree: FileTree, image: Entry) -> Example | str:
             content = encoded.getvalue()
     except Exception as error:  # Decoders raise almost anything on damaged files.
         return reason(error)
-    return Example(content, *decoded.size[::-1], image.name, image.label, image.coarse_label)
+    return Example(content, *decoded.size[::-1], image.name, image.class_name, image.coarse_label)
 
 
 def write_files(

@@ -18,7 +18,7 @@ def _list_images(tree: FileTree) -> Iterator[Entry]:
         for name in sorted(tree.files):
             match = re.fullmatch(rf"{folder}/(([^/]+)/[^/]+)/[^/]+\.png", name)
             if match and not (split == "test" and match[2] in train_alphabets):
-                yield Entry(split, name, label=match[1], coarse_label=match[2])
+                yield Entry(split, name, class_name=match[1], coarse_label=match[2])
 
 
 # Addresses and checksums as in tensorflow_datasets.

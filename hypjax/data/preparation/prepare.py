@@ -147,11 +147,13 @@ def _root(data_dir: str | None) -> str:
 
 def _check_listing(official: OfficialDataset, listing: Listing, allow_partial: bool) -> None:
     """Rejects classes in both train and test and, unless `allow_partial`, incomplete listings."""
-    labels = {split: {image.label for image in images} for split, images in listing.items()}
-    tested = labels.get("test", set()) | labels.get("query", set())  # A gallery may have any class.
-    if shared := labels.get("train", set()) & tested:
+    classes = {split: {image.class_name for image in images} for split, images in listing.items()}
+    tested = classes.get("test", set()) | classes.get(
+        "query", set()
+    )  # A gallery may have any class.
+    if shared := classes.get("train", set()) & tested:
         raise UserError(f"{min(shared)} is in both train and test, so this is not {official.name}")
-    counts = {split: records.Count(len(listing[split]), len(labels[split])) for split in listing}
+    counts = {split: records.Count(len(listing[split]), len(classes[split])) for split in listing}
     if (note := _partial_copy(official, counts)) and not allow_partial:
         raise UserError(f"this is {note}; use --allow_partial; every result will then say so")
 

@@ -13,22 +13,22 @@ from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, Of
 from hypjax.data.records import PAIRS, PAIRS_SCHEMA
 
 _LIST = "retrieval-SfM-120k.pkl"
-_PARTS = {"train": "train", "val": "test"}  # Splits by their names in the list.
-_Part = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their names.
+_SPLITS = {"train": "train", "val": "test"}  # By their names in the list.
+_Listed = tuple[list[Entry], list[tuple[str, str]]]  # Images, and pairs of their names.
 
 
-def _read(tree: FileTree) -> dict[str, _Part]:
+def _read(tree: FileTree) -> dict[str, _Listed]:
     """Reads the published list, without running code that it may hold."""
     loaded = load_pickle(tree.read_list(_LIST), str(tree.root / _LIST))
     try:
-        return {split: _part(split, loaded[name]) for name, split in _PARTS.items()}
+        return {split: _listed(split, loaded[name]) for name, split in _SPLITS.items()}
     except Exception as error:  # A pickle of another structure may raise almost anything.
         problem = "it needs train and val, each with cids, cluster, qidxs and pidxs that fit"
         raise tree.damaged(_LIST, problem) from error
 
 
-def _part(split: str, loaded: dict[str, Any]) -> _Part:
-    """Lists the images and the pairs of one part of the list."""
+def _listed(split: str, loaded: dict[str, Any]) -> _Listed:
+    """Lists the images and the pairs of one split of the list."""
     names, keys = list(loaded["cids"]), ("cluster", "qidxs", "pidxs")
     clusters, anchors, positives = (as_indices(loaded[key]).tolist() for key in keys)
     entries = []
@@ -46,7 +46,7 @@ def _pairs(tree: FileTree) -> pyarrow.Table:
 
 DATASET = OfficialDataset(
     name="sfm120k",
-    # As in the paper and as the released loader reports; the test part's clusters are not checked.
+    # As in the paper and as the released loader reports; the clusters of test are not checked.
     counts={"train": Count(91_642, 551), "test": Count(6_403, None)},
     folders=("retrieval-SfM-120k", "sfm120k"),
     entries=("ims", _LIST),

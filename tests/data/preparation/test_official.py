@@ -35,7 +35,7 @@ def open_at(name, manual_dir, downloads):
     def written(i):
         assert i.box is None
         content = files.tree.files[i.file].read_bytes()
-        return disk.Written(i.name, i.label, i.coarse_label, content)
+        return disk.Written(i.name, i.class_name, i.coarse_label, content)
 
     with official.open(manual_dir, downloads) as files:
         return {split: [*map(written, images)] for split, images in files.images.items()}
