@@ -51,8 +51,8 @@ def main(
     if exclude:
         command.require_one(images=images)
     command.require_one(workdir=workdir, encoder=external.encoder)
+    from hypjax.data.opening import open_prepared
     from hypjax.data.photos import find_images
-    from hypjax.data.splits import open_prepared
     from hypjax.system.caches import keep_compiled_programs
 
     exports = _find_exports([name for value in export or () for name in value.split(",")])

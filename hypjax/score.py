@@ -159,7 +159,7 @@ def _task(
 ) -> Any:
     """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
-    from hypjax.data.splits import open_prepared
+    from hypjax.data.opening import open_prepared
     from hypjax.galleries.embeddings import Embeddings
     from hypjax.inference.scoring import require_images, task_of
     from hypjax.system import console

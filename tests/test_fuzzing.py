@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from hypjax.data import records
+from hypjax.data.opening import Decoding, HeldOutClasses, open_photos
 from hypjax.data.photos import find_images
-from hypjax.data.splits import Decoding, HeldOutClasses, open_photos
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings, open_gallery
 from hypjax.geometry import PoincareBall

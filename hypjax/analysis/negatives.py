@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import Points, head_points, restore_trained, searched
-from hypjax.data.parts import Splits
+from hypjax.data.splits import Splits
 from hypjax.errors import UserError, on_one_line
 from hypjax.geometry import Space
 from hypjax.geometry.learned import learned_scalars

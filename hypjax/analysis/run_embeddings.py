@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, PyTree
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
-from hypjax.data.parts import Splits
+from hypjax.data.splits import Splits
 from hypjax.errors import UserError, counted, redacted
 from hypjax.geometry import Space
 from hypjax.inference.run import Run

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits
+from hypjax.data.splits import Splits
 from hypjax.galleries.own_images import Contents, OwnImages, copies
 from hypjax.retrieval.inputs import OwnRows
 

@@ -1,262 +1,248 @@
-"""Opens prepared and users' own datasets as training, validation and test images."""
+"""Splits of a dataset: training, validation and test images, and the searches to be scored."""
 
-import collections
-import concurrent.futures
-import contextlib
 import dataclasses
-import itertools
-import os
-import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int
 
-from hypjax.catalogue import PREPARED
-from hypjax.data import photos, pixels
-from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, fingerprint_of, stacked
-from hypjax.data.fetching import local_path
-from hypjax.data.parts import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
-from hypjax.data.repeats import with_repeats
-from hypjax.errors import UserError, counted, reason
+from hypjax.data.dataset import Dataset, stacked
+from hypjax.errors import UserError, counted
+from hypjax.retrieval.inputs import OwnRows
 from hypjax.system import console
-from hypjax.system.caches import cache_folder
-from hypjax.system.files import checksum, replacing
-from hypjax.system.machine import usable_cores
-from hypjax.system.progress import Bar
-from hypjax.types import SPLITS
+from hypjax.types import GroundTruth
 
-# The dataset whose images join galleries as distractors.
-(DISTRACTORS,) = (name for name, facts in PREPARED.items() if facts.role == "distractors")
-_MAX_NAMED = 5  # Files that a message names.
-_EXACT, _NOTHING_HELD_OUT = Decoding(), HeldOutClasses()
+_MIN_CLASSES_TO_HOLD_OUT = 4  # Two to hold out, and two to train on.
+_MIN_CLASSES_TO_VALIDATE = 8  # With fewer, a share for validation holds out none.
+_MIN_CLASSES_TO_TRAIN = 5  # With fewer, what the head learns rarely transfers to new classes.
+_MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
+_MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
+_TEST_SHARE = 0.25  # Share of a class's images to test on.
+SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
+Images = TypeVar("Images", bound=Sized)
+_Halves = tuple[Dataset, Dataset]  # The remaining images, and the held-out images.
 
 
-def open_prepared(
-    name: str,
-    data_dir: str | None = None,
-    decoding: Decoding = _EXACT,
-    held_out: HeldOutClasses = _NOTHING_HELD_OUT,
+@dataclasses.dataclass(frozen=True)
+class HeldOutClasses:
+    """How many training classes to hold out, as numbers or shares."""
+
+    test: float = 0  # Ignored if the dataset has test images.
+    validation: float = 0  # Ignored if the dataset has validation images.
+    seed: int = 0
+    by_image: bool = False  # Whether to hold out images of all classes instead.
+
+
+class Task(NamedTuple, Generic[Images]):
+    """A search among datasets or embeddings that is to be scored."""
+
+    queries: Images
+    gallery: Images | None = None  # If None, the queries search each other.
+    ground_truth: GroundTruth | None = None  # If None, a query should find the images of its class.
+    own_rows: OwnRows = ()  # Gallery rows of each query's own image, which scores leave out.
+
+    @property
+    def num_items(self) -> int:
+        """Number of images that every query can find."""
+        images, own = (self.queries, 1) if self.gallery is None else (self.gallery, 0)
+        return len(images) - max(map(len, self.own_rows), default=own)
+
+
+class Splits(NamedTuple):
+    """A dataset by its splits."""
+
+    train: Dataset | None  # None if models can only be scored.
+    validation: Dataset | None  # Held-out training classes or images, to choose a model.
+    test: Dataset  # Images to report results on, never to choose a model.
+    gallery: Dataset | None  # Images that the test images search; None: each other.
+    fingerprint: str  # Hash that changes whenever an image of the dataset changes, or its name.
+    notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
+    ground_truth: GroundTruth | None = None  # See `Task`.
+    name: str = ""  # Name of scores by ground truth.
+    benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
+    own_rows: OwnRows = ()  # See `Task`.
+    repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
+    content: str = ""  # For photos, such a hash without their names.
+    no_validation: str = ""  # Why no training images are held out for validation, and the remedy.
+
+    def training_images(self) -> Dataset:
+        """Returns the training images; raises a UserError if there are none."""
+        if self.train is None:
+            advice = "name another in data.name, and this one in eval.benchmarks"
+            raise UserError(f"{self.name} has no training images; use --mode=evaluate, or {advice}")
+        return self.train
+
+    def images(self, *, scored: bool = False) -> Dataset:
+        """Returns all images, or only those that are scored, in a table with their splits."""
+        by_split: dict[str, Dataset | None] = {"test": self.test}
+        if self.gallery is not None:
+            by_split = {"query": self.test, "gallery": self.gallery}
+        if not scored:
+            by_split = {"train": self.train, "validation": self.validation, **by_split}
+        tables = []
+        for split, images in by_split.items():
+            if images is None:
+                continue
+            # The single class of a dataset with ground truth says nothing.
+            if self.ground_truth is not None and images.num_classes == 1:
+                images = dataclasses.replace(images, class_names=np.full(len(images), "", object))
+            splits = np.full(len(images), split, object)
+            texts = [f"{self.fingerprint} {split} {i}" for i in images.positions]
+            versions = np.array(texts, object)
+            tables.append(dataclasses.replace(images, splits=splits, file_versions=versions))
+        return stacked(tables)
+
+    @property
+    def task(self) -> Task:
+        """The search of the test images."""
+        return Task(self.test, self.gallery, self.ground_truth, self.own_rows)
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The searches of this dataset and of its benchmarks, by name."""
+        return {splits.name: splits.task for splits in (self, *self.benchmarks)}
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Hashes that tell a run's images, of which those with equal content are the same."""
+        return {"images": self.fingerprint, "content": self.content}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the images of this dataset and of its benchmarks."""
+        benchmarks = {f"images of {splits.name}": splits.fingerprint for splits in self.benchmarks}
+        return {"images": self.fingerprint, **benchmarks}
+
+
+def divide(
+    where: str, tables: Mapping[str, Dataset], held_out: HeldOutClasses, **fields: Any
 ) -> Splits:
-    """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary."""
-    tables, fields = _open_tables(name, data_dir, decoding)
-    if "train" not in tables and fields["ground_truth"] is None:
-        raise UserError(f"this copy of {name} has neither training images nor ground truth")
-    splits = divide(f"this copy of {name}", tables, held_out, **fields)
-    if "test" not in tables and splits.gallery is None:  # The copy is partial.
-        note = f"tested on {splits.test.num_classes} of the training classes, held out"
-        note = SAME_CLASSES if held_out.by_image else note
-        splits = splits._replace(notes=(*splits.notes, note))
-    elif held_out.test:
-        raise UserError(f"config.data.test_classes must be 0: {name} has its own test classes")
-    check_classes(name, splits)
-    for images in tables.values():
-        fill_cache(images, decoding.channels)
-    return with_repeats(splits)
+    """Assigns tables, given by split, to `Splits`; holds missing splits out of the training images.
 
-
-def with_benchmarks(
-    splits: Splits,
-    names: Sequence[str],
-    decoding: Decoding,
-    data_dir: str | None,
-    distractors: bool,
-) -> Splits:
-    """Adds further datasets with ground truth, and distractors to galleries with ground truth."""
-    if distractors:
-        if not names and splits.ground_truth is None:
-            raise UserError("config.eval.distractors needs a dataset in eval.benchmarks")
-        # Stacked galleries cannot be read from the host cache, so they are not decoded into it.
-        decoding = dataclasses.replace(decoding, cache_dir=None)
-    datasets = [splits, *(open_prepared(name, data_dir, decoding) for name in names)]
-    notes = [note for dataset in datasets for note in dataset.notes]
-    if distractors:
-        tables, fields = _open_tables(DISTRACTORS, data_dir, decoding)
-        notes += fields["notes"]
-        for i, dataset in enumerate(datasets):
-            if dataset.ground_truth is not None and dataset.gallery is not None:
-                gallery = stacked([dataset.gallery, tables["gallery"]])
-                datasets[i] = dataset._replace(gallery=gallery, name=f"{dataset.name}+1m")
-    return datasets[0]._replace(benchmarks=datasets[1:], notes=tuple(notes))
-
-
-def _open_tables(
-    name: str, data_dir: str | None, decoding: Decoding
-) -> tuple[dict[str, Dataset], dict[str, Any]]:
-    """Opens a prepared dataset: its tables by split, and further fields of its `Splits`."""
-    from hypjax.data.preparation import prepare
-    from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
-
-    folder = prepare.prepared_folder(name, data_dir)
-    tables = {split: open_records(folder, split) for split in folder.splits}
-    hashed: list[object] = [name]
-    ground_truth = None
-    if PAIRS in folder.tables and "train" in tables:
-        pairs = read_pairs(folder, tables["train"].names)
-        tables["train"] = dataclasses.replace(tables["train"], pairs=pairs)
-        hashed.append(pairs.tobytes())
-    if JUDGEMENTS in folder.tables and {"query", "gallery"} <= tables.keys():
-        queries = tables["query"]
-        boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
-        source = fingerprint_of([queries.source, boxes.tobytes()])
-        tables["query"] = dataclasses.replace(queries, boxes=boxes, source=source)
-        hashed += [items.tolist() for items in itertools.chain.from_iterable(ground_truth)]
-    for split, images in tables.items():
-        hashed += [images.labels.tobytes(), images.source]
-        tables[split] = decoded_as(images, decoding)
-    fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
-    return tables, {"fingerprint": fingerprint_of(hashed), **fields}
-
-
-def open_photos(
-    where: str,
-    decoding: Decoding,
-    held_out: HeldOutClasses,
-    exclude: Sequence[str] = (),
-    *,
-    skip_corrupt: bool = False,
-) -> Splits:
-    """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
-    images = photos.list_images(where, exclude, skip_corrupt=skip_corrupt)
-    if images.vectors is not None:
-        raise UserError(f"{where} holds features; set --config.data.name=features")
-    labelled = np.flatnonzero(images.class_names != "")
-    if not len(labelled):
-        advice = "put each class into a sub-folder, or list images in a table with path and label"
-        raise UserError(f"no image of {where} has a class; {advice}")
-    root = local_path(where)
-    if not root.is_dir():
-        root = root.parent
-    elif len(labelled) < len(images):
-        unlabelled = images.names[images.class_names == ""]
-        first = f"the first is {unlabelled[0]}"
-        console.say(f"images without a class are left out: {len(unlabelled)} ({first})")
-        images = images.take(labelled)
-    images = measured(images, root, skip_corrupt=skip_corrupt)
-    return open_images(where, images, decoding, held_out)
-
-
-def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
-    """Opens a file of features, and optionally a file of their labels, as a dataset."""
-    images = photos.read_vectors(path, labels)
-    return _split(path, images, images.fingerprint, held_out)
-
-
-def measured(
-    images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
-) -> Dataset:
-    """Fills in sizes, checksums and `source`, for which all images are decoded once.
-
-    Images that cannot be read raise a UserError, or are left out if `skip_corrupt`. The hash
-    `source` contains the images' names relative to `root`.
+    `where` is the dataset's name or location, for messages; `fields` are other fields of `Splits`.
     """
-    measurements, reasons = _measure(images)
-    if reasons:
-        named = [f"{images.name(i)} ({reason})" for i, reason in reasons.items()][:_MAX_NAMED]
-        problem = f"cannot read {len(reasons)} of {len(images)} images: {'; '.join(named)}"
-        if not skip_corrupt or len(reasons) == len(images):
-            raise UserError(f"{problem}; fix them, or set --config.data.skip_corrupt=True")
-        console.warn(f"{problem}; left out")
-        readable = np.setdiff1d(np.arange(len(images)), [*reasons])
-        images, measurements = images.take(readable), measurements[readable]
-    names = [os.path.relpath(name, root) for name in images.names]
-    columns = (images.class_names, images.splits, images.coarse_labels, measurements)
-    rows = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
-    sizes, checksums = measurements[:, :2].astype(np.int32), measurements[:, 2]
-    return dataclasses.replace(
-        images, sizes=sizes, checksums=checksums, source=fingerprint_of(rows)
-    )
+    train, validation, test = (tables.get(split) for split in ("train", "validation", "test"))
+    gallery = None
+    if {"query", "gallery"} <= tables.keys():
+        test, gallery = tables["query"], tables["gallery"]
+    no_validation = ""
+    advice = "add classes"
+    if held_out.by_image:
+        if test is not None:
+            raise UserError(f"{where} has splits already; leave out --config.data.split=images")
+        train, validation, test, no_validation = _split_images(where, tables["train"], held_out)
+    elif test is None:
+        train, test = _hold_out_test(where, tables["train"], held_out)
+        advice = "add classes, or set --config.data.split=images"
+    if train is not None:
+        train = train.renumbered()
+        if validation is None and not held_out.by_image:
+            train, validation, no_validation = _hold_out_validation(train, held_out)
+        unseen = {*test.class_names} - {*train.class_names}
+        too_few = unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN
+        if no_validation and held_out.validation and not too_few:
+            console.say(no_validation)
+        if too_few:
+            problem = f"{train.num_classes} classes are too few to learn what tells others apart"
+            console.warn(f"{problem}; {advice}")
+    return Splits(train, validation, test, gallery, no_validation=no_validation, **fields)
 
 
-def open_images(
-    where: str, images: Dataset, decoding: Decoding, held_out: HeldOutClasses
-) -> Splits:
-    """Splits measured images and fills their cache; holds out classes if there are no splits."""
-    images = decoded_as(images, decoding)
-    splits = _split(where, images, str(images.source), held_out)
-    fill_cache(images, decoding.channels)
-    columns = images.class_names, images.splits, images.coarse_labels, images.checksums
-    rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
-    return splits._replace(content=fingerprint_of(rows))
+def _hold_out_test(where: str, images: Dataset, held_out: HeldOutClasses) -> _Halves:
+    """Returns training and test images of different classes."""
+    can_test = images.num_classes >= _MIN_CLASSES_TO_HOLD_OUT
+    if can_test and held_out.test:
+        return _hold_out_classes(images, held_out.test, held_out.seed, "test_classes")
+    classes = f"{where} has {counted(images.num_classes, 'class')}"
+    advice = "set --config.data.test_classes=0.25" if can_test else "add classes (four are needed)"
+    raise UserError(f"{classes} and no test images; {advice}, or set --config.data.split=images")
 
 
-def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:
-    """Splits images by their column of splits, or holds out classes or images."""
-    unlabelled = np.flatnonzero(images.class_names == "")
-    if len(unlabelled):
-        example = f"row {unlabelled[0]} ({images.name(unlabelled[0])})"
-        raise UserError(
-            f"{where} has {len(unlabelled)} rows without a class, such as {example}; leave them "
-            "out, or give classes as a table's column label, as ?label=COLUMN of a dataset, or for "
-            "features as the array labels or the file --config.data.labels"
-        )
-    photos.check_columns(where, images)
-    tables = {"train": images}
-    if images.splits is not None:
-        present = np.unique(images.splits).tolist()
-        if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
-            needed = "train, and either test or both query and gallery"
-            number = counted(len(present), "split")
-            raise UserError(f"{where} has {number} ({', '.join(present)}); it needs {needed}")
-        tables = {split: images.take(np.flatnonzero(images.splits == split)) for split in present}
-        _warn_of_overlap(where, tables)
-    notes = (SAME_CLASSES,) if held_out.by_image else ()
-    splits = divide(where, tables, held_out, fingerprint=fingerprint, notes=notes)
-    check_classes(where, splits)
-    return with_repeats(splits)
+def _hold_out_validation(
+    train: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None, str]:
+    """Returns training images, and validation images or else why there are none."""
+    amount, count = held_out.validation, train.num_classes
+    if amount >= 1 or (amount > 0 and count >= _MIN_CLASSES_TO_VALIDATE):
+        train, validation = _hold_out_classes(train, amount, held_out.seed, "validation_classes")
+        return train, validation, ""
+    cause = f"there are only {count} to train on" if amount else "data.validation_classes is 0"
+    can_validate = count >= _MIN_CLASSES_TO_HOLD_OUT
+    remedy = "set --config.data.validation_classes=2" if can_validate else "add classes"
+    return train, None, f"no class is held out for validation: {cause}; {remedy}"
 
 
-def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:
-    """Warns of classes in more than one of training, validation and test images."""
-    # By class; a dict keeps the order of splits.
-    splits_of: dict[str, dict[str, bool]] = collections.defaultdict(dict)
-    for split in filter(tables.__contains__, SPLITS):
-        for name in tables[split].class_names:
-            splits_of[name]["test" if split in ("query", "gallery") else split] = True
-    shared = {name: ", ".join(splits) for name, splits in splits_of.items() if len(splits) > 1}
-    if shared:
-        classes, example = counted(len(shared), "class"), f"{min(shared)} ({shared[min(shared)]})"
-        console.warn(f"{where} has {classes} in more than one split, such as {example}")
+def _hold_out_classes(images: Dataset, amount: float, seed: int, field: str) -> _Halves:
+    """Holds out random classes: a number or, below 1, a share of them, but at least two."""
+    # The seed is not the run's: runs with different seeds are compared on the same classes.
+    classes = np.unique(images.labels)
+    count = int(amount) if amount >= 1 else max(2, round(amount * len(classes)))
+    max_count = len(classes) - 2
+    if not 2 <= count <= max_count:
+        setting = f"config.data.{field} is {amount:g}, {count} of {len(classes)} classes"
+        valid = "0" if max_count < 2 else "2" if max_count == 2 else f"2 to {max_count}"
+        raise UserError(f"{setting}, but both parts need two; set it to {valid}")
+    shuffled = np.random.default_rng(seed).permutation(classes)
+    return images.with_classes(shuffled[count:]), images.with_classes(shuffled[:count])
 
 
-def _measure(images: Dataset) -> tuple[Int[np.ndarray, "images 3"], dict[int, str]]:
-    """Returns heights, widths and checksums, 0 for unreadable images, and the reasons by row."""
-    versions = [""] if images.file_versions is None else images.file_versions.tolist()
-    cache = cache_folder() / "measured" / f"{fingerprint_of(versions)}.npz"
-    in_memory = not versions[0]
-    measurements = np.zeros((len(images), 3), np.int64)
-    reasons: dict[int, str] = {}
-    if not in_memory and os.path.exists(cache):  # Unlike Path.exists, never a PermissionError.
-        with contextlib.suppress(Exception):  # Damaged: unlike an .npy file, it has checksums.
-            measurements = np.load(cache)["measurements"]
-    rows = np.flatnonzero(measurements[:, 0] == 0).tolist()  # New and formerly unreadable images.
-    if not rows:
-        return measurements, reasons
-    again = " that could not be read before" if len(rows) < len(images) else ""
-    console.say(f"checking {counted(len(rows), 'image')}{again}")
-    with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
-        outcomes = pool.map(lambda row: _measure_file(images, row), rows)
-        outcomes = Bar(outcomes, total=len(rows), unit="image", disable=None, leave=False)
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if isinstance(outcome, str):
-                reasons[row] = outcome
-            else:
-                measurements[row] = outcome
-    if not in_memory:
-        with console.tolerating(f"the sizes of the images ({cache})"):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(cache) as temporary, temporary.open("wb") as file:
-                np.savez(file, measurements=measurements)
-    return measurements, reasons
+def _split_images(
+    where: str, images: Dataset, held_out: HeldOutClasses
+) -> tuple[Dataset, Dataset | None, Dataset, str]:
+    """Splits each class's images into train, validation and test; says why validation is None."""
+    rng = np.random.default_rng(held_out.seed)
+    train, test = _hold_out_images(images, _TEST_SHARE, _MIN_IMAGES_TO_TEST, rng)
+    if test.num_classes < 2:
+        classes = f"{counted(test.num_classes, 'class')} with {_MIN_IMAGES_TO_TEST} or more images"
+        raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
+    if small := images.num_classes - test.num_classes:
+        kind = f"classes with fewer than {_MIN_IMAGES_TO_TEST} images"
+        console.say(f"{kind}: {small}, only trained on")
+    share = held_out.validation or 0.1  # Without a share, the message says whether 0.1 would do.
+    rest, validation = _hold_out_images(train, share, _MIN_IMAGES_TO_VALIDATE, rng)
+    if validation.num_classes < 2:
+        cause = f"fewer than two classes have {_MIN_IMAGES_TO_VALIDATE} to train on; add images"
+    elif held_out.validation:
+        return rest, validation, test, ""
+    else:
+        cause = "config.data.validation_classes is 0; set --config.data.validation_classes=0.1"
+    return train, None, test, f"no image is held out for validation: {cause}"
 
 
-def _measure_file(images: Dataset, i: int) -> tuple[int, int, int] | str:
-    """Returns height, width and checksum of an image, or why it cannot be read."""
-    try:
-        content = images.content(i)
-        image = pixels.decode(content, channels=3, upright=True)
-    except Exception as error:  # Decoders raise almost anything on damaged files.
-        return reason(error)
-    content = content if isinstance(content, bytes) else image.tobytes()
-    return image.height, image.width, checksum(content)
+def _hold_out_images(
+    images: Dataset, share: float, min_images: int, rng: np.random.Generator
+) -> _Halves:
+    """Holds out a share, but at least two, of the images of classes with `min_images` or more."""
+    chosen = []
+    for label in np.unique(images.labels):
+        rows = rng.permutation(np.flatnonzero(images.labels == label))
+        count = max(2, round(share * len(rows))) if len(rows) >= min_images else 0
+        chosen.append(rows[:count])
+    held_out = np.sort(np.concatenate(chosen))
+    remaining = np.setdiff1d(np.arange(len(images)), held_out)
+    return images.take(remaining), images.take(held_out)
+
+
+def check_classes(name: str, splits: Splits) -> None:
+    """Rejects training images of one class, and validation and test images that find nothing."""
+    tables = {"train": splits.train, "validation": splits.validation}
+    if splits.ground_truth is None:
+        tables["test"] = splits.test
+    elif not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
+        raise UserError(f"no query of {name} has an image to find in this copy")
+    for split, images in tables.items():
+        if images is None:
+            continue
+        if images.num_classes < 2:
+            classes = counted(images.num_classes, "class")
+            raise UserError(f"the {split} part of {name} has {classes}; it needs two or more")
+        if split == "test" and splits.gallery is not None:
+            can_match = bool(np.isin(images.labels, splits.gallery.labels).any())
+            problem = f"no query of {name} has an image of its class in the gallery"
+        else:
+            can_match = split == "train" or np.bincount(images.labels).max() > 1
+            problem = (
+                f"each class in the {split} part of {name} has one image, so none can be found"
+            )
+        if not can_match:
+            raise UserError(f"{problem}; add images")

@@ -14,8 +14,8 @@ from hypjax import parallel
 from hypjax.config.choices import PARTS, freezes_encoder
 from hypjax.config.objective_settings import loss_settings
 from hypjax.data.dataset import Dataset
-from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import own_rows
+from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.learned import initial_scalars, learned_scalars

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from hypjax import retrieval
 from hypjax.data.ground_truth import Benchmark
-from hypjax.data.parts import Splits, Task
 from hypjax.data.repeats import queries_in_gallery, sharing_files
+from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.galleries.own_images import OwnImages, copies

@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import IN_MEMORY
 from hypjax.config.rules import validate_relations
-from hypjax.data import photos, splits
+from hypjax.data import opening, photos
 from hypjax.data.dataset import Dataset, Decoding
-from hypjax.data.parts import HeldOutClasses, Splits
+from hypjax.data.splits import HeldOutClasses, Splits
 from hypjax.data.tables import write_table
 from hypjax.errors import UserError
 from hypjax.system.caches import cache_folder
@@ -29,7 +29,7 @@ def register_dataset(dataset: Any, *, skip_corrupt: bool = False) -> dict[str, s
     images = photos.labelled_images(dataset)
     if images.path(0):  # Then all images are files, not only the first.
         return {"name": "folder", "path": str(write_table(images))}
-    _in_memory[:] = [splits.measured(images, skip_corrupt=skip_corrupt)]
+    _in_memory[:] = [opening.measured(images, skip_corrupt=skip_corrupt)]
     return {"name": IN_MEMORY, "path": None}
 
 
@@ -54,17 +54,17 @@ def open_splits(config: ConfigDict) -> Splits:
         data.test_classes, data.validation_classes, data.split_seed, data.split == "images"
     )
     if data.name == IN_MEMORY:
-        opened = splits.open_images("the dataset", images_in_memory(), decoding, held_out)
+        opened = opening.open_images("the dataset", images_in_memory(), decoding, held_out)
     elif data.name == "folder":
-        opened = splits.open_photos(
+        opened = opening.open_photos(
             data.path, decoding, held_out, data.exclude, skip_corrupt=data.skip_corrupt
         )
     elif data.name == "features":
-        opened = splits.open_features(data.path, data.labels, held_out)
+        opened = opening.open_features(data.path, data.labels, held_out)
     else:
-        opened = splits.open_prepared(data.name, run.data_dir, decoding, held_out)
+        opened = opening.open_prepared(data.name, run.data_dir, decoding, held_out)
     benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
-    opened = splits.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
+    opened = opening.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
     notes = list(opened.notes)
     if decoding.fast:
         notes.append("decoded by the fast option: pixels differ a little from the protocol's")

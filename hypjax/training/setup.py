@@ -24,8 +24,8 @@ from hypjax.config.custom import code_hash
 from hypjax.config.rules import FITTED_TO_IMAGES, refuse, validate_relations
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout, plan_layout
-from hypjax.data.parts import Splits
 from hypjax.data.plans import CLASS_PLANS, CoarsePairPlans, Plans, ShuffledPlans, TuplePlans
+from hypjax.data.splits import Splits
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError, nearest
 from hypjax.inference.run import Run

@@ -8,7 +8,7 @@ import pytest
 
 from hypjax.analysis import negatives
 from hypjax.analysis.negatives import choose, only_here, weigh
-from hypjax.data.parts import Splits
+from hypjax.data.splits import Splits
 from hypjax.errors import UserError
 from hypjax.geometry import PoincareBall
 from tests.helpers.pictures import dataset_without_images

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hypjax.data.parts import HeldOutClasses, divide
+from hypjax.data.splits import HeldOutClasses, divide
 from hypjax.errors import UserError
 from tests.helpers.pictures import dataset_without_images
 

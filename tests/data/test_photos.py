@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from hypjax.config import default_config
-from hypjax.data import pipeline, pixels
-from hypjax.data import splits as opening
+from hypjax.data import opening, pipeline, pixels
 from hypjax.data.fetching import local_path
 from hypjax.data.photos import find_images, given_images, list_folder
 from hypjax.data.pipeline import readable_batches

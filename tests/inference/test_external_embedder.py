@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.data import fetching
-from hypjax.data import splits as data_splits
-from hypjax.data.parts import Splits
+from hypjax.data import fetching, opening
 from hypjax.data.photos import find_images
+from hypjax.data.splits import Splits
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
@@ -93,7 +92,7 @@ def test_queries_are_cropped_and_scored_by_their_ground_truth(execute, photos_fo
     items = [[0, 1], [2]], [[9], []], [[5], [7, 8]]  # Easy, hard and junk, of each query.
     truth = GroundTruth(*([np.array(x, int) for x in of_level] for of_level in items))
     splits = Splits(None, None, queries, gallery, "print", ground_truth=truth, name="judged")
-    monkeypatch.setattr(data_splits, "open_prepared", lambda *_: splits)
+    monkeypatch.setattr(opening, "open_prepared", lambda *_: splits)
 
     execute("score", "--dataset=roxford5k", "--metrics=map", "--output=s.json")
     shown = zip((0, 30), boxes.tolist(), strict=True)

@@ -7,7 +7,7 @@ import pytest
 
 from hypjax import train
 from hypjax.config import load_config, validate
-from hypjax.data.parts import Splits
+from hypjax.data.splits import Splits
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
 from hypjax.training import setup
