@@ -55,7 +55,7 @@ class Dataset:
     fast: bool = False  # Whether JPEGs are decoded no larger than needed, see `Decoding`.
     # Host cache: exact pixels of all records in a memory-mapped file, which all processes share.
     decoded: ArrayCache | None = None
-    source: str | None = None  # Hash of the records, if known.
+    records_fingerprint: str | None = None  # Of the image files, if known; see `fingerprint`.
     # Region of each image that views see: left, top, right, bottom, in pixels; None: the image.
     boxes: Int[np.ndarray, "images 4"] | None = None
     # Given pairs of images that show the same object, as indices of records.
@@ -352,7 +352,7 @@ def decoded_as(dataset: Dataset, decoding: Decoding) -> Dataset:
     """Sets how images are decoded, and names their host cache, which `fill_cache` must fill."""
     decoded = None
     if decoding.cache_dir is not None:
-        name = f"{dataset.source}-{decoding.channels}-{pixels.DECODER}"
+        name = f"{dataset.records_fingerprint}-{decoding.channels}-{pixels.DECODER}"
         decoded = ArrayCache(decoding.cache_dir / name, len(dataset))
         # The cache has no place for records that are left out, such as unreadable ones.
         records = _Chosen(dataset.records, dataset.positions)

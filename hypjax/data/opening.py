@@ -99,11 +99,13 @@ def _open_tables(
     if JUDGEMENTS in folder.tables and {"query", "gallery"} <= tables.keys():
         queries = tables["query"]
         boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
-        source = fingerprint_of([queries.source, boxes.tobytes()])
-        tables["query"] = dataclasses.replace(queries, boxes=boxes, source=source)
+        records_fingerprint = fingerprint_of([queries.records_fingerprint, boxes.tobytes()])
+        tables["query"] = dataclasses.replace(
+            queries, boxes=boxes, records_fingerprint=records_fingerprint
+        )
         hashed += [items.tolist() for items in itertools.chain.from_iterable(ground_truth)]
     for split, images in tables.items():
-        hashed += [images.labels.tobytes(), images.source]
+        hashed += [images.labels.tobytes(), images.records_fingerprint]
         tables[split] = decoded_as(images, decoding)
     fields = {"notes": prepare.notes(folder), "ground_truth": ground_truth, "name": name}
     return tables, {"fingerprint": fingerprint_of(hashed), **fields}
@@ -146,10 +148,10 @@ def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Sp
 def measured(
     images: Dataset, root: pathlib.Path = pathlib.Path(), *, skip_corrupt: bool = False
 ) -> Dataset:
-    """Fills in sizes, checksums and `source`, for which all images are decoded once.
+    """Fills in sizes, checksums and `records_fingerprint`, for which all images are decoded once.
 
     Images that cannot be read raise a UserError, or are left out if `skip_corrupt`. The hash
-    `source` contains the images' names relative to `root`.
+    `records_fingerprint` contains the images' names relative to `root`.
     """
     measurements, reasons = _measure(images)
     if reasons:
@@ -165,7 +167,7 @@ def measured(
     rows = zip(names, *(x.tolist() for x in columns if x is not None), strict=True)
     sizes, checksums = measurements[:, :2].astype(np.int32), measurements[:, 2]
     return dataclasses.replace(
-        images, sizes=sizes, checksums=checksums, source=fingerprint_of(rows)
+        images, sizes=sizes, checksums=checksums, records_fingerprint=fingerprint_of(rows)
     )
 
 
@@ -174,11 +176,11 @@ def open_images(
 ) -> Splits:
     """Splits measured images and fills their cache; holds out classes if there are no splits."""
     images = decoded_as(images, decoding)
-    splits = _split(where, images, str(images.source), held_out)
+    splits = _split(where, images, str(images.records_fingerprint), held_out)
     fill_cache(images, decoding.channels)
     columns = images.class_names, images.splits, images.coarse_labels, images.checksums
     rows = zip(*(x.tolist() for x in columns if x is not None), strict=True)
-    return splits._replace(content=fingerprint_of(rows))
+    return splits._replace(content_fingerprint=fingerprint_of(rows))
 
 
 def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClasses) -> Splits:

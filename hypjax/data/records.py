@@ -214,7 +214,7 @@ def open_records(folder: RecordFolder, split: str) -> Dataset:
         coarse_labels=coarse_labels if coarse_labels.any() else None,
         checksums=index["checksum"],
         # Depends only on the images, so that datasets with equal images share caches.
-        source=fingerprint_of([sizes.tobytes(), index["checksum"].tobytes()]),
+        records_fingerprint=fingerprint_of([sizes.tobytes(), index["checksum"].tobytes()]),
     )
 
 

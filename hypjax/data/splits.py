@@ -62,7 +62,7 @@ class Splits(NamedTuple):
     benchmarks: Sequence["Splits"] = ()  # Further datasets with ground truth.
     own_rows: OwnRows = ()  # See `Task`.
     repeats: tuple[str, ...] = ()  # Remarks on images that occur more than once.
-    content: str = ""  # For photos, such a hash without their names.
+    content_fingerprint: str = ""  # For photos, such a hash without their names.
     no_validation: str = ""  # Why no training images are held out for validation, and the remedy.
 
     def training_images(self) -> Dataset:
@@ -105,7 +105,7 @@ class Splits(NamedTuple):
     @property
     def provenance(self) -> dict[str, str]:
         """Hashes that tell a run's images, of which those with equal content are the same."""
-        return {"images": self.fingerprint, "content": self.content}
+        return {"images": self.fingerprint, "content": self.content_fingerprint}
 
     @property
     def fingerprints(self) -> dict[str, str]:

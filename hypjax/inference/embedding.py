@@ -255,10 +255,10 @@ class DatasetEmbedder:
                 console.say(f"embedding {counted(len(rest), 'image')} once: the encoder is frozen")
             return self._mapped_batches(functools.partial(self._encode, scales, params), rest)
 
-        if self.folder is None or images.source is None or jax.process_count() > 1:
+        if self.folder is None or images.records_fingerprint is None or jax.process_count() > 1:
             return _concatenated(compute(0))
         versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
-        source = images.source, images.positions.tolist(), images.upright, images.fast
+        source = images.records_fingerprint, images.positions.tolist(), images.upright, images.fast
         view = DECODER, pixels.view, pixels.mean, pixels.std, scales, self.model.encoder
         platform = self.mesh.devices.flat[0].platform
         name = fingerprint((*versions, *source, *view, platform), params["encoder"])

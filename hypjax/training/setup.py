@@ -211,7 +211,7 @@ def provenance(config: ConfigDict, splits: Splits | None = None) -> dict[str, st
         facts |= splits.provenance
         facts["precision"] = compute_dtype(config.model.precision).name
     elif config.data.name == IN_MEMORY:
-        facts["images"] = images_in_memory().source
+        facts["images"] = images_in_memory().records_fingerprint
     return facts
 
 

@@ -42,8 +42,20 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path):
     fields = [f"run.data_dir={tmp_path / 'data'}", "data.validation_classes=0"]
     shop = open_splits(load_config("grocery:lite", fields))
     icons = open_splits(load_config("grocery:lite", [*fields, "data.name=grocery_icons"]))
-    assert (shop.train.source, shop.test.source) == (icons.train.source, icons.test.source)
-    assert len({shop.train.source, shop.test.source, icons.gallery.source}) == 3
+    assert (shop.train.records_fingerprint, shop.test.records_fingerprint) == (
+        icons.train.records_fingerprint,
+        icons.test.records_fingerprint,
+    )
+    assert (
+        len(
+            {
+                shop.train.records_fingerprint,
+                shop.test.records_fingerprint,
+                icons.gallery.records_fingerprint,
+            }
+        )
+        == 3
+    )
     assert shop.fingerprint != icons.fingerprint
 
 
