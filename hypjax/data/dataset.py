@@ -20,7 +20,7 @@ from hypjax.errors import UserError, counted, explained
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import checksum, locked
 from hypjax.system.machine import usable_cores
-from hypjax.system.progress import Bar
+from hypjax.system.progress import image_bar
 from hypjax.types import Frame, View, class_name, coarse_levels, one_spelling, split_names
 
 _CHUNK = 4 * usable_cores()  # Images that are decoded together, then written to the host cache.
@@ -370,14 +370,7 @@ def fill_cache(dataset: Dataset, channels: int) -> None:
     with (
         explained("cannot keep decoded images", advice),
         cache.filling(locked(cache.folder, "decoding images")) as num_cached,
-        Bar(
-            desc="decoding images once",
-            total=len(dataset),
-            initial=num_cached,
-            unit="image",
-            disable=None,
-            leave=False,
-        ) as bar,
+        image_bar(len(dataset), "decoding images once", num_cached) as bar,
         concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool,
     ):
         for first in range(num_cached, len(dataset), _CHUNK):

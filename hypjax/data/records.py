@@ -21,7 +21,7 @@ from jaxtyping import Int, Shaped
 from hypjax.data.dataset import Dataset, fingerprint_of
 from hypjax.errors import explained, reason, require_package
 from hypjax.system import files
-from hypjax.system.progress import Bar
+from hypjax.system.progress import Bar, image_bar
 from hypjax.types import GroundTruth
 
 VERSION = "2.2.0"  # Version of the format; part of the folders' paths.
@@ -100,18 +100,14 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     serialize = tfds.features.FeaturesDict(features).serialize_example
     labels: dict[str, int] = {}  # Numbers of the classes, to which each split adds.
     counts, split_infos = {}, []
-    with Bar(
-        desc=f"preparing {name}", total=contents.total, unit="image", disable=None, leave=False
-    ) as progress:
+    with image_bar(contents.total, f"preparing {name}") as progress:
         for split, examples in contents.splits.items():
             path = _records_path(folder, name, split)
             count = _write_split(path, split, examples, labels, serialize, progress)
             if count.images:
                 counts[split] = count
-                num_bytes = path.stat().st_size
-                info = tfds.core.SplitInfo(
-                    name=split, shard_lengths=[count.images], num_bytes=num_bytes
-                )
+                lengths, size = [count.images], path.stat().st_size
+                info = tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size)
                 split_infos.append(info)
     for table_name, table in contents.tables.items():
         pyarrow.parquet.write_table(table, folder / f"{table_name}.parquet", compression="zstd")

@@ -26,6 +26,11 @@ class Bar(tqdm.tqdm):
     monitor_interval = 0
 
 
+def image_bar(total: int, desc: str | None = None, initial: int = 0) -> Bar:
+    """Counts images on a terminal, in a bar that vanishes at the end."""
+    return Bar(total=total, desc=desc, initial=initial, unit="image", disable=None, leave=False)
+
+
 class ProgressLines:
     """Counts processed images in a line every ten seconds, for logs."""
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from benchmarks import measure
+from benchmarks.splats import splats
 from hypjax.errors import Interrupted
 from tests.helpers import commands
 
@@ -20,6 +21,26 @@ def test_an_interrupt_keeps_the_rows_before_it():
     with pytest.raises(Interrupted) as ended:
         rows.extend(measure.measure(tasks, measure.Options(quick=True)))
     assert [row["name"] for row in rows] == ["a"] and ended.value.status == 75
+
+
+def test_calls_that_splat_what_their_function_writes_out_are_found(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "def f(given, **more):\n"
+        "    options = {'x': 1} | given\n"
+        "    named = {name: 1 for name in given}\n"
+        "    pair: tuple = (1, 2)\n"
+        "    g(**options, **more)\n"
+        "    g(*pair, *given, [*pair], **named)\n"
+    )
+    assert sorted(splats(tmp_path / "a.py")) == [False, False, True]
+
+
+@pytest.mark.slow
+def test_the_spine_is_counted(tmp_path):
+    output = tmp_path / "spine.json"
+    commands.call("benchmarks", "spine", f"--output={output}")
+    rows = json.loads(output.read_text())["spine"]
+    assert len(rows) == 9 and all(row["value"] > 0 for row in rows[:1] + rows[3:7])
 
 
 @pytest.mark.slow

@@ -33,8 +33,7 @@ def export(dataset: str, output: pathlib.Path, data_dir: str | None = None) -> i
             folders = [folder_of[name] for name in images.class_names]
             names = [_valid(name.split("/")[-1]).replace(" ", "_") for name in images.names]
             names = _distinct(names, folders)
-            bar = Bar(names, desc=split, unit="image", disable=None, leave=False)
-            for i, name in enumerate(bar):
+            for i, name in enumerate(Bar(names, split, unit="image", disable=None, leave=False)):
                 with reading(dataset, folder.path):
                     content = images.content(i)
                 if name == _stem(name):
