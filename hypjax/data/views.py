@@ -54,11 +54,12 @@ class RandomCrop:
         """Draws ten boxes per image and takes the first that fits, or else the largest, centred."""
         shape = (len(sizes), _CROP_ATTEMPTS)
         area = sizes.prod(axis=1, keepdims=True) * rng.uniform(*self.area, shape)
-        min_ratio, max_ratio = self.ratio
-        ratio = np.exp(rng.uniform(np.log(min_ratio), np.log(max_ratio), shape))
+        low, high = np.log(self.ratio)
+        ratio = np.exp(rng.uniform(low, high, shape))
         drawn = np.rint(np.sqrt(np.stack([area / ratio, area * ratio], axis=2))).astype(np.int64)
         fits = ((0 < drawn) & (drawn <= sizes[:, None])).all(axis=2)
         first_fitting = drawn[np.arange(len(sizes)), np.argmax(fits, axis=1)]
+        min_ratio, max_ratio = self.ratio
         height, width = sizes.T
         max_height = np.where(width / height < min_ratio, np.rint(width / min_ratio), height)
         max_width = np.where(width / height > max_ratio, np.rint(height * max_ratio), width)
