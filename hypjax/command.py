@@ -1,17 +1,19 @@
 """Command lines: a command is a function, whose parameters define its flags.
 
-A parameter's annotation selects the flag's parser, its default is the flag's default, and its entry
-under Args in the docstring is the help text. Flags without a default are required. A parameter
-whose type is a dataclass stands for a group of flags, one per field. The parameter `overrides`
-receives --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters (before a slash) and
-*names take words without dashes. --help ends with the Example of the docstring.
+A parameter's annotation says how the flag's value is parsed, its default is the flag's default, and
+its entry under Args in the docstring is the help text. Flags without a default are required. A
+parameter whose type is a dataclass stands for a group of flags, one per field. The parameter
+`overrides` receives --config.FIELD=VALUE as 'FIELD=VALUE'. Positional-only parameters (before a
+slash) and *names take words without dashes. --help ends with the Example of the docstring.
 
-A description may begin with a condition: 'With --encoder=onnx: ', 'Without --encoder: ', or values
-of the positional argument, such as 'disk, grid: '. Setting the flag is an error if the condition
-does not hold.
+It is an error to set a flag in vain: a description may begin with the condition 'With
+--encoder=onnx: ' or 'Without --encoder: ', or with words that go with the flag: 'disk, grid: '.
 """
 
+import argparse
+import collections
 import dataclasses
+import faulthandler
 import functools
 import inspect
 import os
@@ -19,55 +21,33 @@ import pathlib
 import re
 import signal
 import sys
-import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
-
-from absl import app, flags, logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NoReturn
 
 from hypjax import errors
+from hypjax.fields import ANY, Rule, at_least, one_of
 from hypjax.system import console, exits, machine
 
 _OVERRIDE = "--config."
 # The condition under which a flag has an effect, at the start of its description.
 _CONDITION = re.compile(r"(?:(With|Without) --(\w+)(?:=([\w-]+))?|([a-z]+(?:, [a-z]+)*)): ")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_REQUIREMENTS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
-class OutputFile(flags.ArgumentParser):
-    """Parses the path of a file to write, which must end in one of the suffixes."""
-
-    def __init__(self, *suffixes: str) -> None:
-        self.suffixes = suffixes
-
-    def parse(self, argument: str) -> pathlib.Path | None:
-        """Returns the path. Whether it can be written is checked after all flags are parsed."""
-        return pathlib.Path(argument).expanduser() if argument else None
+def ends_in(*suffixes: str) -> Rule:
+    """Rule for the path of a file to write, which must end in one of the suffixes."""
+    words = f"a file that ends in {', '.join(suffixes)}"
+    return Rule(lambda path: path.suffix in suffixes and not path.is_dir(), words)
 
 
-class _ListOf(flags.ListParser):
-    """Parses values separated by commas, each with another parser."""
-
-    def __init__(self, item_parser: flags.ArgumentParser) -> None:
-        super().__init__()
-        self._item_parser = item_parser
-        if item_parser.syntactic_help:
-            self.syntactic_help = f"{item_parser.syntactic_help}, or several, separated by commas"
-
-    def parse(self, argument: str | Sequence[Any]) -> list[Any]:
-        """Parses the values; a default comes as a sequence."""
-        values = super().parse(argument) if isinstance(argument, str) else argument
-        return [self._item_parser.parse(value) for value in values]
-
-
-Positive = Annotated[int, flags.IntegerParser(1)]
-Natural = Annotated[int, flags.IntegerParser(0)]
-NonNegative = Annotated[float, flags.FloatParser(0)]
-Figure = Annotated[pathlib.Path, OutputFile(".png", ".pdf", ".svg", ".jpg")]
-# Kinds of parameters that define flags.
-_FLAG_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_PARSERS = {str: flags.ArgumentParser, int: flags.IntegerParser, float: flags.FloatParser}
+Positive = Annotated[int, at_least(1)]
+Natural = Annotated[int, at_least(0)]
+NonNegative = Annotated[float, at_least(0)]
+Figure = Annotated[pathlib.Path, ends_in(".png", ".pdf", ".svg", ".jpg")]
+Numbers = Annotated[pathlib.Path, ends_in(".json")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +69,12 @@ class ExternalEncoder:
 
     def open(
         self,
-        run: str | None = None,
+        run: str | None,
         embedding: str = "head",
         batch_size: int | None = None,
         space: Any = None,
     ) -> Any:
-        """Opens the run or, without a run, the encoder, as an `ImageEmbedder`.
-
-        `embedding` selects the run's embedding; `space` holds the encoder's points.
-        """
+        """Opens an `ImageEmbedder`: the run, or the encoder, whose points are in the space."""
         require_one(workdir=run, encoder=self.encoder)
         if run:
             from hypjax.inference.model import Model
@@ -105,135 +82,146 @@ class ExternalEncoder:
             return Model(run, embedding, batch_size)
         from hypjax.inference.image_embedder import open_encoder
 
-        preprocessing = {"mean": self.mean, "std": self.std, "resize": self.resize}
-        preprocessing = {name: x for name, x in preprocessing.items() if x is not None}
-        return open_encoder(self.encoder, space, batch_size, **preprocessing)
+        pixels = {k: x for k, x in vars(self).items() if k != "encoder" and x is not None}
+        return open_encoder(self.encoder or "", space, batch_size, **pixels)
 
 
 def run(main: Callable[..., None], *, resumes: bool = False) -> None:
-    """Parses the command line, calls `main` with the arguments, and ends the process.
+    """Calls `main` with the command line's arguments; ends the process on an error.
 
-    `resumes` means that the command saves its progress, and continues when it is run again; a
-    message says so after an interrupt.
+    `resumes` means that the command, run again after an interrupt, continues; a message says so.
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
+    faulthandler.enable()
     for signum in exits.STATUS_OF_SIGNAL:
         signal.signal(signum, functools.partial(_end, resumes))
-    flag_values = flags_of(main)
-    # absl prints --help and --helpfull from its global flags.
-    flags.FLAGS.append_flag_values(flag_values)
-    for name in flag_values:
-        flags.FLAGS.register_flag_by_module(sys.argv[0], flag_values[name])
-
-    def parse_flags(argv: Sequence[str]) -> inspect.BoundArguments:
-        try:
-            arguments = parse(main, argv, flag_values)
-        except SystemExit:  # absl printed the help, and exits with an error.
-            if positional := _positional(main):
-                choices = "|".join(typing.get_args(positional.annotation))
-                print(f"\nfirst argument: {choices} (default: {positional.default})")
-            print(f"\nexample:\n  {' '.join(_sections(main)['Example'].split())}")
-            sys.exit(0)
-        flags.FLAGS.mark_as_parsed()  # Checked by absl, and by Grain in its worker processes.
-        if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it writes.
-        return arguments
-
     with exits.failing_at_once(), errors.reported():
-        app.run(lambda bound: main(*bound.args, **bound.kwargs), flags_parser=parse_flags)
+        bound = parse(main, sys.argv)
+        main(*bound.args, **bound.kwargs)
 
 
-def flags_of(main: Callable[..., None]) -> flags.FlagValues:
-    """Defines the flags of a command."""
-    flag_values = flags.FlagValues()
-    for parameter, description in _flag_parameters(main):
-        value_type = parameter.annotation
-        if typing.get_origin(value_type) in (types.UnionType, typing.Union):
-            value_type = typing.get_args(value_type)[0]  # Of the values other than None.
-        options = {"name": _flag(parameter), "flag_values": flag_values}
-        options |= {"default": parameter.default, "help": description}
-        if parameter.default is parameter.empty:
-            options |= {"default": None, "help": f"{description} (required)"}
-        if value_type is bool:
-            flags.DEFINE_boolean(**options)
-        elif typing.get_origin(value_type) is typing.Literal:
-            flags.DEFINE_enum(enum_values=typing.get_args(value_type), **options)
-        elif typing.get_origin(value_type) is list:  # A flag that may be repeated.
-            (item_type,) = typing.get_args(value_type)
-            flags.DEFINE_multi(_parser(item_type), flags.ArgumentSerializer(), **options)
-            flag_values[_flag(parameter)].help = options["help"]  # absl appends to the help.
-        else:
-            serializer = flags.ListSerializer(",") if isinstance(parameter.default, tuple) else None
-            flags.DEFINE(_parser(value_type), serializer=serializer, **options)
-    return flag_values
+class _Parser(argparse.ArgumentParser):
+    """Parser of a command's flags and words; what is left out has no entry in the result."""
+
+    def __init__(self, main: Callable[..., None]) -> None:
+        super().__init__(
+            usage=argparse.SUPPRESS,
+            description=sys.modules[main.__module__].__doc__,
+            epilog=f"example:\n  {' '.join(_sections(main)['Example'].split())}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for name, (parameter, description) in flags_of(main).items():
+            self._add(name, parameter, description)
+
+    def _add(self, name: str, parameter: inspect.Parameter, description: str) -> None:
+        """Adds the flag or the words of a parameter."""
+        kind, rule, choices, repeated = parameter.annotation, ANY, (), None
+        while (origin := typing.get_origin(kind)) is not None:
+            kind, *others = arguments = typing.get_args(kind)  # Of X | None: X.
+            if origin in (list, tuple):
+                repeated = origin  # list: of a flag; tuple: of values separated by commas.
+            elif origin is Annotated:
+                (rule,) = others
+            elif origin is Literal:
+                kind, rule, choices = str, one_of(*arguments), arguments
+        takes_many = parameter.kind is parameter.VAR_POSITIONAL
+        takes_words = takes_many or parameter.kind is parameter.POSITIONAL_ONLY
+        default = () if takes_many else parameter.default
+        shown = ",".join(default) if isinstance(default, tuple) else str(default)
+        note = "" if shown in ("None", "False", "") else f" (default: {shown})"
+        note = " (required)" if default is parameter.empty else note
+        value = name if takes_words else "[true|false]" if kind is bool else kind.__name__.upper()
+        or_several = ", or several, separated by commas" * (repeated is tuple)
+        one = functools.partial(_parse_value, kind, rule, choices, or_several)
+        self.add_argument(
+            name if takes_words else f"--{name}",
+            action="append" if repeated is list else "store",
+            type=(lambda text: [one(x) for x in re.split(", *", text) if x]) if or_several else one,
+            nargs="*" if takes_many else "?" if takes_words else None,
+            default=default if takes_words else argparse.SUPPRESS,
+            metavar="|".join(choices) or value + ",..." * (repeated is tuple),
+            help=(description + note).replace("%", "%%"),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `UserError` instead of printing the usage."""
+        problem = re.sub(r"^argument (--\w+)?[^:]*: ", lambda x: f"{x[1] or 'the word'} ", message)
+        raise errors.UserError(problem if "must be" in problem else f"{problem} (see --help)")
 
 
-def parse(
-    main: Callable[..., None], argv: Sequence[str], flag_values: flags.FlagValues | None = None
-) -> inspect.BoundArguments:
+def _parse_value(kind: type, rule: Rule, choices: Sequence[str], or_several: str, text: str) -> Any:
+    """Parses a flag's value; argparse reports the error after the flag's name."""
+    try:
+        value: Any = _BOOLEANS[text.lower()] if kind is bool else kind(text)
+        value = value.expanduser() if kind is pathlib.Path else value
+        if rule.holds(value):
+            return value
+        requirement = rule.words
+    except (KeyError, ValueError):
+        requirement = _REQUIREMENTS[kind]
+    requirement += or_several + errors.similar(text, choices)
+    raise argparse.ArgumentTypeError(f"is {text!r}; it must be {requirement}")
+
+
+def flags_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, str]]:
+    """Flags and words of a command: parameters and descriptions by name; `print_` is --print."""
+    texts = dict(re.findall(r"(?m)^ {4}\*?(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"]))
+    flags: dict[str, tuple[inspect.Parameter, str]] = {}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        group: Any = parameter.annotation
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            flags |= flags_of(group)
+        elif parameter.name != "overrides":
+            flags[parameter.name.rstrip("_")] = parameter, " ".join(texts[parameter.name].split())
+    return flags
+
+
+def parse(main: Callable[..., None], argv: Sequence[str]) -> inspect.BoundArguments:
     """Parses a command line, whose first word is the program, into the arguments of `main`.
 
-    Raises:
-        UserError: A flag or a word is unknown, missing, has no effect or cannot be parsed, or an
-            output file cannot be written.
+    Raises a `UserError` if a flag is unknown, missing, wrong or without effect.
     """
-    flag_values = flag_values or flags_of(main)
-    for flag in (flags.FLAGS[name] for name in flags.FLAGS):
-        if flag.name not in flag_values:
-            flag_values[flag.name] = flag
-    argv = ["--help" if arg == "-h" else arg for arg in argv]
-    overrides = [arg.removeprefix(_OVERRIDE) for arg in argv if arg.startswith(_OVERRIDE)]
-    try:
-        words = flag_values([arg for arg in argv if not arg.startswith(_OVERRIDE)])[1:]
-    except (flags.Error, ValueError) as error:
-        flag_names = [_flag(parameter) for parameter, _ in _flag_parameters(main)]
-        raise errors.UserError(_parse_problem(error, flag_values, flag_names)) from error
-    signature = inspect.signature(main, eval_str=True)
+    flags, signature = flags_of(main), inspect.signature(main, eval_str=True)
+    full: dict[str, str] = {}  # What switches are short for.
+    for name in (name for name, (parameter, _) in flags.items() if parameter.annotation is bool):
+        full |= {f"--{name}": f"--{name}=true", f"--no{name}": f"--{name}=false"}
+    overrides = [x.removeprefix(_OVERRIDE) for x in argv[1:] if x.startswith(_OVERRIDE)]
+    others = [full.get(x, x) for x in argv[1:] if not x.startswith(_OVERRIDE)]
+    namespace, unknown = _Parser(main).parse_known_intermixed_args(others)
+    _refuse_unknown(unknown, flags)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
-    elif "workdir" in signature.parameters and "config" not in signature.parameters:
+    elif "workdir" in flags and "config" not in flags:
         # The run has a configuration, of which only the images' place may be another.
         refuse_overrides([x for x in overrides if not x.startswith(("data.path=", "data.labels="))])
-    positional = _positional(main)
-    _check_words(signature, positional, words)
-    values = {name: flag_values[name].value for name in flag_values}
-    first_word = words[0] if words else getattr(positional, "default", None)
-    for parameter, description in _flag_parameters(main):
-        flag = flag_values[_flag(parameter)]
-        if parameter.default is parameter.empty:
-            require_one(**{flag.name: flag.value})
-        if flag.value and isinstance(flag.parser, OutputFile):
-            require_output_file(flag.name, flag.value, *flag.parser.suffixes)
-        if flag.present:
-            _check_effect(flag.name, description, values, first_word)
-    arguments = {}
+    given = vars(namespace)
+    values = {name: given.get(name, parameter.default) for name, (parameter, _) in flags.items()}
+    for name, (parameter, description) in flags.items():
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            require_one(**{name: given.get(name)})
+        if isinstance(values[name], pathlib.Path):
+            require_writable(values[name].parent)
+        if name in given:
+            _check_effect(name, description, values)
+    arguments: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
-        if name == "overrides":
-            arguments[name] = overrides
-        elif dataclasses.is_dataclass(group := parameter.annotation):
+        group: Any = parameter.annotation
+        if dataclasses.is_dataclass(group) and isinstance(group, type):
             arguments[name] = group(**{x.name: values[x.name] for x in dataclasses.fields(group)})
-        elif parameter.kind in _FLAG_KINDS:
-            arguments[name] = values[_flag(parameter)]
-    return signature.bind(*words, **arguments)
+        else:
+            arguments[name] = overrides if name == "overrides" else values[name.rstrip("_")]
+    return inspect.BoundArguments(signature, collections.OrderedDict(arguments))
 
 
 def require_one(**values: Any) -> None:
     """Requires that exactly one of these flags is set; pass them as NAME=value."""
     flag_names = [f"--{name}" for name in values]
-    num_set = sum(map(bool, values.values()))
-    if num_set == 0:
+    if not any(values.values()):
         raise errors.UserError(f"{' or '.join(flag_names)} is missing (see --help)")
-    if num_set > 1:
+    if sum(map(bool, values.values())) > 1:
         raise errors.UserError(f"{' and '.join(flag_names)} exclude each other; give only one")
-
-
-def require_output_file(flag: str, path: pathlib.Path, *suffixes: str) -> None:
-    """Requires that the path in a flag ends in one of the suffixes, and can be written."""
-    if path.suffix not in suffixes or path.is_dir():
-        endings = ", ".join(suffixes)
-        raise errors.UserError(f"--{flag} is {path}; it must be a file that ends in {endings}")
-    require_writable(path.parent)
 
 
 def require_writable(folder: pathlib.Path) -> None:
@@ -259,88 +247,37 @@ def write_numbers(path: pathlib.Path, value: Any, *figures: pathlib.Path) -> Non
     console.say(f"wrote {', '.join(map(str, [*figures, path]))}")
 
 
-def _flag_parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, str]]:
-    """Yields the parameters of a command that define flags, and their descriptions."""
-    texts = dict(re.findall(r"(?m)^ {4}(\w+): (.*(?:\n {8}.*)*)", _sections(function)["Args"]))
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
-        if dataclasses.is_dataclass(parameter.annotation):
-            yield from _flag_parameters(parameter.annotation)
-        elif parameter.kind in _FLAG_KINDS and parameter.name != "overrides":
-            yield parameter, " ".join(texts[parameter.name].split())
-
-
 def _sections(function: Callable[..., Any]) -> dict[str, str]:
     """The sections of a docstring, such as Args, by their titles."""
-    parts = re.split(r"^(\w+):\n", inspect.getdoc(function), flags=re.MULTILINE)
+    parts = re.split(r"^(\w+):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def _flag(parameter: inspect.Parameter) -> str:
-    """The name of a parameter's flag; `print_` is --print."""
-    return parameter.name.rstrip("_")
-
-
-def _parser(value_type: Any) -> flags.ArgumentParser:
-    if typing.get_origin(value_type) is Annotated:
-        return value_type.__metadata__[0]
-    if typing.get_origin(value_type) is tuple:
-        return _ListOf(_parser(typing.get_args(value_type)[0]))
-    return _PARSERS[value_type]()
-
-
-def _check_effect(
-    flag: str, description: str, values: Mapping[str, Any], first_word: str | None
-) -> None:
+def _check_effect(flag: str, description: str, values: Mapping[str, Any]) -> None:
     """Rejects a flag if the condition at the start of its description does not hold."""
     if not (condition := _CONDITION.match(description)):
         return
     relation, other_flag, prefix, choices = condition.groups()
     if relation:
         is_set = bool(values[other_flag]) and str(values[other_flag]).startswith(prefix or "")
-        if is_set != (relation == "With"):
-            opposite = "with" if is_set else "without"
-            other = f"--{other_flag}={prefix}" if prefix else f"--{other_flag}"
-            raise errors.UserError(f"--{flag} has no effect {opposite} {other}; leave it out")
-    elif first_word and first_word != "all" and first_word not in choices.split(", "):
-        problem = f"--{flag} has no effect on {first_word}, only on {choices}"
-        raise errors.UserError(f"{problem}; leave it out")
-
-
-def _parse_problem(
-    error: Exception, flag_values: flags.FlagValues, flag_names: Sequence[str]
-) -> str:
-    """Explains in one sentence why absl cannot parse a command line."""
-    help_hint = "(--help lists the flags)"
-    if isinstance(error, flags.UnrecognizedFlagError):
-        if "." in error.flagname:
-            return f"unknown flag --{error.flagname}; fields are set by {_OVERRIDE}FIELD=VALUE"
-        did_you_mean = errors.similar(error.flagname, flag_names).replace("mean ", "mean --")
-        return f"unknown flag --{error.flagname}{did_you_mean} {help_hint}"
-    if not (illegal := re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)):
-        return f"{str(error).rstrip('.')} {help_hint}"
-    name, value = illegal.groups()
-    flag = flag_values[name]
-    if choices := getattr(flag.parser, "enum_values", None):
-        rule = errors.nearest(value, choices)
+        holds = is_set == (relation == "With")
+        other = f"--{other_flag}={prefix}" if prefix else f"--{other_flag}"
+        problem = f"{'with' if is_set else 'without'} {other}"
     else:
-        rule = f"; it must be {'true or false' if flag.boolean else flag.parser.syntactic_help}"
-    return f"--{name} is {value!r}{rule}"
+        word = next(iter(values.values()))  # The positional argument comes first.
+        holds = word in ("all", *choices.split(", "))
+        problem = f"on {word}, only on {choices}"
+    if not holds:
+        raise errors.UserError(f"--{flag} has no effect {problem}; leave it out")
 
 
-def _positional(main: Callable[..., Any]) -> inspect.Parameter | None:
-    """The positional-only parameter of a command, which takes one of a few words."""
-    parameters = inspect.signature(main, eval_str=True).parameters.values()
-    return next((x for x in parameters if x.kind is x.POSITIONAL_ONLY), None)
-
-
-def _check_words(signature: inspect.Signature, positional: Any, words: Sequence[str]) -> None:
-    """Rejects words without dashes that the command does not take."""
-    if any(x.kind is x.VAR_POSITIONAL for x in signature.parameters.values()):
-        return
-    if len(words) > (0 if positional is None else 1):
-        raise errors.UserError(f"unexpected argument {words[-1]!r}; flags are --NAME=VALUE")
-    if words and words[0] not in (choices := typing.get_args(positional.annotation)):
-        raise errors.UserError(f"{words[0]!r} is not one of {', '.join(choices)}")
+def _refuse_unknown(arguments: Sequence[str], flags: Mapping[str, Any]) -> None:
+    for name in (argument.partition("=")[0] for argument in arguments):
+        if not name.startswith("-"):
+            raise errors.UserError(f"unexpected argument {name!r}; flags are --NAME=VALUE")
+        hint = errors.similar(name, [f"--{flag}" for flag in flags]) + " (--help lists the flags)"
+        hint = f"; fields are set by {_OVERRIDE}FIELD=VALUE" if "." in name else hint
+        raise errors.UserError(f"unknown flag {name}{hint}")
 
 
 def _end(resumes: bool, signum: int, _frame: object) -> None:
@@ -348,7 +285,7 @@ def _end(resumes: bool, signum: int, _frame: object) -> None:
     # As an exception, an interrupt could be lost in a callback, or crash threads at exit.
     next_time = "; the same command resumes from what is saved" if resumes else ""
     os.write(2, f"\ninterrupted{next_time}\n".encode())
-    exits.at_once(exits.STATUS_OF_SIGNAL[signum])
+    exits.at_once(exits.STATUS_OF_SIGNAL[signal.Signals(signum)])
 
 
 def _show_warning(message: Warning | str, *args: object, **kwargs: object) -> None:

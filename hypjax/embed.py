@@ -17,7 +17,7 @@ def main(
     exclude: list[str] | None = None,
     dataset: Literal[*PREPARED] | None = None,
     data_dir: str | None = None,
-    output: Annotated[pathlib.Path, command.OutputFile(".npz")],
+    output: Annotated[pathlib.Path, command.ends_in(".npz")],
     embedding: str = "head",
     batch_size: command.Positive | None = None,
     export: list[str] | None = None,

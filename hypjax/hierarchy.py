@@ -4,10 +4,9 @@ import json
 import pathlib
 from typing import Annotated
 
-from absl import flags
-
 from hypjax import command
 from hypjax.errors import writing
+from hypjax.fields import at_least
 
 
 def main(
@@ -15,7 +14,7 @@ def main(
     overrides: list[str],
     workdir: list[str],
     output: str | None = None,
-    images: Annotated[int, flags.IntegerParser(3)] = 5000,
+    images: Annotated[int, at_least(3)] = 5000,
     seed: command.Natural = 0,
 ) -> None:
     """Prints scores of the runs' trees, and can write the trees and figures.

@@ -1,11 +1,9 @@
 """Measures how tree-like embeddings are and which curvature suits them (Hyp-ViT, Table 1)."""
 
-import pathlib
 from typing import Annotated
 
-from absl import flags
-
 from hypjax import command
+from hypjax.fields import at_least, within
 
 
 def main(
@@ -13,10 +11,10 @@ def main(
     overrides: list[str],
     config: str | None = None,
     embeddings: str | None = None,
-    samples: Annotated[int, flags.IntegerParser(4)] = 2000,
+    samples: Annotated[int, at_least(4)] = 2000,
     trials: command.Positive = 100,
-    seed: Annotated[int, flags.IntegerParser(0, 2**32 - 1)] = 0,
-    output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
+    seed: Annotated[int, within(0, 2**32 - 1)] = 0,
+    output: command.Numbers | None = None,
 ) -> None:
     """Prints the relative δ over random draws, and the curvature that it suggests.
 

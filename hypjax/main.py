@@ -3,7 +3,7 @@
 import os
 import pathlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -19,7 +19,7 @@ def main(
     mode: Literal["train", "evaluate"] = "train",
     print_: bool = False,
     dry_run: bool = False,
-    output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
+    output: command.Numbers | None = None,
     coordinator: str | None = None,
     num_processes: command.Positive | None = None,
     process_id: command.Natural | None = None,

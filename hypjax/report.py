@@ -10,7 +10,7 @@ def main(
     *,
     overrides: list[str],
     workdir: list[str],
-    output: Annotated[pathlib.Path, command.OutputFile(".html")] = pathlib.Path("report.html"),
+    output: Annotated[pathlib.Path, command.ends_in(".html")] = pathlib.Path("report.html"),
     queries: command.Natural = 50,
     k: command.Positive = 6,
 ) -> None:

@@ -1,8 +1,7 @@
 """Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
 import dataclasses
-import pathlib
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from hypjax import command
 from hypjax.catalogue import PREPARED
@@ -56,7 +55,7 @@ def main(
     ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
-    output: Annotated[pathlib.Path, command.OutputFile(".json")] | None = None,
+    output: command.Numbers | None = None,
 ) -> None:
     """Prints the scores with confidence intervals, and can write them to a file.
 

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from absl import flags
-
 from hypjax import command
+from hypjax.fields import at_least
 
 
 def main(
@@ -12,7 +11,7 @@ def main(
     overrides: list[str],
     workdir: list[str],
     output: command.Figure | None = None,
-    images: Annotated[int, flags.IntegerParser(3)] = 5000,
+    images: Annotated[int, at_least(3)] = 5000,
     seed: command.Natural = 0,
 ) -> None:
     """Prints how variance spreads over principal components, and how similar images are.

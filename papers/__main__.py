@@ -15,7 +15,7 @@ def main(
     *names: str,
     overrides: Sequence[str] = (),
     pending: bool = False,
-    output: Annotated[pathlib.Path, command.OutputFile(".md")] | None = None,
+    output: Annotated[pathlib.Path, command.ends_in(".md")] | None = None,
 ) -> None:
     """Prints the table, with the results of finished runs in their default folders.
 

@@ -59,7 +59,7 @@ MISTAKES = [
     ("main --config=features --output=a.json", "--output has no effect without --mode=evaluate"),
     ("score --querys=a", "did you mean --queries?"),
     ("score --workdir=a", "unknown flag --workdir (--help"),
-    ("score --embeddings=a --ks=a", "integer, or several"),
+    ("score --embeddings=a --ks=a", "number, or several"),
     ("search --rerank=maybe", "true or false"),
     ("main --model.width=3", "--config.FIELD"),
     ("export --dataset=grocry", "revisitop1m; did you mean grocery?"),
