@@ -1,6 +1,6 @@
 """The datasets that hypjax prepares: one row for each, with all that other packages need."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 
 class Prepared(NamedTuple):
@@ -28,3 +28,7 @@ PREPARED = {
     "rparis6k": Prepared("revisited.RPARIS", role="judged"),
     "revisitop1m": Prepared("revisited.DISTRACTORS", role="distractors"),
 }
+if TYPE_CHECKING:
+    DatasetName = str
+else:  # The values of flags.
+    DatasetName = Literal[*PREPARED]

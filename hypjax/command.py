@@ -69,7 +69,7 @@ class ExternalEncoder:
 
     def open(
         self,
-        run: str | None,
+        run: str | None = None,
         embedding: str = "head",
         batch_size: int | None = None,
         space: Any = None,

@@ -37,26 +37,25 @@ def main(
     """
     if names and (config or overrides):
         raise UserError("name either the folders of runs or --config, not both")
-    if not names:
-        for flag in ({"config": config}, {"field": field}, {"value": value}):
-            command.require_one(**flag)
-    elif output:
-        command.require_one(x=x)
+    axis = x or field or ""
+    if output:
+        command.require_one(x=axis)
     from hypjax.analysis import sweep
     from hypjax.system import console
 
     if names:
-        field = None
         folders = {name: pathlib.Path(name).expanduser() for name in names}
         sweep.require_finished(folders)
+    elif config and field and value:
+        folders = {**sweep.default_folders(config, overrides, field, value)}
     else:
-        folders = sweep.default_folders(config, overrides, field, value)
+        raise UserError("name folders of runs, or give --config, --field and --value (see --help)")
     runs = sweep.read_runs(folders)
     if output:
-        sweep.draw(runs, x or field, output)
+        sweep.draw(runs, axis, output)
         console.say(f"wrote {output}")
     if runs:
-        sweep.print_tables(runs, field)
+        sweep.print_tables(runs, None if names else field)
 
 
 if __name__ == "__main__":

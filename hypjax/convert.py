@@ -7,6 +7,8 @@ from hypjax import command
 from hypjax.errors import UserError, require_package
 from hypjax.system import integrations
 
+_SUFFIXES = {"timm": ".safetensors", "onnx": ".onnx"}
+
 
 def main(
     *,
@@ -29,13 +31,16 @@ def main(
     path = pathlib.Path(output).expanduser()
     if path.exists():
         raise UserError(f"{path} already exists; name another file or remove it")
-    usual_format = {".onnx": "onnx", ".safetensors": "timm"}.get(path.suffix, format)
-    if usual_format != format:
-        raise UserError(f"--output is {path}; set --format={usual_format}, or name another file")
+    wanted = _SUFFIXES.get(format, "")
+    for other, suffix in _SUFFIXES.items():
+        if path.suffix == suffix != wanted:
+            raise UserError(f"--output is {path}; set --format={other}, or name another file")
+    if wanted and path.suffix != wanted:
+        raise UserError(f"--output is {path}; it must be a file that ends in {wanted}")
+    command.require_writable(path.parent)
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":
-        command.require_output_file("output", path, ".onnx")
         for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
             require_package(package, "converting to onnx", "hypjax[onnx]")
         from hypjax.inference.model import load
@@ -48,7 +53,6 @@ def main(
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
     """Writes weights under timm's names, and prints how to load them in PyTorch."""
-    command.require_output_file("output", output, ".safetensors")
     from hypjax.inference.run import Run
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading

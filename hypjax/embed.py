@@ -2,10 +2,10 @@
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from hypjax import command
-from hypjax.catalogue import PREPARED
+from hypjax.catalogue import DatasetName
 from hypjax.errors import UserError, counted, on_one_line
 
 
@@ -15,7 +15,7 @@ def main(
     external: command.ExternalEncoder,
     images: str | None = None,
     exclude: list[str] | None = None,
-    dataset: Literal[*PREPARED] | None = None,
+    dataset: DatasetName | None = None,
     data_dir: str | None = None,
     output: Annotated[pathlib.Path, command.ends_in(".npz")],
     embedding: str = "head",
@@ -57,7 +57,7 @@ def main(
 
     exports = _find_exports([name for value in export or () for name in value.split(",")])
     splits = dataset and open_prepared(dataset, data_dir)
-    table = splits.images() if splits else find_images(images, exclude or ())
+    table = splits.images() if splits else find_images(str(images), exclude or ())
     keep_compiled_programs()
     model = external.open(workdir, embedding, batch_size)
     existed = output.exists() and not append

@@ -9,9 +9,10 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _CLONE = pathlib.Path(__file__).resolve().parents[1]  # The repository, unless pip installed it.
 INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
@@ -92,11 +93,11 @@ def installation(package: str) -> str:
     return f'pip install "{package}"'
 
 
-def at_the_call(function: Function) -> Function:
+def at_the_call(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorates a function for notebooks: tracebacks of its `UserError`s end at its caller."""
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return function(*args, **kwargs)
         except UserError as error:
@@ -135,7 +136,7 @@ def reason(error: Exception) -> str:
     text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
     # requests quotes the cause in "Max retries exceeded", and urllib in <urlopen error ...>.
     cause = re.search(r"\(Caused by .*?: ([^\"]+)|<urlopen error (?:\[.*?\] )?(.*)>", text)
-    return (cause and cause[cause.lastindex]) or text or type(error).__name__
+    return (cause and cause[cause.lastindex or 0]) or text or type(error).__name__
 
 
 def is_out_of_memory(error: Exception) -> bool:

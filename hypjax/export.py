@@ -1,16 +1,13 @@
 """Writes a dataset's images as folders."""
 
 import pathlib
-from typing import Literal
 
 from hypjax import command
-from hypjax.catalogue import PREPARED
+from hypjax.catalogue import DatasetName
 from hypjax.errors import counted
 
 
-def main(
-    *, dataset: Literal[*PREPARED] = "glyphs", output: str, data_dir: str | None = None
-) -> None:
+def main(*, dataset: DatasetName = "glyphs", output: str, data_dir: str | None = None) -> None:
     """Writes the images.
 
     Args:

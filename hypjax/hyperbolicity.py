@@ -46,7 +46,7 @@ def main(
         points, notes = pretrained_features(load_config(config, overrides))
     else:
         command.refuse_overrides(overrides)
-        saved = Embeddings.load(embeddings)
+        saved = Embeddings.load(str(embeddings))
         points, notes = saved.features(), ()
         if saved.space.normalized and saved.raw_features is None:
             console.warn("the features are normalised; Hyp-ViT measures raw ones, as --config does")

@@ -3,11 +3,14 @@
 import os
 import pathlib
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError
+from hypjax.fields import Rule
 from hypjax.monitoring import stopwatch
+
+_Steps = Annotated[str, Rule(re.compile("[0-9]+:[0-9]+").fullmatch, "two steps, such as 10:15")]
 
 
 def main(
@@ -23,15 +26,15 @@ def main(
     coordinator: str | None = None,
     num_processes: command.Positive | None = None,
     process_id: command.Natural | None = None,
-    profile: str | None = None,
+    profile: _Steps | None = None,
 ) -> None:
     """Trains or evaluates a model.
 
     Args:
         overrides: Fields of the configuration to set, as FIELD=VALUE.
         config: Configuration, such as configs/glyphs.py:sph; --config.FIELD=VALUE sets a field.
-        workdir: Folder of the run, or its URL in cloud storage. Default: runs/<config>-<variant>,
-            followed by the fields that were set, or a hash of them if they are long.
+        workdir: Folder of the run, or its URL. Default: runs/<config>-<variant>, followed by the
+            fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
         mode: Train and then evaluate, or only evaluate the run in --workdir. Without --workdir,
             evaluate the run in the default folder or, if model.weights is set, those weights.
@@ -48,45 +51,61 @@ def main(
     """
     if "" in (workdir, name) or (workdir and name):
         raise UserError("give either --workdir or --name, and not empty; or omit both")
-    named_folder = workdir or (name and f"runs/{name}")
-    source = config or (named_folder if mode == "evaluate" else None)
-    if not source:
-        raise UserError("--config is missing; try --config=configs/glyphs.py")
-    traced_steps = _parse_steps(profile)
-    from hypjax.config import default_workdir, override, read_config, show_origins, validate
-    from hypjax.runs.cloud_copy import reading
-    from hypjax.runs.workdir import read_saved_config
+    folder = workdir or (f"runs/{name}" if name else None)
+    source, original = _read_config(config, folder if mode == "evaluate" else None)
+    from hypjax.config import default_workdir, override, show_origins, validate
     from hypjax.system import caches
 
-    if config:
-        original = read_config(config)
-    else:
-        with reading(named_folder) as folder:
-            original = read_saved_config(folder)
     fields = override(original.copy_and_resolve_references(), overrides)
     if print_:
         validate(fields)
         print(show_origins(fields, source, original, overrides))
         return
-    folder_or_url = os.path.expanduser(named_folder or default_workdir(fields, original))
+    location = os.path.expanduser(folder or default_workdir(fields, original))
     if coordinator is not None:
         from hypjax.parallel import processes
 
         processes.join(coordinator, num_processes, process_id)
     caches.keep_compiled_programs()
+    if mode == "train" or dry_run:
+        _train(fields, location, profile, dry_run=dry_run)
+    else:
+        _evaluate(fields, location, output, pretrained=bool(fields.model.weights) and not folder)
+
+
+def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
+    """Reads a configuration or, without one, that of a run; returns its source and its fields."""
+    if not (source := config or folder):
+        raise UserError("--config is missing; try --config=configs/glyphs.py")
+    from hypjax.config import read_config
+    from hypjax.runs.cloud_copy import reading
+    from hypjax.runs.workdir import read_saved_config
+
+    if config:
+        return source, read_config(source)
+    with reading(source) as local_folder:
+        return source, read_saved_config(local_folder)
+
+
+def _train(config: Any, folder: str, profile: str | None, *, dry_run: bool) -> None:
+    """Trains a run, and writes its report page if the configuration asks for one."""
     if dry_run:
         from hypjax.training.dry_run import dry_run as run_dry
 
-        run_dry(fields)
-    elif mode == "evaluate":
-        pretrained = bool(fields.model.weights) and not named_folder
-        _evaluate(fields, folder_or_url, output, pretrained=pretrained)
-    else:
-        from hypjax.train import train_and_evaluate
+        run_dry(config)
+        return
+    from hypjax.train import train_and_evaluate
 
-        report = _write_report if fields.run.report else None
-        options = {"launched": stopwatch.LAUNCHED, "report": report}
-        train_and_evaluate(fields, folder_or_url, profile=traced_steps, **options)
+    def write_report(run: Any) -> bool:
+        from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
+
+        return write_own_report(run)
+
+    report = write_report if config.run.report else None
+    first, last = map(int, (profile or "0:0").split(":"))
+    steps = (first, last) if profile else None
+    launched = stopwatch.LAUNCHED
+    train_and_evaluate(config, folder, profile=steps, launched=launched, report=report)
 
 
 def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrained: bool) -> None:
@@ -100,22 +119,6 @@ def _evaluate(config: Any, folder: str, output: pathlib.Path | None, *, pretrain
     results = evaluate_pretrained(config) if pretrained else evaluate(config, folder)
     if output and is_first():
         command.write_numbers(output, results)
-
-
-def _write_report(run: Any) -> bool:
-    """Writes the run's report page; returns whether it was written."""
-    from hypjax.analysis.report import write_own_report  # Matplotlib takes a second.
-
-    return write_own_report(run)
-
-
-def _parse_steps(text: str | None) -> tuple[int, int] | None:
-    """Parses '10:15' into the first and the last step."""
-    if text is None:
-        return None
-    if not re.fullmatch("[0-9]+:[0-9]+", text):
-        raise UserError(f"--profile is {text}; it must be two steps, such as 10:15")
-    return tuple(map(int, text.split(":")))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Downloads, checks and packs a dataset."""
 
-from typing import Literal
-
 from hypjax import command
-from hypjax.catalogue import PREPARED
+from hypjax.catalogue import DatasetName
 
 
 def main(
     *,
-    dataset: Literal[*PREPARED],
+    dataset: DatasetName,
     manual_dir: str | None = None,
     part: str | None = None,
     data_dir: str | None = None,

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from hypjax import command
-from hypjax.catalogue import PREPARED
+from hypjax.catalogue import DatasetName
 from hypjax.errors import UserError, counted
 
 _DEFAULT_KS = (1, 2, 4, 8, 10, 100, 1000)
@@ -40,7 +40,7 @@ class Source:
     query_labels: str | None = None
     query_coarse_labels: str | None = None
     ground_truth: str | None = None
-    dataset: Literal[*PREPARED] | None = None
+    dataset: DatasetName | None = None
     data_dir: str | None = None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hypjax import command
 from hypjax.errors import UserError
@@ -13,6 +15,7 @@ if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
     from hypjax.data.dataset import Dataset
     from hypjax.galleries.embeddings import Embeddings
     from hypjax.galleries.search import Gallery
+    from hypjax.inference.hits import Hits
 
 
 def main(
@@ -33,8 +36,7 @@ def main(
     """Searches the gallery and prints one table per query.
 
     Args:
-        workdir: Folder or URL of the run that embedded the gallery; not needed if the queries are
-            features.
+        workdir: Folder or URL of the run that embedded the gallery; queries of features need none.
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search an
             export to another program, such as gallery.usearch or qdrant://host:6333/name.
@@ -58,7 +60,7 @@ def main(
     from hypjax.galleries.search import require_model
     from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.postprocessing import Postprocessing, Reranking
-    from hypjax.system import caches, console
+    from hypjax.system import caches
 
     postprocessing = Postprocessing(expand, alpha, Reranking() if rerank else None)
     opened_gallery = open_gallery(gallery)
@@ -68,33 +70,35 @@ def main(
     if images.vectors is None or workdir or external.encoder:
         embedder = external.open(workdir, embedding, space=opened_gallery.space)
         require_model(opened_gallery, embedder.fingerprint, embedder.name)
-        queries = embedder.embed_images(images, few=True)
+        images, queries = _readable(images, embedder.embed_images(images, few=True))
     else:
-        queries = _feature_queries(images, opened_gallery, names=(query, gallery))
-    if len(queries):  # If no image can be read, `find_hits` raises an error that says why.
-        for path, reason in queries.unreadable.items():
-            console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
-        readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-        images = images.take(readable)
-        queries = dataclasses.replace(queries, unreadable={})
+        queries = _feature_queries(images.vectors, opened_gallery, names=(query, gallery))
     results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
-    paths = [path for hits in results for path in hits.paths]
-    if output and not any("://" in path or os.path.exists(path) for path in paths):
-        example = f", such as {paths[0]}" if paths else ""
-        console.warn(f"{output} is not drawn: no hit is an image file{example}")
-    elif output:
-        from hypjax.analysis.hit_grid import draw
-
-        console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
+    if output:
+        _draw(results, output)
     for hits in results:
         print(hits)
 
 
-def _feature_queries(images: Dataset, gallery: Gallery, names: tuple[str, str]) -> Embeddings:
+def _readable(images: Dataset, queries: Embeddings) -> tuple[Dataset, Embeddings]:
+    """Leaves out the images that cannot be read, with a warning for each."""
+    import numpy as np
+
+    from hypjax.system import console
+
+    if not len(queries):  # `find_hits` raises an error that says why.
+        return images, queries
+    for path, reason in queries.unreadable.items():
+        console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
+    readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
+    return images.take(np.array(readable)), dataclasses.replace(queries, unreadable={})
+
+
+def _feature_queries(features: Any, gallery: Gallery, names: tuple[str, str]) -> Embeddings:
     """Maps query features into the gallery's space; refuses features of another dimension."""
     from hypjax.galleries.embeddings import Embeddings
 
-    queries = Embeddings.from_arrays(images.vectors, space=gallery.space)
+    queries = Embeddings.from_arrays(features, space=gallery.space)
     dim = queries.vectors.shape[1]
     for item in gallery.sample(1):
         if len(item.point) != dim:
@@ -102,6 +106,20 @@ def _feature_queries(images: Dataset, gallery: Gallery, names: tuple[str, str]) 
             raise UserError(f"{problem}; compute both with one model")
     # A file of features does not say which model computed them: assume the gallery's.
     return dataclasses.replace(queries, fingerprint=gallery.fingerprint)
+
+
+def _draw(results: Sequence[Hits], output: pathlib.Path) -> None:
+    """Draws the hits, of which some must be image files."""
+    from hypjax.system import console
+
+    paths = [path for hits in results for path in hits.paths]
+    if any("://" in path or os.path.exists(path) for path in paths):
+        from hypjax.analysis.hit_grid import draw
+
+        console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
+        return
+    example = f", such as {paths[0]}" if paths else ""
+    console.warn(f"{output} is not drawn: no hit is an image file{example}")
 
 
 if __name__ == "__main__":
