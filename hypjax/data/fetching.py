@@ -8,7 +8,7 @@ import tarfile
 import urllib.request
 import zipfile
 
-from hypjax.data.dataset import Dataset, fingerprint_of, table_of_names
+from hypjax.data.dataset import Dataset, hash_facts, table_of_names
 from hypjax.data.folders import OF_SYSTEMS, is_image_name
 from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
@@ -30,25 +30,29 @@ def unpack(path: pathlib.Path, folder: pathlib.Path, encoding: str | None = None
 
     `encoding` is that of names that are not marked as UTF-8; None: UTF-8, or else code page 437.
     """
-    size, name = path.stat().st_size, path.name
+    size = path.stat().st_size
     with (
         path.open("rb") as file,
-        Bar.wrapattr(file, "read", total=size, desc=name, disable=None, leave=False) as stream,
+        Bar.wrapattr(file, "read", total=size, desc=path.name, disable=None, leave=False) as stream,
     ):
-        if path.suffix.lower() == ".zip":
-            try:
-                packed = zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
-            except (LookupError, UnicodeDecodeError) as error:
-                if encoding:
-                    raise ValueError(f"its names are not of the encoding {encoding}") from error
-                console.warn(f"names in {path} are read as cp437; ?encoding=cp932 names another")
-                packed = zipfile.ZipFile(stream)
-            for member in packed.infolist():
-                member.filename = member.filename.replace("\\", "/")  # As PowerShell 5 writes it.
-                packed.extract(member, folder)  # Leaves out '..' and slashes at the beginning.
-        else:  # The filter "data" refuses members that lead out of the folder.
-            with tarfile.open(fileobj=stream, encoding=encoding) as archive:
-                archive.extractall(folder, filter="data")
+        if path.suffix.lower() != ".zip":  # The filter "data" refuses members that lead out.
+            with tarfile.open(fileobj=stream, encoding=encoding) as tar:
+                tar.extractall(folder, filter="data")
+            return
+        try:
+            packed = zipfile.ZipFile(stream, metadata_encoding=encoding or "utf-8")
+        except (LookupError, UnicodeDecodeError) as error:
+            if encoding:
+                raise ValueError(f"its names are not of the encoding {encoding}") from error
+            console.warn(f"names in {path} are read as cp437; ?encoding=cp932 names another")
+            packed = zipfile.ZipFile(stream)
+        originals: dict[str, str] = {}  # Names in the archive, by the unpacked file.
+        for member in packed.infolist():
+            original = member.filename
+            member.filename = original.replace("\\", "/")  # PowerShell 5 writes backslashes.
+            target = packed.extract(member, folder)  # Leaves out '..' and slashes at the beginning.
+            if originals.setdefault(target, original) != original and not member.is_dir():
+                raise ValueError(f"its names are not distinct: {originals[target]} and {original}")
 
 
 def local_path(where: str) -> pathlib.Path:
@@ -63,7 +67,7 @@ def local_path(where: str) -> pathlib.Path:
         return path
     stat, encoding = path.stat(), options.get("encoding")
     version = str(path.absolute()), stat.st_size, stat.st_mtime_ns, encoding
-    folder = cache_folder() / "archives" / fingerprint_of(version)
+    folder = cache_folder() / "archives" / hash_facts(version)
     if not folder.exists():
         console.say(f"unpacking {path} to {folder} (once)")
         advice = "; unpack it yourself, and name its folder"

@@ -568,6 +568,7 @@ def zip_of(path, names, encoding="utf-8"):
         (["é/1.png", "b/2.png"], "cp437", "", "bé"),
         (["é/1.png", "b/2.png"], "cp437", "?encoding=cp999", "names are .* encoding cp999"),
         (["é/1.png", "b/2.png"], "cp437", "?encoding=ascii", "names are .* encoding ascii"),
+        (["a\\1.png", "a/1.png"], "ascii", "", "names are not distinct: .*1.png and a/1.png"),
         (["..\\..\\a\\1.png", "/\\c\\..\\..\\b\\2.png"], "ascii", "", "ac"),
     ],
 )
