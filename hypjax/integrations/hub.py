@@ -76,6 +76,7 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 ```
 
 """
+_TASK = "image-feature-extraction"
 _CUSTOM = "The encoder is not part of hypjax: pass its Flax module to `load` as `encoder=`.\n\n"
 
 
@@ -105,7 +106,7 @@ def push(
     if not hub.is_name(name):
         raise UserError(f"{name!r} does not name a repository; write OWNER/NAME")
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
-    with replacing_model(folder) as staged, reading(workdir) as run:
+    with replacing_model(folder) as staged, reading(os.fspath(workdir)) as run:
         trained = Run.saved(run).restore_best(run)
         base_model = _base_model(trained.config)
         _remove_paths(trained.config)
@@ -161,11 +162,19 @@ def _model_card(
     changed = {k: value for k, value in identity(config).items() if value != defaults.get(k)}
     states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
     tables = filter(None, [format_results(states), beside_published(results, config)])
+    metadata = ModelCardData(
+        library_name="hypjax",
+        pipeline_tag=_TASK,
+        tags=tags,
+        model_name=name,
+        base_model=base_model,
+        eval_results=_scores(config, results),
+    )
     return _CARD.format(
         name=name,
         description=describe(config),
         space=trained.objective.score_space,
-        metadata=_metadata(config, results, tags=tags, model_name=name, base_model=base_model),
+        metadata=metadata.to_yaml(),
         elsewhere=elsewhere,
         data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
         version=__version__,
@@ -182,14 +191,13 @@ def _base_model(config: ConfigDict) -> str | None:
     return repository(weights) if is_on_hub else None  # Other names may be folders.
 
 
-def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> str:
-    """The card's metadata in YAML, for the hub: tags, base model and scores."""
+def _scores(config: ConfigDict, results: Mapping[str, Any]) -> list[EvalResult] | None:
+    """Scores of the head in the card's metadata."""
     # Scores with notes are not comparable, so only the card's text shows them.
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
-    kind = {"library_name": "hypjax", "pipeline_tag": "image-feature-extraction"}
     scores = [
         EvalResult(
-            task_type=kind["pipeline_tag"],
+            task_type=_TASK,
             task_name="Image retrieval",
             dataset_type=config.data.name,
             dataset_name=f"{config.data.name}, test images",
@@ -198,4 +206,4 @@ def _metadata(config: ConfigDict, results: Mapping[str, Any], **facts: Any) -> s
         )
         for metric, value in state.get("head", {}).items()
     ]
-    return ModelCardData(**kind, **facts, eval_results=scores or None).to_yaml()
+    return scores or None

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+from typing import Any
 
 import hyperview
 import jax
@@ -27,9 +28,9 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
     the end of a message, with a program that opens the dataset.
     """
     name, space, vectors = path.stem, embeddings.space, embeddings.vectors
-    config = {"provider": "hypjax", "geometry": "hypersphere"}
+    config: dict[str, Any] = {"provider": "hypjax", "geometry": "hypersphere"}
     if not (space.squared and space.normalized):
-        ball = space.ball()
+        ball: Any = space.ball()
         if ball is None or ball.c <= 0:
             raise UserError(f"HyperView shows balls and the sphere, but not {space}")
         config |= {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}

@@ -40,7 +40,7 @@ Batch = Shaped[np.ndarray, "batch ..."]  # Images, features or points.
 # one side is more than eight times the other, it is resized and cropped first: a line of 20,000
 # pixels, enlarged to the view's height, would take gigabytes. Negative padding crops.
 _VIEW = """
-<ir_version: {ir}, opset_import: ["" : {opset}]>
+<ir_version: 8, opset_import: ["" : 18]>
 view (uint8[batch, height, width, {channels}] images)
   => (uint8[batch, {side}, {side}, {channels}] seen)
 <int64[1] v_0 = {{0}}, int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[1] v_8 = {{8}},
@@ -66,18 +66,18 @@ view (uint8[batch, height, width, {channels}] images)
   v_first_pads = Concat<axis = 0>(v_first, v_first)
   v_size_1 = Where(v_first, v_size, v_image_size)
   v_pads_1 = Where(v_first_pads, v_pads, v_0)
-  v_resized_1 = Resize<{filter}>(v_planes, , , v_size_1)
+  v_resized_1 = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
+    exclude_outside = 1>(v_planes, , , v_size_1)
   v_cropped_1 = Pad(v_resized_1, v_pads_1, , v_axes)
   v_size_2 = Where(v_first, v_side, v_size)
   v_pads_2 = Sub(v_pads, v_pads_1)
-  v_resized_2 = Resize<{filter}>(v_cropped_1, , , v_size_2)
+  v_resized_2 = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
+    exclude_outside = 1>(v_cropped_1, , , v_size_2)
   v_cropped_2 = Pad(v_resized_2, v_pads_2, , v_axes)
   v_square = Reshape(v_cropped_2, v_channels)
   seen = Transpose<perm = [0, 2, 3, 1]>(v_square)
 }}
 """
-_FILTER = """axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
-    exclude_outside = 1"""
 # The size to which each test view resizes an image, which is then cropped or padded to the square.
 _SIZES = {
     "squash": "v_size = Identity(v_side)",
@@ -150,6 +150,7 @@ def to_onnx(embedder: Model) -> onnx.ModelProto:
             dynamo=True,
             verbose=False,
         )
+    assert program is not None  # As `dynamo` is set.
     model = program.model_proto
     model.ir_version = _IR_VERSION
     for message in (model, model.graph, *model.graph.node, *model.graph.value_info):
@@ -165,9 +166,8 @@ def view_model(view: View) -> onnx.ModelProto:
     """The model that resizes and crops `images` as a test view does; its output is `seen`."""
     if view.test not in _SIZES:
         raise UserError(f"ONNX files have no steps for the test view {view.test}; add its _SIZES")
-    steps = {"size": _SIZES[view.test].format(resize=view.resize), "filter": _FILTER}
-    sizes = {"side": view.side, "channels": view.channels}
-    return parser.parse_model(_VIEW.format(ir=_IR_VERSION, opset=_OPSET, **sizes, **steps))
+    size = _SIZES[view.test].format(resize=view.resize)
+    return parser.parse_model(_VIEW.format(side=view.side, channels=view.channels, size=size))
 
 
 def _random_inputs(embedder: Model) -> tuple[str, Batch]:

@@ -1,8 +1,8 @@
 """Encoders in ONNX files, run by ONNX Runtime."""
 
-import functools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -56,14 +56,14 @@ class OnnxEncoder:
         self._channels_first = channel_axes == [0]
         self._dtype = _TYPES[self._input.type]
         size = shape[1:] if self._channels_first else shape[:2]
-        settings = self._check_settings(size, mean, std, resize)
-        self._preprocess = functools.partial(_crop_and_scale, *settings)
+        self._check_scaling(mean, std)
+        self._mean, self._std = mean, std
+        self._side, self._resize = self._check_sizes(size, resize)
+        settings = [self._resize, self._side, mean, std]
         self.facts = ["onnx", self.output, settings, _hashes(path)]
 
-    def _check_settings(
-        self, size: Sequence, mean: _Channels, std: _Channels, resize: int | None
-    ) -> list:
-        """Returns the arguments of `_crop_and_scale`; refuses flags that do not fit the file."""
+    def _check_scaling(self, mean: _Channels, std: _Channels) -> None:
+        """Refuses --mean and --std where the file takes bytes, and their absence elsewhere."""
         path = self._path
         if self._dtype == np.uint8 and (mean is not None or std is not None):
             raise UserError(f"{path} takes pixels as they are; leave out --mean and --std")
@@ -71,19 +71,28 @@ class OnnxEncoder:
             if values is None or len(values) != 3 or (name == "std" and not min(values) > 0):
                 kind = "three numbers each, of pixels from 0 to 1"
                 raise UserError(f"{path} needs --mean and --std, {kind}: --{name}=0.5,0.5,0.5")
+
+    def _check_sizes(self, size: Sequence[Any], resize: int | None) -> tuple[int, int]:
+        """The side of the square images, and that to which images are resized before the crop."""
         # A model of any size gets squares of --resize pixels.
         side, width = (length if isinstance(length, int) else resize for length in size)
         if side is None or side != width:
             advice = "they must be squares, and --resize their side if the file leaves it open"
-            raise UserError(f"{path} takes images of {size} pixels; {advice}")
-        resize = resize or side
-        if resize < side:
-            raise UserError(f"--resize is {resize}, less than the {side} pixels of {path}")
-        return [resize, side, mean, std]
+            raise UserError(f"{self._path} takes images of {size} pixels; {advice}")
+        if resize is not None and resize < side:
+            raise UserError(f"--resize is {resize}, less than the {side} pixels of {self._path}")
+        return side, resize or side
 
     def prepare(self, image: Image.Image) -> Shaped[np.ndarray, "..."]:
-        """Resizes, crops and scales an image."""
-        values = self._preprocess(image).astype(self._dtype)
+        """Resizes the shorter side of an image, crops a square, and normalises its pixels."""
+        side = self._side
+        width, height = (self._resize * length // min(image.size) for length in image.size)
+        left, top = (width - side) // 2, (height - side) // 2
+        values = show(image, Frame((height, width), (top, left, side, side)), side)
+        if self._mean is not None:
+            mean, std = np.array(self._mean, np.float32), np.array(self._std, np.float32)
+            values = (values.astype(np.float32) * np.float32(1 / 255) - mean) / std
+        values = values.astype(self._dtype)
         return np.moveaxis(values, -1, 0) if self._channels_first else values
 
     def features(self, prepared: Sequence[np.ndarray]) -> np.ndarray:
@@ -97,18 +106,6 @@ class OnnxEncoder:
                 (rows,) = self._session.run([self._output], {self._input.name: padded})
                 outputs.append(np.asarray(rows)[: len(batch)])
         return np.concatenate(outputs).astype(np.float32)
-
-
-def _crop_and_scale(
-    resize: int, side: int, mean: _Channels, std: _Channels, image: Image.Image
-) -> np.ndarray:
-    """Resizes the shorter side, crops a square, and normalises its pixels [side, side, 3]."""
-    width, height = (resize * length // min(image.size) for length in image.size)
-    left, top = (width - side) // 2, (height - side) // 2
-    pixels = show(image, Frame((height, width), (top, left, side, side)), side)
-    if mean is None:
-        return pixels
-    return (np.float32(pixels) * np.float32(1 / 255) - np.float32(mean)) / np.float32(std)
 
 
 def _hashes(path: pathlib.Path) -> list[str]:

@@ -103,8 +103,8 @@ def push_dataset(embeddings: Embeddings, folder: pathlib.Path, url: str) -> str:
     """
     name = url.removeprefix(hub.SCHEME)
     export_dataset(embeddings, folder, name)
-    options = {"private": True, "repo_type": "dataset", "marker": _TABLE}
+    files = [_TABLE, _CARD]
     try:
-        return hub.upload(folder, [_TABLE, _CARD], name, **options)
+        return hub.upload(folder, files, name, private=True, repo_type="dataset", marker=_TABLE)
     except UserError as error:
         raise UserError(f"wrote {folder}, but did not upload it: {error}") from error

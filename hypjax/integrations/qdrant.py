@@ -85,7 +85,7 @@ class QdrantGallery:
     def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)
         return [
-            GalleryItem(str(record.id), record.payload["id"], record.payload["label"], point)
+            GalleryItem(str(record.id), _payload(record)["id"], _payload(record)["label"], point)
             for record, point in zip(records, points, strict=True)
         ]
 
@@ -93,7 +93,7 @@ class QdrantGallery:
         """Points of the gallery's space, from the ball's points that Qdrant stores."""
         if not records:
             return np.empty((0, 1))
-        return euclidean.from_ball(np.float32([record.vector for record in records]), self.space)
+        return euclidean.from_ball(np.array([x.vector for x in records], np.float32), self.space)
 
     def nearest(
         self, points: Points, k: int, paths: Sequence[str] | None = None, label: str | None = None
@@ -106,8 +106,8 @@ class QdrantGallery:
         filters = [_in_class(label)] * len(points)
         images, distances, rows = self._search(points, k + (paths is not None), filters)
         results = ArrayGallery()  # Of the images found for all queries.
-        results.ids = np.array([image.payload["id"] for image in images], str)
-        results.labels = np.array([image.payload["label"] for image in images], str)
+        results.ids = np.array([_payload(image)["id"] for image in images], str)
+        results.labels = np.array([_payload(image)["label"] for image in images], str)
         own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
@@ -124,12 +124,10 @@ class QdrantGallery:
         # A user may have created an empty collection, with other shards and replicas.
         if not self._ask("collection_exists"):
             size = embeddings.vectors.shape[1]
-            graph = {"m": euclidean.LINKS, "ef_construct": euclidean.ADDED}
-            self._ask(
-                "create_collection",
-                vectors_config=models.VectorParams(size=size, distance=models.Distance.EUCLID),
-                hnsw_config=models.HnswConfigDiff(**graph, full_scan_threshold=_SCAN_KILOBYTES),
-            )
+            vectors = models.VectorParams(size=size, distance=models.Distance.EUCLID)
+            graph = models.HnswConfigDiff(m=euclidean.LINKS, ef_construct=euclidean.ADDED)
+            graph.full_scan_threshold = _SCAN_KILOBYTES
+            self._ask("create_collection", vectors_config=vectors, hnsw_config=graph)
         if len(self):
             self._read_facts()
             return
@@ -208,13 +206,14 @@ class QdrantGallery:
         `exact` scans all points instead of searching the graph.
         """
         params = models.SearchParams(hnsw_ef=count, exact=exact)
-        options = {"limit": count, "params": params, "with_payload": True, "with_vector": True}
         requests = [
-            models.QueryRequest(query=centre, filter=centre_filter, **options)
-            for centre, centre_filter in zip(centres.tolist(), filters, strict=True)
+            models.QueryRequest(
+                query=x, filter=y, limit=count, params=params, with_payload=True, with_vector=True
+            )
+            for x, y in zip(centres.tolist(), filters, strict=True)
         ]
-        batches = inputs.split(requests, _SEARCH_BATCH)
-        answers = (self._ask("query_batch_points", requests=batch) for batch in batches)
+        blocks = inputs.blocks(len(requests), _SEARCH_BATCH)
+        answers = (self._ask("query_batch_points", requests=requests[block]) for block in blocks)
         return [answer.points for batch in answers for answer in batch]
 
     def _read_facts(self) -> None:
@@ -257,6 +256,10 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str) -> str:
 def point_id(path: str) -> str:
     """A UUID made from an image's path, so that adding the image again replaces it."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
+
+
+def _payload(record: models.Record | models.ScoredPoint) -> dict[str, Any]:
+    return record.payload or {}
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:

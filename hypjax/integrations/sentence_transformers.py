@@ -159,7 +159,7 @@ def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, pa
         # sentence-transformers passes colour images: the first convolution weights the channels as
         # Pillow does, up to Pillow's rounding of grey to integers.
         first_kernel = next(name for name, value in state.items() if value.ndim == 4)
-        state[first_kernel] = np.float32(state[first_kernel] * _GREY[:, None, None])
+        state[first_kernel] = (state[first_kernel] * _GREY[:, None, None]).astype(np.float32)
         for field in ("mean", "std"):
             pixels[field] *= 3
         pixels["input_size"][0] = 3

@@ -113,5 +113,5 @@ def _hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = 
     for name in sorted(set(state) - set(without)):
         values = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

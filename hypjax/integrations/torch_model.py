@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import timm
@@ -31,6 +32,9 @@ class TorchModel(nn.Module):
     [batch, dim]; returns float32 [batch, dim].
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, embedder: Model) -> None:
         super().__init__()
         config, model, params = embedder.config, embedder.module, embedder.params
@@ -59,7 +63,7 @@ class TorchModel(nn.Module):
         pixels = (images.to(torch.float32) / 255 - self.mean) / self.std
         pixels = pixels.permute(0, 3, 1, 2)
         points = [self._points(encoder(pixels)) for encoder in self.encoders]
-        return points[0] if len(points) == 1 else embed(self.space, sum(points) / len(points))
+        return points[0] if len(points) == 1 else embed(self.space, torch.stack(points).mean(0))
 
     def _points(self, features: Tensor) -> Tensor:
         if self.head is not None:
@@ -83,6 +87,7 @@ class TimmEncoder(nn.Module):
         if self.new_side:
             model, params = at_side(model, params, side)
         encoder = model.encoder
+        self.model: Any
         name, settings = timm_model(params, model)
         settings["num_classes"] = 0
         if name:
@@ -93,14 +98,14 @@ class TimmEncoder(nn.Module):
         # Not strict: counts of updates are missing, and have no effect here.
         self.model.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
         self.gem_exponent = float(params["encoder"].get("gem_exponent", encoder.gem_exponent))
-        self.pooling = None if pools_as_timm(encoder) else encoder.pooling
+        self.pooling = "" if pools_as_timm(encoder) else encoder.pooling
         self.num_prefix_tokens = encoder.num_prefix_tokens
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeds normalised pixels [batch, channels, height, width]."""
         if self.new_side:
             images = functional.interpolate(images, [self.new_side] * 2, mode="bilinear")
-        if self.pooling is None:
+        if not self.pooling:
             return self.model(images)
         tokens = self.model.forward_features(images)
         if tokens.ndim == 4:  # A feature map. timm's pooling of a single position does nothing.
@@ -120,10 +125,8 @@ class TimmEncoder(nn.Module):
 def _rmac(patches: Tensor) -> Tensor:
     side = math.isqrt(patches.shape[1])
     grid = patches.unflatten(1, (side, side))
-    return sum(
-        functional.normalize(grid[:, y : y + n, x : x + n].amax((1, 2)), dim=-1, eps=1e-6)
-        for y, x, n in rmac_regions(side)
-    )
+    maxima = [grid[:, y : y + n, x : x + n].amax((1, 2)) for y, x, n in rmac_regions(side)]
+    return functional.normalize(torch.stack(maxima), dim=-1, eps=1e-6).sum(0)
 
 
 _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {  # As in `hypjax.models.layers`.

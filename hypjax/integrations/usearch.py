@@ -10,6 +10,7 @@ Searches spend most of their time reading vectors. So these are rounded to bfloa
 of a float32, where that is fine enough to find candidates. Exact distances rank the candidates.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -48,8 +49,10 @@ _OWN_NAME = re.compile(
 )
 _ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
-_CANDIDATES = (12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
-_CANDIDATES += (768, 1024, 1536, 2048)  # Numbers of candidates to choose from.
+_CANDIDATES = (  # Numbers of candidates to choose from.
+    *(12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512),
+    *(768, 1024, 1536, 2048),
+)
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _BLOCK = 4096  # Images to search for at once.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
@@ -142,16 +145,15 @@ class GraphGallery(ArrayGallery):
         path = pathlib.Path(path)
         problem = f"{path} is damaged, or no gallery of usearch"
         with explained(problem, "; export the gallery again"):
-            for attempts_left in reversed(range(_ATTEMPTS)):
-                facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
-                try:
-                    return cls._read(path / facts.pop("export"), **facts)
-                except (OSError, RuntimeError):  # Another process may have exported newer files.
-                    if not attempts_left:
-                        raise
+            for _ in range(_ATTEMPTS):  # Another process may export newer files.
+                with contextlib.suppress(OSError, RuntimeError):
+                    return cls._read(path)
+            return cls._read(path)
 
     @classmethod
-    def _read(cls, folder: pathlib.Path, checksums: Any, **facts: Any) -> Self:
+    def _read(cls, path: pathlib.Path) -> Self:
+        facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
+        folder, checksums = path / facts.pop("export"), facts.pop("checksums")
         # usearch crashes on damaged files.
         files.check_files(folder, {name: checksums[name] for name in (_GRAPH, _POINTS, _IMAGES)})
         facts["space"] = space_of(facts["space"])
@@ -216,8 +218,8 @@ class GraphGallery(ArrayGallery):
         self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
         pairs = _matched_pairs(self.index.search(vectors, num_candidates))
-        stray_pairs = self._nearest_strays(vectors, k)
-        queries, rows = self._with_copies(*np.concatenate([pairs, stray_pairs], axis=1), k)
+        found = np.concatenate([pairs, self._nearest_strays(vectors, k)], axis=1)
+        queries, rows = self._with_copies(found[0], found[1], k)
         # The nearest rounded vectors may not be the nearest points, so exact distances rank them.
         return euclidean.rank(points, self.vectors, queries, rows, k=k, space=self.space)
 
@@ -287,8 +289,8 @@ def _matched_pairs(matches: Any) -> _Pairs:
     """Unpacks usearch's matches into pairs of a query and a row."""
     # For a single query, usearch returns arrays of one axis, without missing images.
     keys = np.atleast_2d(np.asarray(matches.keys, np.int64))
-    counts = np.reshape(getattr(matches, "counts", keys.shape[1]), (-1, 1))
-    queries, columns = np.nonzero(np.arange(keys.shape[1]) < counts)
+    counts: Any = getattr(matches, "counts", [keys.shape[1]])
+    queries, columns = np.nonzero(np.arange(keys.shape[1]) < np.reshape(counts, (-1, 1)))
     return queries, keys[queries, columns]
 
 

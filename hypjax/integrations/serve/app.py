@@ -144,7 +144,7 @@ def _search_options(request: Request) -> tuple[int, str | None, bool]:
     return int(options["k"]), options["class"] or None, options["places"] == "true"
 
 
-async def _describe_refusal(_: Request, error: HTTPException) -> Response:
+async def _describe_refusal(_: Request, error: Any) -> Response:
     message = error.detail
     if message == http.HTTPStatus(error.status_code).phrase:  # Raised by Starlette.
         message += "; /openapi.json lists what this server answers"

@@ -68,8 +68,11 @@ class Searcher:
 
         `label` is the class of the hits, None for any; `placed` adds positions in the disk.
         """
-        query_item = self._find(query) if isinstance(query, str) else None
-        point = query_item.point if query_item else self.embed(query)
+        if isinstance(query, bytes):
+            query_item, point = None, self.embed(query)
+        else:
+            query_item = self._find(query)
+            point = query_item.point
         paths = [query_item.path] if query_item else None
         (neighbours,) = self._gallery.nearest(point[None], k, paths, label)
         if label is not None and not neighbours.keys:
