@@ -87,7 +87,7 @@ class OnnxEncoder:
         """Resizes the shorter side of an image, crops a square, and normalises its pixels."""
         side = self._side
         width, height = (self._resize * length // min(image.size) for length in image.size)
-        left, top = (width - side) // 2, (height - side) // 2
+        left, top = round((width - side) / 2), round((height - side) / 2)  # As torchvision crops.
         values = show(image, Frame((height, width), (top, left, side, side)), side)
         if self._mean is not None:
             mean, std = np.array(self._mean, np.float32), np.array(self._std, np.float32)

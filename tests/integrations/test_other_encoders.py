@@ -12,9 +12,11 @@ from tests.helpers import commands
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
+transforms = pytest.importorskip("torchvision.transforms", reason="needs torchvision")
 pytest.importorskip("onnx", reason="needs the parity extra: onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the parity extra: onnxruntime")
 
+BICUBIC = transforms.InterpolationMode.BICUBIC
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 4}
 VISION = {**LAYERS, "hidden_size": 32, "intermediate_size": 64, "image_size": 32, "patch_size": 16}
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
@@ -106,14 +108,6 @@ class Pooled(torch.nn.Module):
         return maps.mean((2, 3)), maps
 
 
-def cropped(image, shorter, side):
-    """Torchvision's Resize and CenterCrop."""
-    height, width = (shorter * length // min(image.size) for length in image.size[::-1])
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - side) // 2, (height - side) // 2
-    return np.asarray(image.crop((left, top, left + side, top + side)))
-
-
 def test_an_onnx_file_whose_pixels_are_scaled_by_flags(
     images, photos_folder, tmp_path, monkeypatch
 ):
@@ -121,7 +115,8 @@ def test_an_onnx_file_whose_pixels_are_scaled_by_flags(
     names = {"input_names": ["images"], "output_names": ["pooled", "maps"], "dynamo": False}
     axes, path = {"images": {0: "b"}}, f"{tmp_path}/net.onnx"
     torch.onnx.export(Pooled(), (torch.zeros(2, 3, 32, 32),), path, **names, dynamic_axes=axes)
-    pixels = np.stack([cropped(image, 36, 32) for image in images]).astype(np.float32)
+    crop = transforms.Compose([transforms.Resize(36, BICUBIC), transforms.CenterCrop(32)])
+    pixels = np.stack([crop(image) for image in images]).astype(np.float32)
     scaled = (pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = {"images": np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))}
