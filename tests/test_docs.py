@@ -22,7 +22,7 @@ def test_the_commands_flags_and_fields_of_a_page_exist(page):
     for name, words in re.findall(r"python -m hypjax\.([a-z_.]*[a-z])([^`|&;#\n]*)", text):
         if name != "analysis.spread":  # The example of docs/extending.md.
             assert name in commands.names()
-            flags = {*re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)} - {"help", "helpfull"}
+            flags = {*re.findall(r" --(?:no)?(\w+)(?=[= ]|$)", words)} - {"help"}
             assert flags <= {*command.flags_of(commands.module(name).main)}, words
     fields = set().union(*(flatten(default_config(name)) for name in OBJECTIVES))
     fields |= flatten(default_config("hier+proxy_anchor")).keys()

@@ -35,13 +35,10 @@ def test_settings_and_folders_that_cannot_be_used(mistake, photos_folder, tmp_pa
     for override, sentence in (
         ("train.batch_size=64", "at most 8"),
         ("data.validation_classes=6", "both parts need two; set it to 2 to 5"),
-        ("data.test_classes=0", "--config.data.test_classes=0.25"),
         ("data.path=/nowhere", "/nowhere"),
     ):
         assert sentence in mistake(photos_folder, override)
     assert "no images" in mistake(tmp_path)
-    write_pictures(tmp_path, ["train/a/1.png", "train/b/1.png", "val/c/1.png", "holdout/d/1.png"])
-    assert "holdout beside folders of splits (train" in mistake(tmp_path)
 
 
 def test_missing_weights_are_reported_before_images_are_opened(mistake):

@@ -11,7 +11,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def call(name: str, *arguments: object) -> None:
-    """Runs a command in this process, without absl around it, or raises its `UserError`."""
+    """Runs a command in this process, or raises its `UserError`."""
     main = module(name).main
     bound = command.parse(main, [name, *map(str, arguments)])
     main(*bound.args, **bound.kwargs)

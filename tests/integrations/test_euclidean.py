@@ -23,13 +23,12 @@ def points_of(space, rng, n, dim=4):
 
 def separations_of(queries, x, space):
     q, x = queries[:, None].astype(np.float64), x.astype(np.float64)
-    if isinstance(space, Sphere):
-        return np.sum((q - x) ** 2, axis=-1)
     if isinstance(space, Lorentz):
         with jax.enable_x64(True):
             return np.asarray(jax.jit(space.separation)(q, x))
-    gaps = (1 - space.c * np.sum(y**2, axis=-1) for y in (q, x))
-    return np.sum((q - x) ** 2, axis=-1) / np.prod(np.broadcast_arrays(*gaps), axis=0)
+    c = getattr(space, "c", 0.0)
+    gaps = [1 - c * np.sum(y**2, axis=-1) for y in (q, x)]
+    return np.sum((q - x) ** 2, axis=-1) / (gaps[0] * gaps[1])
 
 
 FLAT = [Sphere(), PoincareBall(0.0, None)]

@@ -105,9 +105,8 @@ def test_a_damaged_gallery_is_refused(tmp_path):
 
 def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path, monkeypatch):
     path, create = tmp_path / "gallery.usearch", usearch._create_index
-    built = [
-        GraphGallery.build(embeddings(clusters(BALL, n, seed=n), BALL, first=n)) for n in (60, 80)
-    ]
+    made = [embeddings(clusters(BALL, n, seed=n), BALL, first=n) for n in (60, 80)]
+    built = [GraphGallery.build(gallery) for gallery in made]
     for before, after in (built, built[::-1]):
         before.save(path)
 
@@ -118,10 +117,9 @@ def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path,
         monkeypatch.setattr(usearch, "_create_index", replaced)
         opened = GraphGallery.open(path)
         assert opened.ids.tolist() == after.ids.tolist()
-        check_neighbours(
-            (lambda d, i: (d, i - len(after)))(*found_in(opened, after.vectors, 3)),
-            *(after.vectors, after.vectors, BALL, 1),
-        )
+        distances, items = found_in(opened, after.vectors, 3)
+        found = distances, items - len(after)
+        check_neighbours(found, after.vectors, after.vectors, BALL, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["gallery.usearch"]
     assert len([*path.iterdir()]) == 2  # Facts, and the files of one export.
 
