@@ -173,13 +173,13 @@ def reported() -> Iterator[None]:
         print(kind, error, file=sys.stderr)
         sys.exit(error.status)
     except (AssertionError, MemoryError, RuntimeError) as error:
+        problem = "JAX finds no device of those in JAX_PLATFORMS; unset it"
         if is_out_of_memory(error):
             remedy = "lower the batch size, or give fewer or smaller images or arrays"
-            print(f"error: out of memory ({reason(error)}); {remedy}", file=sys.stderr)
-            sys.exit(1)
-        if _has_devices():  # JAX raises these if it finds no device.
+            problem = f"out of memory ({reason(error)}); {remedy}"
+        elif _has_devices():  # JAX raises these if it finds no device.
             raise
-        print("error: JAX finds no device of those in JAX_PLATFORMS; unset it", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(1)
 
 

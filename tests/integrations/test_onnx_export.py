@@ -139,7 +139,7 @@ def test_each_pooling_is_computed(name, pooling, small):
     check(embedder(small(name, pooling=pooling), Sphere(), head="none"))
 
 
-def test_two_scales_of_the_letters_encoder_a_prefix_and_a_norm_after_the_pooling():
+def test_a_norm_after_the_pooling_two_scales_a_prefix_and_principal_components():
     encoder = create_encoder("vit_tiny_patch16_224", pool_first=True).clone(**SMALL)
     for pooling in ("avg", "gem"):
         check(embedder(encoder.clone(pooling=pooling), Sphere(), head="none"))
@@ -148,6 +148,10 @@ def test_two_scales_of_the_letters_encoder_a_prefix_and_a_norm_after_the_pooling
     check(embedder(encoder, part="head@3"))
     with pytest.raises(UserError, match="eval.scales"):
         torch_model.TorchModel(embedder(encoder, BALL, scales=(1.0, 0.75)))
+    trained = embedder(encoder)
+    features = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    trained.projection = fit(np.asarray(BALL.embed(features)), space=BALL, dim=3, whiten=True)
+    check(trained)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -160,14 +164,6 @@ def test_each_space_has_its_points_and_projections(space):
     expected = np.asarray(space.features(points))
     found = torch_model.shorten(space, torch.tensor(features)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_principal_components_follow_the_points():
-    encoder = create_encoder("vit_tiny_patch16_224").clone(**SMALL)
-    trained = embedder(encoder)
-    features = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
-    trained.projection = fit(np.asarray(BALL.embed(features)), space=BALL, dim=3, whiten=True)
-    check(trained)
 
 
 @pytest.mark.parametrize(
