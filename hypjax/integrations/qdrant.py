@@ -37,7 +37,7 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FULL = {"with_payload": True, "with_vectors": True}
 
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 for no image.
-_Results = tuple[list[models.ScoredPoint], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
+_Results = tuple[list[Any], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class QdrantGallery:
@@ -82,10 +82,10 @@ class QdrantGallery:
         """Up to `most` images, those with the lowest keys; since keys are hashes, at random."""
         return self._items(self._ask("scroll", limit=most, **_FULL)[0])
 
-    def _items(self, records: Sequence[models.Record]) -> list[GalleryItem]:
+    def _items(self, records: Sequence[Any]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)
         return [
-            GalleryItem(str(record.id), _payload(record)["id"], _payload(record)["label"], point)
+            GalleryItem(str(record.id), record.payload["id"], record.payload["label"], point)
             for record, point in zip(records, points, strict=True)
         ]
 
@@ -106,8 +106,8 @@ class QdrantGallery:
         filters = [_in_class(label)] * len(points)
         images, distances, rows = self._search(points, k + (paths is not None), filters)
         results = ArrayGallery()  # Of the images found for all queries.
-        results.ids = np.array([_payload(image)["id"] for image in images], str)
-        results.labels = np.array([_payload(image)["label"] for image in images], str)
+        results.ids = np.array([image.payload["id"] for image in images], str)
+        results.labels = np.array([image.payload["label"] for image in images], str)
         own_rows = results.own_rows(paths or [""] * len(points))
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
@@ -256,10 +256,6 @@ def export_qdrant(embeddings: Embeddings, path: pathlib.Path, url: str) -> str:
 def point_id(path: str) -> str:
     """A UUID made from an image's path, so that adding the image again replaces it."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"file:{path}"))
-
-
-def _payload(record: models.Record | models.ScoredPoint) -> dict[str, Any]:
-    return record.payload or {}
 
 
 def _connect(url: str) -> tuple[QdrantClient, str]:

@@ -50,8 +50,8 @@ _OWN_NAME = re.compile(
 _ATTEMPTS = 10  # At opening a gallery that others export again.
 _SAMPLED_QUERIES = 1000  # Largest number of held-out queries that choose the number of candidates.
 _CANDIDATES = (  # Numbers of candidates to choose from.
-    *(12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512),
-    *(768, 1024, 1536, 2048),
+    *(*range(12, 25, 4), *range(32, 65, 8), *range(80, 129, 16)),
+    *(160, 192, 256, 384, 512, 768, 1024, 1536, 2048),
 )
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _BLOCK = 4096  # Images to search for at once.
