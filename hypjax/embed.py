@@ -48,8 +48,6 @@ def main(
         --output=gallery.npz
     """
     command.require_one(images=images, dataset=dataset)
-    if exclude:
-        command.require_one(images=images)
     command.require_one(workdir=workdir, encoder=external.encoder)
     from hypjax.data.opening import open_prepared
     from hypjax.data.photos import find_images

@@ -61,6 +61,10 @@ MISTAKES = [
     ("score --workdir=a", "unknown flag --workdir (--help"),
     ("score --embeddings=a --ks=a", "number, or several"),
     ("search --rerank=maybe", "true or false"),
+    ("search -k=3", "did you mean --k?"),
+    ("search --k", "--k expected one argument"),
+    ("plot disc --output=a.png", "the word is 'disc'; it must be one of disk, grid, hits; did you"),
+    ("embed --dataset=sop --output=a.npz --exclude=b", "--exclude has no effect without --images"),
     ("main --model.width=3", "--config.FIELD"),
     ("export --dataset=grocry", "revisitop1m; did you mean grocery?"),
     ("plot disk --output=a.png", "--workdir or --embeddings"),
@@ -82,9 +86,10 @@ def test_mistakes_are_one_sentence(line, keyword, tmp_path, monkeypatch):
 
 def test_flags_overrides_and_words_are_separated():
     main = commands.module("benchmarks").main
-    bound = command.parse(main, ["benchmarks", "job", "--quick", "--config.run.microbatch=5"])
-    assert bound.args == ("job",) and bound.kwargs["overrides"] == ["run.microbatch=5"]
-    assert bound.kwargs["quick"] and bound.kwargs["repeats"] == 3
+    for words in (["job", "--quick"], ["--noquick", "--quick=TRUE", "job"], ["--quick", "job"]):
+        bound = command.parse(main, ["benchmarks", *words, "--config.run.microbatch=5"])
+        assert bound.args == ("job",) and bound.kwargs["overrides"] == ["run.microbatch=5"]
+        assert bound.kwargs["quick"] and bound.kwargs["repeats"] == 3
     for words in (["jobs"], ["job", "extra"]):
         with pytest.raises(UserError, match=words[-1]):
             command.parse(main, ["benchmarks", *words])
