@@ -20,22 +20,18 @@ from benchmarks import measure
 from benchmarks.gpus import GPUS
 from benchmarks.hlo import Program, describe
 from hypjax import parallel
+from hypjax.assemble import assemble_learner, assemble_method
 from hypjax.config import load_config
-from hypjax.config.objective_settings import loss_settings
 from hypjax.errors import UserError, writing
+from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import PoincareBall
-from hypjax.inference.embedding import embed_function, scored_spaces
-from hypjax.inference.run import Run
-from hypjax.models import create_embedder
 from hypjax.models.embedder import model_shapes
-from hypjax.objectives import ProblemSizes, create_objective
+from hypjax.objectives import ProblemSizes
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
-from hypjax.settings import Pixels
 from hypjax.system import console
-from hypjax.training.dry_run import assumed_sizes, lower_step
-from hypjax.training.learner import Learner, learner_of
-from hypjax.types import View
+from hypjax.training.learner import Learner
+from hypjax.training.lowering import assumed_sizes, lower_step
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
 # Sizes of the search: queries in a block, points on each device, dimension, and neighbours.
@@ -165,8 +161,8 @@ def config_of(*fields: str) -> ConfigDict:
 
 def learner_and_spec(config: ConfigDict, mesh: Mesh) -> tuple[Learner, ProblemSizes]:
     """The learner of a configuration, and the sizes of its problem: SOP's, or assumed sizes."""
-    learner = learner_of(Run(config, mesh=mesh))
-    sizes = assumed_sizes(config, learner)
+    learner, train = assemble_learner(config, mesh), config.train
+    sizes = assumed_sizes(learner, train.batch_size, train.samples_per_class)
     if config.data.name == "sop":
         sizes = sizes._replace(training_images=_SOP[0], classes=_SOP[1])
     return learner, sizes
@@ -181,11 +177,10 @@ def compiled_step(config: ConfigDict, mesh: Mesh) -> Program:
 def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
     """Compiles the embedding of a batch in evaluation."""
     config = _for_devices(config, mesh)
-    model = create_embedder(config, evaluating=True, device=mesh.devices.flat[0])
-    spaces = scored_spaces(config, create_objective(loss_settings(config)), {})
-    view = View.of(config.data)
-    embed = embed_function(model, Pixels(view, config.data.mean, config.data.std), spaces)
-    rows = parallel.slices(config.run.eval_batch_size, mesh).rows
+    method = assemble_method(config, device=mesh.devices.flat[0])
+    model, view = method.model, method.pixels.view
+    embed = embed_function(model, method.pixels, method.spaces({}))
+    rows = parallel.slices(method.embedding.batch_size, mesh).rows
     shape = (rows, view.side, view.side, view.channels)
     images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
     params = jax.tree.map(

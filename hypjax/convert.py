@@ -53,12 +53,13 @@ def main(
 
 def _write_timm(workdir: str, output: pathlib.Path) -> None:
     """Writes weights under timm's names, and prints how to load them in PyTorch."""
-    from hypjax.inference.run import Run
+    from hypjax.assemble import saved_method
+    from hypjax.experiment.trained import restore_best
     from hypjax.models.pretrained import pools_as_timm, save_timm, timm_constructor
     from hypjax.runs.cloud_copy import reading
 
     with reading(workdir) as folder:
-        trained = Run.saved(folder).restore_best(folder)
+        trained = restore_best(folder, saved_method(folder))
     model, params = trained.model, trained.params
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""

@@ -7,26 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from hypjax.config import flatten, validate
+from hypjax.assemble import assemble, assemble_method, saved_experiment
+from hypjax.config import Config, flatten, set_fields, validate
+from hypjax.config.fitting import fit_to_features
 from hypjax.errors import redacted
+from hypjax.experiment.experiment import Experiment
+from hypjax.experiment.trained import TrainedModel, restore, restore_best
 from hypjax.geometry.learned import named_scalars
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.inference.pretrained import released_model
-from hypjax.inference.run import Run
-from hypjax.inference.weights import TrainedModel
 from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import is_published
-from hypjax.runs.images import fit_to_features
 from hypjax.runs.tables import beside_published, format_results, noted, print_notes
 from hypjax.runs.workdir import (
     read_saved_config,
     require_identity,
     require_provenance,
     saved_space,
-    set_fields,
 )
 from hypjax.system import console
 from hypjax.types import Recalls
@@ -36,7 +35,7 @@ _IDENTITY = ("data.", "model.", "objective.")  # Groups of fields that must equa
 _CONFIGURED = (*_IDENTITY, "eval.", "run.")
 
 
-def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
+def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     """Evaluates a run's last and best checkpoints on the test classes, and prints the table.
 
     The configuration may differ from the run's in fields that shape neither the images nor the
@@ -59,24 +58,26 @@ def evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, Any]:
         set_fields(config, {k: v for k, v in saved.items() if not k.startswith(_CONFIGURED)})
         validate(config)
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
-        run = Run(config, saved_space=space_of(space))
-        names = processes.from_first(lambda: models.update(run.restore(folder)) or [*models])
-    processes.require_same(run.splits.fingerprints)
-    processes.from_first(lambda: require_provenance(folder, run.splits.provenance))
+        method = assemble_method(config, saved_space=space_of(space))
+        names = processes.from_first(lambda: models.update(restore(folder, method)) or [*models])
+        experiment = assemble(config, saved_space=space_of(space))
+        splits = experiment.splits
+        processes.require_same(splits.fingerprints)
+        processes.from_first(lambda: require_provenance(folder, splits.provenance))
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
-        params = processes.arrays_from_first(lambda name=name: models[name].params, run.shapes)
-        results[name] = run.test_scores(params)
+        params = processes.arrays_from_first(lambda name=name: models[name].params, method.shapes)
+        results[name] = experiment.test_scores(params)
         if "scalars" in params:
             learned[name] = named_scalars(params["scalars"])
-    return _report(f"the models in {workdir}", results, run, learned)
+    return _report(f"the models in {workdir}", results, experiment, learned)
 
 
-def _saved_fields(folder: pathlib.Path, config: ConfigDict) -> dict[str, Any]:
+def _saved_fields(folder: pathlib.Path, config: Config) -> dict[str, Any]:
     """The fields of a saved run; rejects another configuration of images, model or objective."""
     if not is_published(folder):
-        require_identity(folder, fit_to_features(config), _IDENTITY)
+        require_identity(folder, flatten(fit_to_features(config)), _IDENTITY)
     return flatten(read_saved_config(folder))
 
 
@@ -85,25 +86,27 @@ def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndar
 
     Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
     """
-    run = Run.saved(workdir)
-    params = run.restore_best(workdir).params
-    require_provenance(workdir, run.splits.provenance)
-    return run.query_scores(params, run.splits.task)["head"], run.splits.test.labels
+    experiment = saved_experiment(workdir)
+    params, splits = restore_best(workdir, experiment.method).params, experiment.splits
+    require_provenance(workdir, splits.provenance)
+    return experiment.query_scores(params, splits.task)["head"], splits.test.labels
 
 
-def evaluate_pretrained(config: ConfigDict) -> dict[str, Any]:
+def evaluate_pretrained(config: Config) -> dict[str, Any]:
     """Evaluates the weights in `config.model.weights` on the test classes; prints the table.
 
     Returns {"pretrained": {"encoder": {"recall@1": ...}}}, with "head" if the weights have a head.
     """
     validate(config)
-    run = Run(config, parts=["encoder"])
-    params = released_model(run)
+    method = assemble_method(config)
+    params, parts = released_model(method)
+    experiment = assemble(config, parts=parts)
     console.say("evaluating on the test images")
-    return _report(config.model.weights, {"pretrained": run.test_scores(params)}, run, {})
+    scores = {"pretrained": experiment.test_scores(params)}
+    return _report(method.start.weights, scores, experiment, {})
 
 
-def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]]:
+def pretrained_features(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     """Embeds the training images with `config.model.weights`, as in Hyp-ViT's Table 1.
 
     Features are not normalised and use one scale, and the centre crop keeps the shorter side,
@@ -112,25 +115,25 @@ def pretrained_features(config: ConfigDict) -> tuple[np.ndarray, tuple[str, ...]
     config = config.copy_and_resolve_references()
     validate(config)
     config.data.resize = config.data.image_size
-    run = Run(config, parts=["encoder"])
-    params = released_model(run, encoder_only=True)
-    train = run.splits.training_images()
-    embedder = dataclasses.replace(run.embedder, cached=())  # Embeds no other images.
+    params, _ = released_model(assemble_method(config), encoder_only=True)
+    experiment = assemble(config)
+    splits, train = experiment.splits, experiment.splits.training_images()
     if train.vectors is not None:
-        return train.vectors, run.splits.notes
-    return embedder.features(params, train), run.splits.notes
+        return train.vectors, splits.notes
+    embedder = dataclasses.replace(experiment.embedder, cached=())  # Embeds no other images.
+    return embedder.features(params, train), splits.notes
 
 
 def _report(
-    models: str, results: Mapping[str, Recalls], run: Run, learned: Mapping[str, Any]
+    models: str, results: Mapping[str, Recalls], experiment: Experiment, learned: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Prints the table; returns the results with the notes and the learned scalars."""
     print(f"Scores on the test images, by {redacted(models)}:")
     print(format_results(results))
-    report = {**results, **noted(run.splits.notes, run.splits.repeats)}
+    report = {**results, **noted(experiment.splits.notes, experiment.splits.repeats)}
     if learned:
         report["learned"] = learned
     print_notes(report)
-    if comparison := beside_published(report, run.config):
+    if comparison := beside_published(report, experiment.method.fields):
         print(comparison)
     return report

@@ -90,7 +90,7 @@ def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
 def _train(config: Any, folder: str, profile: str | None, *, dry_run: bool) -> None:
     """Trains a run, and writes its report page if the configuration asks for one."""
     if dry_run:
-        from hypjax.training.dry_run import dry_run as run_dry
+        from hypjax.dry_run import dry_run as run_dry
 
         run_dry(config)
         return

@@ -35,7 +35,7 @@ def main(
 
     runs = open_runs(workdir, overrides)
     for run in runs:  # Refuses losses without a temperature before it embeds images.
-        softmax_temperature(run.config.objective)
+        softmax_temperature(run.method.objective_fields)
     splits = runs[0].splits
     choice = negatives.choose(splits, index or [], anchors, show, k)
     weights = [negatives.weigh_run(run, choice) for run in runs]

@@ -84,9 +84,9 @@ def main(
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
     from hypjax.config.choices import METRICS
+    from hypjax.experiment import scoring
     from hypjax.geometry import PoincareBall, Sphere
     from hypjax.geometry.registry import describe_space
-    from hypjax.inference import scoring
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
 
@@ -159,8 +159,8 @@ def _task(
     """Reads or computes the embeddings, and builds their scoring `Task`."""
     from hypjax.data.ground_truth import read_ground_truth
     from hypjax.data.opening import open_prepared
+    from hypjax.experiment.scoring import require_images, task_of
     from hypjax.galleries.embeddings import Embeddings
-    from hypjax.inference.scoring import require_images, task_of
     from hypjax.system import console
 
     splits = open_prepared(source.dataset, source.data_dir) if source.dataset else None

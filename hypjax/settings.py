@@ -1,6 +1,7 @@
 """Settings of a run, read once from its configuration: typed values for the code below."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from hypjax.types import View
 
@@ -12,6 +13,15 @@ class Pixels:
     view: View
     mean: tuple[float, ...]  # Of each channel, for pixels from 0 to 1.
     std: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The weights with which a model starts."""
+
+    weights: str | None  # A name on the hub, a file or a run; None for random weights.
+    load_head: bool = False  # Whether the head starts from them, too.
+    head_init: str = "orthogonal"  # Or "pca", the principal components of the training images.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +38,57 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Which images a batch holds."""
+
+    name: str  # A value of `train.sampling`.
+    seed: int
+    batch_size: int
+    samples_per_class: int
+    repeats_images: bool = False  # Whether classes with few images show them several times.
+    unlabelled: bool = False  # Whether each image is a class of its own.
+    pairs: int = 0  # Tuples of an epoch.
+    negatives: int = 0  # Of each tuple.
+    pool: int = 0  # Images among which an epoch's negatives are mined.
+
+    @property
+    def tuple_size(self) -> int:
+        """Images of a tuple: an anchor, a positive and the negatives."""
+        return 2 + self.negatives
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When training validates, saves, reports and ends."""
+
+    total_steps: int
+    head_warmup_steps: int = 0  # First steps, which train the head only.
+    validate_every: int = 0  # Steps between validations; 0 for the last step only.
+    patience: int = 0  # Validations without a better score that end training; 0 for any number.
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
 class Embedding:
     """How the images of an evaluation are embedded."""
 
     scales: tuple[float, ...]  # Sides relative to the view's, whose embeddings are averaged.
     batch_size: int
     workers: int = 0  # Processes that decode images; 0 uses threads.
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How embeddings are scored."""
+
+    metrics: tuple[str, ...]
+    ks: tuple[int, ...]
+    pca: Mapping[str, int | None]  # Dimensions left by a PCA, by part of the model.
+    whitens: bool = False  # Whether principal components get equal variances.
+    expansion: int = 0  # Images in query expansion; 0 for none.
+    expansion_alpha: float = 0.0  # Exponent of their weights.
+    reranks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """Training from top to bottom: opens the run, builds it, begins or restores, loops, finishes."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-from ml_collections import ConfigDict
 
-from hypjax.config import for_files, read_config, validate
-from hypjax.config.custom import choose_custom_objective, choose_encoder
+from hypjax.assemble import assemble, assemble_method, assemble_training, choose_dataset
+from hypjax.config import Config, flatten, for_files, read_config, set_fields, validate
+from hypjax.config.custom import choosing
 from hypjax.config.rules import refuse
+from hypjax.data.dataset import Dataset
 from hypjax.errors import at_the_call
-from hypjax.inference.run import Run
+from hypjax.experiment.experiment import Experiment
+from hypjax.inference.pretrained import starting_parameters, warn_of_known_classes
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, require_wandb
@@ -20,20 +23,19 @@ from hypjax.objectives import Objective
 from hypjax.parallel import processes
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import REPORT
-from hypjax.runs.images import register_dataset
 from hypjax.runs.workdir import Workdir, has_checkpoint, require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.training.input import open_input
 from hypjax.training.loop import Loop
 from hypjax.training.results import collect_results, print_results, write_times
-from hypjax.training.setup import TrainingRun, build, provenance, shared_provenance, watch_of
-from hypjax.training.states import build_with_weights, restore_or_start, score_untrained
+from hypjax.training.setup import Training
+from hypjax.training.states import restore_or_start, score_untrained
 
 
 @at_the_call
 def train_and_evaluate(
-    config: ConfigDict | str,
+    config: Config | str,
     workdir: str | pathlib.Path,
     *,
     dataset: Any = None,
@@ -41,7 +43,7 @@ def train_and_evaluate(
     objective: Objective | Callable[..., Any] | None = None,
     profile: tuple[int, int] | None = None,
     launched: float | None = None,
-    report: Callable[[Run], bool] | None = None,
+    report: Callable[[Experiment], bool] | None = None,
 ) -> dict[str, Any]:
     """Trains and evaluates a model.
 
@@ -76,64 +78,79 @@ def train_and_evaluate(
     keep_compiled_programs()
     config = read_config(config) if isinstance(config, str) else config
     config = config.copy_and_resolve_references()
-    if dataset is not None:
-        with config.ignore_type():
-            config.data.update(register_dataset(dataset, skip_corrupt=config.data.skip_corrupt))
-    if objective is not None:
-        choose_custom_objective(config, objective)
-    if encoder is not None:
-        choose_encoder(config, encoder)
-    validate(config)
-    if config.train.total_steps == 0:
-        refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
-    warnings = console.collect_warnings()
-    stopwatch.turn_to("prepare")  # By now JAX has its devices.
-    folder = Workdir(workdir, config)
-    name = pathlib.Path(folder.location).name
-    run = Run(folder.fitted_config(), name=name, workdir=str(folder.path))
-    if (results := folder.results) is None:
-        require_wandb(config.run.wandb_project)
-        return _train(run, folder, profile, report, warnings, stopwatch)
+    images = None if dataset is None else choose_dataset(config, dataset)
+    with choosing(config, encoder=encoder, objective=objective):
+        validate(config)
+        fields = flatten(config)
+        if fields["train.total_steps"] == 0:
+            refuse("train.total_steps", 0, "at least 1; --mode=evaluate evaluates without training")
+        warnings = console.collect_warnings()
+        stopwatch.turn_to("prepare")  # By now JAX has its devices.
+        folder = Workdir(workdir, fields)
+        set_fields(config, folder.fitted)
+        if (results := folder.results) is None:
+            require_wandb(fields["run.wandb_project"])
+            return _train(config, images, folder, profile, report, warnings, stopwatch)
+        return _show_results(config, images, folder, results, report)
+
+
+def _show_results(
+    config: Config,
+    images: Dataset | None,
+    folder: Workdir,
+    results: dict[str, Any],
+    report: Callable[[Experiment], bool] | None,
+) -> dict[str, Any]:
+    """Prints the results of a finished run; writes the report if an interrupt prevented it."""
+    method = assemble_method(config)
+    run = functools.partial(assemble, config, images, name=folder.name, workdir=str(folder.path))
     if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
-        with folder.locked(shared_provenance(run), run.config, run.objective.score_space):
+        space = method.objective.score_space
+        with folder.locked(shared_provenance(run()), method.fields, space):
             pass
-    processes.from_first(lambda: require_provenance(folder.path, provenance(config)))
+    known = {**method.code, **({} if images is None else {"images": images.records_fingerprint})}
+    processes.from_first(lambda: require_provenance(folder.path, known))
     print(f"{folder.location} holds this run's results already:")
-    print_results(results, run.config)
-    # An interrupt may have prevented the report.
+    print_results(results, method.fields)
     is_reported = (folder.path / REPORT).exists() or not has_checkpoint(folder.path)
-    if report is not None and not is_reported and report(run):
+    if report is not None and not is_reported and report(run()):
         print(f"the report is {folder.path / REPORT}")
     return results
 
 
 def _train(
-    run: Run,
+    config: Config,
+    images: Dataset | None,
     folder: Workdir,
     profile: tuple[int, int] | None,
-    report: Callable[[Run], bool] | None,
+    report: Callable[[Experiment], bool] | None,
     warnings: list[str],
     stopwatch: Stopwatch,
 ) -> dict[str, Any]:
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
-    # Reads weights before the folder exists: a wrong name leaves nothing behind.
-    pretrained = None
-    if processes.from_first(lambda: has_checkpoint(folder.path)):
-        run = build(run)
-    else:
-        run, pretrained = build_with_weights(run)
-    total_steps, splits = run.config.train.total_steps, run.splits
-    trace = Trace(folder.path / "profile", profile if processes.is_first() else None, total_steps)
-    run_provenance = shared_provenance(run)
-    with folder.locked(run_provenance, run.config, run.objective.score_space) as checkpoints:
+    # Reads weights before the folder exists: a wrong name leaves nothing behind. And before images,
+    # which may take minutes to prepare.
+    read_weights = functools.cache(lambda: starting_parameters(assemble_method(config)))
+    begins = not processes.from_first(lambda: has_checkpoint(folder.path))
+    if begins:
+        read_weights()
+    training = assemble_training(config, images, name=folder.name, workdir=str(folder.path))
+    experiment, schedule = training.experiment, training.schedule
+    method, splits = experiment.method, experiment.splits
+    if begins:
+        processes.from_first(lambda: warn_of_known_classes(method, splits.fingerprint))
+    first_only = profile if processes.is_first() else None
+    trace = Trace(folder.path / "profile", first_only, schedule.total_steps)
+    facts, space = shared_provenance(experiment), method.objective.score_space
+    with folder.locked(facts, method.fields, space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
-        state, measured = restore_or_start(run, checkpoints, pretrained)
-        del pretrained  # Frees the memory of the weights.
-        steps = range(int(state.step), total_steps)
-        measured = measured or score_untrained(run, state, stopwatch)
-        source = open_input(run, steps, state.params["model"])
-        monitor = _observe(run, steps, folder, checkpoints, trace, stopwatch)
-        loop = Loop(run, source, checkpoints, monitor)
+        state, measured = restore_or_start(training, checkpoints, read_weights)
+        read_weights.cache_clear()  # Frees the memory of the weights.
+        steps = range(int(state.step), schedule.total_steps)
+        measured = measured or score_untrained(training, state, stopwatch)
+        source = open_input(training, steps, state.params["model"])
+        monitor = _observe(training, steps, folder, checkpoints, trace, stopwatch)
+        loop = Loop(training, source, checkpoints, monitor)
         with contextlib.closing(source), monitor:
             if steps.start == 0:
                 monitor.write(0, measured.untrained)
@@ -147,16 +164,16 @@ def _train(
                 loop.save(state, measured)  # Once more, in case the save in the loop failed.
             console.say("evaluating the trained model")
             with stopwatch.part("evaluation"):
-                results = collect_results(run, checkpoints, state, measured)
+                results = collect_results(training, checkpoints, state, measured)
             monitor.write(last_step := int(state.step), {"test": results["final"]})
         try:
-            print_results(results, run.config)
+            print_results(results, method.fields)
         finally:  # Printing fails if the pipe's reader has ended.
             with stopwatch.part("saving"):
                 folder.require_last_state(checkpoints, last_step)
             write_times(folder.path, stopwatch, steps=last_step - steps.start)
             folder.write_results(results, warnings)
-        has_report = report is not None and report(run)
+        has_report = report is not None and report(experiment)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if has_report:
         print(f"the report is {folder.location}/{REPORT}")
@@ -164,7 +181,7 @@ def _train(
 
 
 def _observe(
-    run: TrainingRun,
+    training: Training,
     steps: range,
     folder: Workdir,
     checkpoints: Checkpoints,
@@ -172,8 +189,21 @@ def _observe(
     stopwatch: Stopwatch,
 ) -> Monitor:
     """Opens the monitor of a run's remaining steps, and the files of its measurements."""
-    project = run.config.run.wandb_project
-    telemetry = Telemetry(folder.path, steps.start, project, for_files(run.config))
-    watch, name_of_image = watch_of(run.config), run.splits.train.name
-    scalars = run.learner.scalars
+    experiment, scalars = training.experiment, training.learner.scalars
+    fields = experiment.method.fields
+    project = fields["run.wandb_project"]
+    telemetry = Telemetry(folder.path, steps.start, project, for_files(fields))
+    name_of_image, watch = training.images.name, training.watch
     return Monitor(watch, scalars, steps, telemetry, checkpoints, name_of_image, trace, stopwatch)
+
+
+def shared_provenance(experiment: Experiment) -> dict[str, str]:
+    """The provenance of a run; checks that it and the settings are the same in all processes."""
+    facts, fields = experiment.provenance, experiment.method.fields
+    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
+    shared = {name: value for name, value in fields.items() if not name.startswith(local)}
+    cache = fields["run.cache"]
+    shared["run.cache"] = cache if cache == "device" else "none or host"
+    settings = {f"config.{name}": value for name, value in shared.items()}
+    processes.require_same({**facts, **experiment.splits.fingerprints, **settings})
+    return facts

@@ -13,8 +13,6 @@ import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from hypjax.config import flatten, override, read_config
 from hypjax.config.choices import GROUPED
 from hypjax.config.reading import PACKAGED
@@ -57,7 +55,7 @@ class Row(NamedTuple):
         return f"{_TITLES.get(self.paper, 'IRT')}, {table}, {self.name}"
 
 
-def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
+def compare(results: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """Lists the published results of a run's experiment, and how the run differs from them.
 
     A line reads 'published (Hyp-ViT, Table 3, Hyp-DINO, 384-d): R@1 80.9 (ours -0.4), ...', in
@@ -66,12 +64,12 @@ def compare(results: Mapping[str, Any], config: ConfigDict) -> str:
     if results.get("notes"):  # A different experiment, such as one on part of a dataset.
         return ""
     trained = "best" if "best" in results else "final"
-    run_fields, lines = flatten(config), []
+    lines: list[str] = []
     for state in ("pretrained", "untrained", trained):
         label = "best" if state == "best" else "ours"
         row_state = "trained" if state == trained else "pretrained"
         for part, scores in results.get(state, {}).items():
-            for row in _comparable_rows(run_fields, part, row_state, scores):
+            for row in _comparable_rows(fields, part, row_state, scores):
                 comparisons = [
                     f"{metric.replace('recall', 'R')} {100 * value:.1f} "
                     f"({label} {round(100 * (scores[metric] - value), 1) + 0.0:+.1f})"  # No -0.0.

@@ -18,11 +18,11 @@ from hypjax.config.reading import PACKAGED
 from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
 from hypjax.data.records import VERSION, write_records
+from hypjax.dry_run import dry_run
 from hypjax.errors import UserError
 from hypjax.models import ResNet, VisionTransformer, architectures, create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict
-from hypjax.training.dry_run import dry_run
 from tests.helpers import object_files, official_files, small_runs
 
 _SUFFIXES = ("", ",released", ",frozen", ",last")

@@ -7,11 +7,10 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from hypjax import errors, evaluate, train
-from hypjax.runs.images import open_splits
+from hypjax.assemble import assemble_training, open_splits
+from hypjax.dry_run import dry_run
 from hypjax.runs.workdir import saved_config
 from hypjax.system import machine
-from hypjax.training import setup
-from hypjax.training.dry_run import dry_run
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_picture, write_pictures, write_table
 
@@ -88,7 +87,7 @@ def test_splits_in_which_nothing_can_be_found(mistake, tmp_path, capsys):
     path = table(single, ["train"] * 3 + ["test"] * 2)
     assert "each class in the test part of " in mistake(path, few)
     path = table([*CLASSES, "i/1.png"], ["train"] * 8 + ["test"] * 8 + ["train"])
-    setup.build(small_runs.load(path, few))
+    assemble_training(small_runs.load(path, few))
     assert "1 of 5; such an image is compared with itself" in capsys.readouterr().err
 
 

@@ -14,15 +14,14 @@ from PIL import Image
 
 import hypjax
 from hypjax import objectives
-from hypjax.config import custom, validate
+from hypjax.assemble import choose_dataset, open_splits, saved_method
+from hypjax.config import custom, flatten, validate
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
-from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.objectives import OBJECTIVES, Objective
 from hypjax.runs import images as run_images
-from hypjax.runs.images import open_splits, register_dataset
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Batch, Outputs, View
 from tests.helpers import small_runs
@@ -110,9 +109,8 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     with pytest.raises(UserError, match=r"Net\(width=16\)"):
         hypjax.load(workdir, encoder=net(17))
     config = saved_config(workdir)
-    register_dataset(pictures)
     with pytest.raises(UserError, match="own:attraction is not registered"):
-        hypjax.train_and_evaluate(config, workdir.parent / "other")
+        hypjax.train_and_evaluate(config, workdir.parent / "other", dataset=pictures)
 
 
 def test_a_finished_run_refuses_other_images_and_notices_other_code(run, shown, pictures, capsys):
@@ -145,13 +143,13 @@ def test_a_saved_run_is_scored_in_the_space_that_it_was_saved_with(tmp_path):
     spaces = [BALL, Sphere(), *(Fused(((HalfSphere(tilt), 1.0),)) for tilt in (0.5, 0.25))]
     for i, space in enumerate(spaces):
         config = small_runs.load("unused")
-        custom.choose_custom_objective(config, SpaceLoss(space))
-        with Workdir(tmp_path / str(i), config).locked({}, space=space):
-            pass
-    for _ in range(2):  # Again in a process that has not seen the loss.
-        for i, space in enumerate(spaces):
-            assert Run.saved(tmp_path / str(i)).objective.score_space == space
-        forget()
+        with (
+            custom.choosing(config, objective=SpaceLoss(space)),
+            Workdir(tmp_path / str(i), flatten(config)).locked({}, space=space),
+        ):
+            assert saved_method(tmp_path / str(i)).objective.score_space == space
+    for i, space in enumerate(spaces):  # Where the loss is unknown.
+        assert saved_method(tmp_path / str(i)).objective.score_space == space
 
 
 def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration():
@@ -159,10 +157,10 @@ def test_a_loss_that_learns_its_curvature_takes_its_space_from_the_configuration
         return -space.distance(embeddings[0], embeddings[1])
 
     config = small_runs.load("unused", "objective.learn_c=True")
-    custom.choose_custom_objective(config, spread)
-    validate(config)
-    for objective in (objective_of(config), objectives.SavedObjective(BALL)):
-        assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
+    with custom.choosing(config, objective=spread):
+        validate(config)
+        for objective in (objective_of(config), objectives.SavedObjective(BALL)):
+            assert objective.with_scalars({"c": 0.5}).score_space == PoincareBall(0.5, 2.3)
 
 
 @pytest.mark.slow
@@ -204,37 +202,34 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     expected = open_splits(config).train.test_view(0, view)
     pairs = zip(arrays, names, strict=True)
     for form in ((images, names), (arrays, names), [*zip(images, names, strict=True)], pairs):
-        with config.ignore_type():
-            config.data.update(register_dataset(form))
-        cats = next(part for part in open_splits(config)[::2] if "cat" in part.class_names)
+        splits = open_splits(config, choose_dataset(config, form))
+        cats = next(part for part in splits[::2] if "cat" in part.class_names)
         full = {"positions": np.arange(8), "sizes": np.zeros((8, 2), np.int32)}
         assert np.array_equal(dataclasses.replace(cats, **full).test_view(0, view), expected)
-    register_dataset({"train": (images[:4], names[:4]), "test": (images[4:], names[4:])})
-    splits = open_splits(config)
+    halves = {"train": (images[:4], names[:4]), "test": (images[4:], names[4:])}
+    splits = open_splits(config, choose_dataset(config, halves))
     assert len(splits.train) == len(splits.test) == 4 and splits.test.class_name(0) == "owl"
 
 
 def test_what_is_no_dataset_and_no_encoder_is_refused():
     config = small_runs.load("unused", *SHORT)
     for module, keyword in [(nn.Dense(3), "16, 3"), (len, "Flax")]:
-        with pytest.raises(UserError, match=keyword):
-            custom.choose_encoder(config, module)
+        with pytest.raises(UserError, match=keyword), custom.choosing(config, encoder=module):
             create_embedder(config)
     for dataset, keyword in [
         (([1], [1, 2]), "2 labels"),
         ({"pilot": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "pilot"),
         ((np.zeros((4, 8, 8, 3)), [0, 0, 1, 1]), "float64"),
     ]:
-        with pytest.raises(UserError, match=keyword), config.ignore_type():
-            config.data.update(register_dataset(dataset))
-            open_splits(config)
+        with pytest.raises(UserError, match=keyword):
+            open_splits(config, choose_dataset(config, dataset))
 
 
 def test_a_function_gets_what_it_names():
     def registered(function):
         config = small_runs.load("unused")
-        custom.choose_custom_objective(config, function)
-        return objective_of(config)
+        with custom.choosing(config, objective=function):
+            return objective_of(config)
 
     def loss(labels, features, ids, embeddings, space, key, samples_per_class, power=2):
         return jnp.sum(embeddings**power), {"n": len(labels) + ids[0] + samples_per_class}

@@ -9,9 +9,9 @@ from hypjax import train
 from hypjax.analysis.report import write_own_report
 from hypjax.analysis.run_embeddings import open_runs
 from hypjax.analysis.run_hits import search_test_images
+from hypjax.assemble import open_splits
 from hypjax.errors import UserError
 from hypjax.runs.files import STARTS, read_object
-from hypjax.runs.images import open_splits
 from hypjax.runs.workdir import saved_config
 from hypjax.system import console
 from tests.helpers import commands, small_runs

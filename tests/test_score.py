@@ -13,10 +13,10 @@ from hypjax.analysis import hit_grid
 from hypjax.data.dataset import table_of_names
 from hypjax.data.photos import find_images
 from hypjax.errors import UserError
+from hypjax.experiment.scoring import task_of, task_scores
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.inference.hits import find_hits
-from hypjax.inference.scoring import task_of, task_scores
 from hypjax.retrieval import graded_scores, metrics, query_scores
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from tests.helpers import commands

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hypjax import train
-from hypjax.config import load_config
+from hypjax.config import flatten, load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.inference.run import Run
+from hypjax.experiment.experiment import Experiment
 from hypjax.runs.files import read_object
 from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import commands, small_runs
@@ -140,7 +140,9 @@ def test_a_finished_run_is_trained_for_longer(tmp_path, capsys, schedule):
 
 def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatch, capsys):
     recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0, 2, 4, 6 and 8.
-    monkeypatch.setattr(Run, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}})
+    monkeypatch.setattr(
+        Experiment, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}}
+    )
     path = small_runs.write_features(tmp_path / "a.npz")
     fields = ["eval.every=2", "train.total_steps=30", "train.patience=3", "run.checkpoint_every=1"]
     with small_runs.interrupted_after(6):
@@ -192,14 +194,16 @@ def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_
 @pytest.mark.slow
 def test_steps_that_tie_on_the_validation_images_are_counted(photos_folder, tmp_path, monkeypatch):
     recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0 to 4.
-    monkeypatch.setattr(Run, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}})
+    monkeypatch.setattr(
+        Experiment, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}}
+    )
     config = small_runs.load(photos_folder, "train.total_steps=4", "eval.every=1")
     results = train.train_and_evaluate(config, tmp_path)
     assert results["best_step"] == 4 and results["tied_steps"] == [1, 2, 4]
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
-    with Workdir(tmp_path, load_glyphs()).locked({}):
+    with Workdir(tmp_path, flatten(load_glyphs())).locked({}):
         pass
     for action, field, sentence in (
         (train.train_and_evaluate, "seed=1", r"another configuration \(seed: 0 -> 1\)"),
@@ -208,7 +212,7 @@ def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):
     ):
         with pytest.raises(UserError, match=sentence):
             action(load_glyphs(field), tmp_path)
-    Workdir(tmp_path, load_glyphs("run.workers=1"))
+    Workdir(tmp_path, flatten(load_glyphs("run.workers=1")))
     (tmp_path / "config.json").unlink()
     (tmp_path / "checkpoints/5").mkdir()
     with pytest.raises(UserError, match="holds a run without its config.json"):

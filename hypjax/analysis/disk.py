@@ -23,10 +23,10 @@ from hypjax.analysis.trees import ancestors
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.errors import UserError, counted
+from hypjax.experiment.experiment import Experiment
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
-from hypjax.inference.run import Run
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -232,10 +232,10 @@ def drawing_of_gallery(
 
 
 def drawing_of_run(
-    run: Run, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
+    run: Experiment, parts: Sequence[str], limit: int, seed: int | None, colour: str | None
 ) -> tuple[Drawing, Space]:
     """Embeds up to `limit` images of each split in `parts`, and HIER's proxies, in one space."""
-    dataset_name = run.config.data.name
+    dataset_name = run.method.fields["data.name"]
     images_by_title = {}
     for split in parts:
         dataset = getattr(run.splits, split)

@@ -15,8 +15,8 @@ from hypjax.analysis.run_embeddings import ChosenImages, Points, scored_head
 from hypjax.analysis.trees import Radii, Tree
 from hypjax.data.groupings import CLASS, Grouping
 from hypjax.errors import writing
+from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import Space, spaces
-from hypjax.inference.run import Run
 from hypjax.retrieval import nearest_neighbors
 from hypjax.runs.tables import aligned
 from hypjax.system.files import write_json
@@ -39,7 +39,7 @@ class Hierarchy(NamedTuple):
     class_tree: Tree  # Average linkage of classes, by the mean distances of their images.
 
 
-def hierarchy_of_run(run: Run, images: ChosenImages) -> Hierarchy:
+def hierarchy_of_run(run: Experiment, images: ChosenImages) -> Hierarchy:
     """Embeds images with a run's best model, and finds their hierarchy."""
     head = scored_head(run)
     return find_hierarchy(run.name, head.embed(images.dataset), head.space, images, head.proxies)

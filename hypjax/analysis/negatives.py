@@ -16,9 +16,8 @@ from hypjax.analysis.hit_grid import Picture, draw_rows, save, shortened
 from hypjax.analysis.run_embeddings import Points, head_points, restore_trained, searched
 from hypjax.data.splits import Splits
 from hypjax.errors import UserError, on_one_line
+from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_scalars
-from hypjax.inference.run import Run
 from hypjax.objectives import negative_weights, softmax_temperature
 from hypjax.runs.tables import aligned
 
@@ -91,17 +90,17 @@ def _evenly_spaced(count: int, limit: int) -> Int[np.ndarray, " chosen"]:
     return np.linspace(0, count - 1, min(limit, count)).round().astype(int)
 
 
-def weigh_run(run: Run, choice: Choice) -> Weights:
+def weigh_run(run: Experiment, choice: Choice) -> Weights:
     """Embeds images in the space of the loss, without `eval.pca`, and weighs negatives."""
     params = restore_trained(run)
-    space = run.trained_objective(params).space
+    space = run.method.trained_objective(params).space
     images = head_points(run, params, space, searched(choice.splits))
     if choice.splits.gallery:
         anchors = head_points(run, params, space, choice.splits.test.take(choice.anchors))
     else:
         anchors = images[choice.anchors]
-    fields = run.config.objective
-    temperature = softmax_temperature(fields, learned_scalars(fields, params))
+    scalars = run.method.learned(params)
+    temperature = softmax_temperature(run.method.objective_fields, scalars)
     return weigh(run.name, anchors, images, choice, space, temperature)
 
 

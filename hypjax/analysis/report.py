@@ -25,9 +25,9 @@ from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, s
 from hypjax.config import identity
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError, writing
+from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
-from hypjax.inference.run import Run
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import METRICS, REPORT, RESULTS, STARTS, TIMES, read_object
@@ -63,12 +63,12 @@ class ShownRun(NamedTuple):
 
 
 def write_report(
-    opened: Sequence[Run], output: pathlib.Path, *, queries: int = 50, k: int = 6
+    opened: Sequence[Experiment], output: pathlib.Path, *, queries: int = 50, k: int = 6
 ) -> None:
     """Writes a page about runs with the same test images; shows some queries with k hits each."""
     console.say("writing the report")
     runs = [_read_run(run, search_test_images(run, k)) for run in opened]
-    fields = _rows([identity(run.searches.run.config) for run in runs])
+    fields = _rows([identity(run.searches.run.method.fields) for run in runs])
     differing = [(name, values) for name, values in fields if any(x != values[0] for x in values)]
     recalls = zip(*(run.searches.classes for run in runs), strict=True)
     classes = sorted(recalls, key=lambda of_class: sum(of_run.recall for of_run in of_class))
@@ -94,7 +94,7 @@ def write_report(
         write_text(output, page)
 
 
-def _read_run(run: Run, searches: RunSearches) -> ShownRun:
+def _read_run(run: Experiment, searches: RunSearches) -> ShownRun:
     with reading(run.workdir) as folder:
         results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
@@ -115,7 +115,7 @@ def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:
 
 def _facts(run: ShownRun) -> dict[str, str]:
     splits = run.searches.run.splits
-    facts = {"model": describe(run.searches.run.config)}
+    facts = {"model": describe(run.searches.run.method)}
     if "best_step" in run.results:
         facts["best"] = format_best_step(run.results)
     if learned := run.results.get("learned"):
@@ -223,7 +223,9 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     run, images = searches.run, searches.run.splits.test
     title, chosen = disk.choose(f"{run.name}, test", len(images), _DISK_IMAGES, 0)
     points, images_by_title = searches.points[chosen], {title: images.take(chosen)}
-    drawing = disk.drawing_of_images(run.config.data.name, images_by_title, lambda _: points)
+    drawing = disk.drawing_of_images(
+        run.method.fields["data.name"], images_by_title, lambda _: points
+    )
     drawing, ranks = disk.place_in_disk(drawing, searches.space)
     disk.draw_disks(drawing, file := io.BytesIO())
     rank, plain_rank = (f"{value:.3f}" for value in ranks) if ranks else ("", "")
@@ -237,7 +239,7 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     return facts
 
 
-def write_own_report(run: Run) -> bool:
+def write_own_report(run: Experiment) -> bool:
     """Writes a finished run's report into its folder; returns whether that succeeded."""
     if jax.process_count() > 1:  # One process cannot embed images while the others wait.
         return False

@@ -10,28 +10,31 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from hypjax.assemble import saved_experiment, saved_training
 from hypjax.data.dataset import Dataset
 from hypjax.data.groupings import Grouping, groupings
 from hypjax.data.splits import Splits
 from hypjax.errors import UserError, counted, redacted
+from hypjax.experiment.experiment import Experiment
+from hypjax.experiment.trained import restore_best
 from hypjax.geometry import Space
-from hypjax.inference.run import Run
+from hypjax.inference.pretrained import starting_parameters
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import CHECKPOINTS, RESULTS, read_object
 from hypjax.runs.workdir import require_provenance
 from hypjax.system import console
 from hypjax.system.caches import keep_compiled_programs
-from hypjax.training import setup, states
+from hypjax.training import states
 from hypjax.training.step import create_state, evaluated_model
 
 Points = Float[np.ndarray, "images dim"]  # Embedded images.
 
 
-def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Run]:
+def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Experiment]:
     """Opens runs, which must have the same test images; names each by its folder.
 
-    Prints which runs are unfinished. `overrides` are as for `Run.saved`.
+    Prints which runs are unfinished. `overrides` are as for `saved_experiment`.
     """
     keep_compiled_programs()
     workdirs = list(dict.fromkeys(map(str, workdirs)))
@@ -41,7 +44,7 @@ def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Ru
     runs = []
     for workdir, name in zip(workdirs, names, strict=True):
         with reading(workdir) as folder:
-            runs.append(Run.saved(folder, overrides, name=name, workdir=workdir))
+            runs.append(saved_experiment(folder, overrides, name=name, workdir=workdir))
             if read_object(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         first, last = runs[0].splits, runs[-1].splits
@@ -68,7 +71,7 @@ class ChosenImages(NamedTuple):
     summary: str  # Numbers of images and classes.
 
     @classmethod
-    def of(cls, run: Run, limit: int, seed: int) -> Self:
+    def of(cls, run: Experiment, limit: int, seed: int) -> Self:
         """Chooses up to `limit` images: random whole classes, or any if two classes do not fit."""
         test, rng = run.splits.test, np.random.default_rng(seed)
         classes, counts = np.unique(test.labels, return_counts=True)
@@ -86,17 +89,17 @@ class ChosenImages(NamedTuple):
             raise UserError("too few images: two of one class and one of another are needed")
         num_classes = f"{images.num_classes} of {test.num_classes} classes"
         summary = f"{len(images)} of {len(test)} test images, {num_classes}"
-        return cls(images, indices, groupings(run.config.data.name, images), summary)
+        return cls(images, indices, groupings(run.method.fields["data.name"], images), summary)
 
 
-def restore_trained(run: Run) -> PyTree:
+def restore_trained(run: Experiment) -> PyTree:
     """Restores the parameters of a run's best or else last model.
 
     Raises a `UserError` if the run's images have changed since its training.
     """
     with reading(run.workdir) as folder:
         require_provenance(folder, run.splits.provenance)
-        return run.restore_best(folder).params
+        return restore_best(folder, run.method).params
 
 
 class ScoredHead(NamedTuple):
@@ -107,26 +110,25 @@ class ScoredHead(NamedTuple):
     proxies: Float[np.ndarray, "p dim"] | None  # HIER's proxies; None for other losses.
 
 
-def scored_head(run: Run) -> ScoredHead:
+def scored_head(run: Experiment) -> ScoredHead:
     """Restores the head of a run's best or else last model, with the proxies of the same step."""
     params = restore_trained(run)
     proxies = None
-    if landmarks := run.objective.landmarks:
+    if landmarks := run.method.objective.landmarks:
         # One checksum covers the objective's parameters and the optimiser's state: read both.
-        built = setup.training_run(run)
-        shapes = jax.eval_shape(
-            lambda: states.trees(built.learner, create_state(built.learner, built.spec))
-        )
         with (
             reading(run.workdir, training=True) as folder,
             contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
         ):
+            training = saved_training(folder, run)
+            learner, sizes = training.learner, training.sizes
+            shapes = jax.eval_shape(lambda: states.trees(learner, create_state(learner, sizes)))
             restored = checkpoints.restore_best(**shapes) or checkpoints.restore_latest(**shapes)
         if restored is None:
             raise UserError(f"{redacted(run.workdir)} holds no checkpoint; train first")
         params, training = restored.trees
         proxies = training["objective"][landmarks.name]
-    objective = run.trained_objective(params)
+    objective = run.method.trained_objective(params)
     space = objective.score_space
     if proxies is not None:
         proxies = np.asarray(objective.landmarks.points(proxies))
@@ -134,15 +136,16 @@ def scored_head(run: Run) -> ScoredHead:
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)
 
 
-def untrained_parameters(run: Run) -> PyTree:
+def untrained_parameters(run: Experiment) -> PyTree:
     """The model's parameters before the first step of a run, random or pretrained."""
-    built = setup.training_run(run)
-    state = states.random_state(built.learner, built.spec)
-    state = states.initialize(built, state, states.starting_parameters(built))
-    return evaluated_model(built.learner, state)
+    with reading(run.workdir) as folder:
+        training = saved_training(folder, run)
+    state = states.random_state(training.learner, training.sizes)
+    state = states.initialize(training, state, starting_parameters(run.method))
+    return evaluated_model(training.learner, state)
 
 
-def head_points(run: Run, params: PyTree, space: Space, dataset: Dataset) -> Points:
+def head_points(run: Experiment, params: PyTree, space: Space, dataset: Dataset) -> Points:
     """Embeds a dataset with the head, without the run's `eval.pca`."""
     console.say(f"embedding {counted(len(dataset), 'image')} with the model of {run.name}")
     points = run.embedder.points(params, dataset, {"head": space})["head"]

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import draw_rows, hit_row
 from hypjax.analysis.run_embeddings import head_points, restore_trained, searched
+from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import Space
-from hypjax.inference.run import Run
 from hypjax.retrieval import bootstrap_intervals, nearest_neighbors
 
 
@@ -39,7 +39,7 @@ class ClassRecall(NamedTuple):
 class RunSearches(NamedTuple):
     """The embeddings of a run's test images, and the searches among these images."""
 
-    run: Run
+    run: Experiment
     points: Float[np.ndarray, "n d"]
     space: Space
     # Failures with the nearest wrong image first, then successes with the farthest right image
@@ -50,13 +50,13 @@ class RunSearches(NamedTuple):
     classes: list[ClassRecall]  # By name.
 
 
-def search_test_images(run: Run, k: int) -> RunSearches:
+def search_test_images(run: Experiment, k: int) -> RunSearches:
     """Finds the k nearest images of each test image with a run's best or else last model.
 
     Images are compared by the head's output in the objective's `score_space`, without `eval.pca`.
     """
     params = restore_trained(run)
-    space = run.trained_objective(params).score_space
+    space = run.method.trained_objective(params).score_space
     test, gallery = run.splits.test, searched(run.splits)
     points = head_points(run, params, space, test)
     gallery_points = points if gallery is test else head_points(run, params, space, gallery)
@@ -96,7 +96,7 @@ def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:
     return recalls
 
 
-def draw_hits(run: Run, num_queries: int, k: int, seed: int, output: pathlib.Path) -> str:
+def draw_hits(run: Experiment, num_queries: int, k: int, seed: int, output: pathlib.Path) -> str:
     """Draws random test images, of all classes in turn, with their k nearest images.
 
     Half of the queries, if possible, find an image of another class first. Returns a caption.

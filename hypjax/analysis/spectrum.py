@@ -13,8 +13,8 @@ from hypjax.analysis.disk import COLOURS
 from hypjax.analysis.hit_grid import save
 from hypjax.analysis.run_embeddings import head_points, restore_trained, untrained_parameters
 from hypjax.data.dataset import Dataset
+from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import Space
-from hypjax.inference.run import Run
 from hypjax.objectives.comparisons import similarity
 from hypjax.retrieval import projection
 from hypjax.runs.tables import aligned
@@ -29,7 +29,7 @@ _PAIRS = {
 }
 
 
-def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
+def spectrum_of_run(run: Experiment, images: Dataset) -> dict[str, Any]:
     """Measures the spread of embeddings before training, and of a run's best or else last model.
 
     Images are compared by the head's output in the objective's `score_space`, without `eval.pca`.
@@ -37,7 +37,7 @@ def spectrum_of_run(run: Run, images: Dataset) -> dict[str, Any]:
     spread: dict[str, Any] = {"run": run.name}
     models = untrained_parameters(run), restore_trained(run)
     for state, params in zip(_STATES, models, strict=True):
-        space = run.trained_objective(params).score_space
+        space = run.method.trained_objective(params).score_space
         points = head_points(run, params, space, images)
         spread[state] = measure_spread(points, images.labels, space)
     return spread

@@ -11,7 +11,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from ml_collections import ConfigDict
 
 from hypjax.analysis.disk import COLOURS, MARKERS
 from hypjax.analysis.hit_grid import save
@@ -36,15 +35,17 @@ class FinishedRun(NamedTuple):
 
     name: str
     folder: pathlib.Path
-    config: ConfigDict
+    settings: Mapping[str, Any]  # All fields of its configuration, by dotted name.
     validation: Recalls | None  # Scores on the validation images, if there are any.
     test: Recalls
 
     def fields(self) -> dict[str, Any]:
         """The fields that affect the scores, by dotted name."""
-        unused = {f"objective.{name}" for name in unused_fields(self.config.objective)} | _LABELS
-        fields = flatten(self.config).items()
-        return {n: v for n, v in fields if n not in unused and not n.startswith("run.")}
+        names = [name for name in self.settings if name.startswith("objective.")]
+        objective = {name.partition(".")[2]: self.settings[name] for name in names}
+        unused = {f"objective.{name}" for name in unused_fields(objective)} | _LABELS
+        settings = self.settings.items()
+        return {n: v for n, v in settings if n not in unused and not n.startswith("run.")}
 
 
 Curve = dict[Any, list[FinishedRun]]  # Runs by their value of the swept field, ascending.
@@ -56,7 +57,7 @@ def default_folders(file: str, overrides: Sequence[str], field: str, values: lis
     for value in values:
         config = load_config(file, [*overrides, f"{field}={value}"])
         folders[value] = pathlib.Path(default_workdir(config, read_config(file)))
-        require_identity(folders[value], config)
+        require_identity(folders[value], flatten(config))
     return folders
 
 
@@ -76,8 +77,9 @@ def read_runs(folders: Folders) -> list[FinishedRun]:
     results = {name: x for name, folder in folders.items() if (x := read_object(folder / RESULTS))}
     validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
     validation = _common_scores(validated)
+    settings = {name: flatten(saved_config(folders[name])) for name in results}
     return [
-        FinishedRun(name, folders[name], saved_config(folders[name]), validation.get(name), test)
+        FinishedRun(name, folders[name], settings[name], validation.get(name), test)
         for name, test in _common_scores(results).items()
     ]
 

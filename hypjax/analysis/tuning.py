@@ -8,12 +8,19 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from ml_collections import ConfigDict
 
-from hypjax.config import default_workdir, differences, flatten, identity, load_config, read_config
+from hypjax.assemble import open_splits
+from hypjax.config import (
+    Config,
+    default_workdir,
+    differences,
+    flatten,
+    identity,
+    load_config,
+    read_config,
+)
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
-from hypjax.inference.run import Run
 from hypjax.runs.tables import aligned, selection_metric
 from hypjax.runs.workdir import Workdir
 
@@ -51,7 +58,7 @@ class Candidate(NamedTuple):
         flags = (f"--config.{override}" for override in self._all_overrides(seed))
         return shlex.join([f"--config={self.spec}", *flags])
 
-    def config(self, seed: str) -> ConfigDict:
+    def config(self, seed: str) -> Config:
         """The run's configuration."""
         return load_config(self.spec, self._all_overrides(seed))
 
@@ -61,7 +68,7 @@ class Candidate(NamedTuple):
 
     def run(self, seed: str) -> Workdir:
         """Opens the run's default folder; raises a `UserError` if it has another configuration."""
-        return Workdir(pathlib.Path(self.folder(seed)), self.config(seed))
+        return Workdir(pathlib.Path(self.folder(seed)), flatten(self.config(seed)))
 
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
@@ -88,7 +95,7 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
             raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
     # Prepared datasets, which may be too large to list here, have enough classes to hold out.
     if choosing and (first["data.path"] or first["data.validation_classes"] < 1):
-        splits = Run(candidates[0].config(seed)).splits
+        splits = open_splits(candidates[0].config(seed))
         splits.training_images()  # Refuses a dataset without any.
         if splits.validation is None:
             why = f"{splits.no_validation}, or name one setting for each variant"
@@ -117,7 +124,7 @@ def tied(grid: Sequence[Candidate], scores: Scores) -> list[Candidate]:
 
     def num_changes(candidate: Candidate) -> int:
         in_file, changed = read_config(candidate.spec), candidate.config("0")
-        return len(differences(identity(in_file), identity(changed)))
+        return len(differences(identity(flatten(in_file)), identity(flatten(changed))))
 
     highest = max(scores[candidate][1] for candidate in grid)
     return sorted((x for x in grid if scores[x][1] == highest), key=num_changes)

@@ -1,5 +1,6 @@
 """Configurations: fields, defaults, validation, files, and the identity of a run."""
 
+from hypjax.config.defaults import Config as Config
 from hypjax.config.defaults import choose_objective as choose_objective
 from hypjax.config.defaults import default_config as default_config
 from hypjax.config.identity import default_workdir as default_workdir
@@ -13,4 +14,7 @@ from hypjax.config.reading import read_config as read_config
 from hypjax.config.reading import show_origins as show_origins
 from hypjax.config.rules import FITTED as FITTED
 from hypjax.config.rules import validate as validate
+from hypjax.config.saved import config_of as config_of
+from hypjax.config.saved import set_fields as set_fields
+from hypjax.config.saved import with_smaller_batches as with_smaller_batches
 from hypjax.config.variants import variant_error as variant_error

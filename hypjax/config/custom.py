@@ -1,12 +1,13 @@
 """User-defined encoders, losses and spaces: their names, fields and hashes in a configuration."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -17,11 +18,11 @@ from hypjax.config.defaults import choose_objective
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.geometry.registry import simple_spaces, space_name
-from hypjax.models.custom import SIZES, known_fields, register_encoder
+from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, known_fields, register_encoder
 from hypjax.models.encoder import Encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.objectives.base import Objective
-from hypjax.objectives.create import register_objective
+from hypjax.objectives.create import OBJECTIVES, register_objective
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 
@@ -54,8 +55,52 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, _SIMPLE) else _title(value)
 
 
-def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
-    """Writes an encoder's fields to the configuration; registers an encoder of the user's class."""
+@contextlib.contextmanager
+def registered(
+    registry: dict[str, Any], register: Callable[[str, Any], None], name: str, code: Any
+) -> Iterator[None]:
+    """A context in which a registry knows a user's code, and after which it is as before."""
+    earlier = registry.get(name)
+    register(name, code)
+    try:
+        yield
+    finally:
+        del registry[name]
+        if earlier is not None:
+            registry[name] = earlier
+
+
+@contextlib.contextmanager
+def choosing(
+    config: ConfigDict,
+    *,
+    encoder: nn.Module | None = None,
+    objective: Objective | Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Chooses a user's code in a configuration, which is valid in this context.
+
+    An `Objective` also chooses its space.
+    """
+    with contextlib.ExitStack() as stack:
+        if objective is not None:
+            name = custom_name(objective)
+            stack.enter_context(registered(OBJECTIVES, register_objective, name, objective))
+            choose_objective(config, name)
+            if isinstance(objective, Objective):
+                write_space(config, objective.score_space)
+        if encoder is not None:
+            if (name := _choose_encoder(config, encoder)) is not None:
+                stack.enter_context(registered_encoder(name, encoder))
+        yield
+
+
+def registered_encoder(name: str, encoder: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """A context in which a user's encoder has a name in configurations."""
+    return registered(CUSTOM_ENCODERS, register_encoder, name, encoder)
+
+
+def _choose_encoder(config: ConfigDict, encoder: nn.Module) -> str | None:
+    """Writes an encoder's fields to the configuration; names one that hypjax cannot build."""
     name = custom_name(encoder)
     model_fields = known_fields(encoder)
     if isinstance(encoder, Encoder):
@@ -63,8 +108,8 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
         if encoder.image_size != side:
             raise UserError(f"data.image_size is {side}; the encoder needs {encoder.image_size}")
         config.model.pooling = config.model.eval_pooling = encoder.pooling
-    if model_fields is None:  # hypjax cannot build it by name.
-        register_encoder(name, encoder)
+    is_own = model_fields is None  # hypjax cannot build it by name.
+    if is_own:
         model_fields = {"architecture": name, **dict.fromkeys(SIZES, 0)}
         weights = config.model.weights
         if weights and not (is_url(weights) or pathlib.Path(weights).expanduser().exists()):
@@ -74,15 +119,7 @@ def choose_encoder(config: ConfigDict, encoder: nn.Module) -> None:
     if not isinstance(encoder, VisionTransformer):
         frozen = config.optim.frozen
         config.optim.frozen = tuple(name for name in frozen if name != "patch_projection")
-
-
-def choose_custom_objective(config: ConfigDict, objective: Objective | Callable[..., Any]) -> None:
-    """Registers a user-defined loss and chooses it; an `Objective` also chooses its space."""
-    name = custom_name(objective)
-    register_objective(name, objective)
-    choose_objective(config, name)
-    if isinstance(objective, Objective):
-        write_space(config, objective.score_space)
+    return name if is_own else None
 
 
 def write_space(config: ConfigDict, space: Space) -> None:

@@ -30,6 +30,7 @@ from hypjax.geometry import SPACES
 from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
+Config = ConfigDict  # A configuration, for those who pass it on and do not read it.
 HYP_VIT = "pairwise_cross_entropy"  # The objective of Hyp-ViT.
 # Upper limits of sizes, far beyond any run's: a downloaded configuration must not exhaust the
 # machine's memory, or run for days.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -14,16 +15,16 @@ _MAX_LENGTH = 60  # Characters of the listed changes in a folder's name.
 _PLAIN = re.compile(r"[\w.,-]+", re.ASCII)  # Values that a folder's name may hold.
 
 
-def identity(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields except `config.run` by dotted name, with values as in `for_files`."""
-    fields = for_files(config)
-    return {field: value for field, value in sorted(fields.items()) if not field.startswith("run.")}
+def identity(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all fields of `flatten` except `config.run`, with values as in `for_files`."""
+    values = for_files(fields)
+    return {field: value for field, value in sorted(values.items()) if not field.startswith("run.")}
 
 
-def for_files(config: ConfigDict) -> dict[str, Any]:
-    """Returns all fields by dotted name, with secrets in URLs masked, and lists for tuples."""
-    fields = json.loads(json.dumps(flatten(config)))
-    return {name: redacted(x) if isinstance(x, str) else x for name, x in fields.items()}
+def for_files(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of `flatten` with secrets in URLs masked, and lists for tuples."""
+    values = json.loads(json.dumps(dict(fields)))
+    return {name: redacted(x) if isinstance(x, str) else x for name, x in values.items()}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -38,7 +39,7 @@ def default_workdir(config: ConfigDict, unchanged: ConfigDict) -> str:
     Changes are listed, as in 'runs/glyphs-hyp-c=0.3+seed=1', or hashed if the list is long or no
     valid name. Fields of `config.run` do not count.
     """
-    old, new = identity(unchanged), identity(config)
+    old, new = identity(flatten(unchanged)), identity(flatten(config))
     workdir = f"runs/{unchanged.name}-{unchanged.variant}"
     changes = differences(old, new)
     if not changes:

@@ -8,7 +8,7 @@ import tarfile
 import urllib.request
 import zipfile
 
-from hypjax.data.dataset import Dataset, hash_facts, table_of_names
+from hypjax.data.dataset import Dataset, fingerprint_of, table_of_names
 from hypjax.data.folders import OF_SYSTEMS, is_image_name
 from hypjax.data.pixels import LARGEST_FILE
 from hypjax.errors import UserError, explained
@@ -67,7 +67,7 @@ def local_path(where: str) -> pathlib.Path:
         return path
     stat, encoding = path.stat(), options.get("encoding")
     version = str(path.absolute()), stat.st_size, stat.st_mtime_ns, encoding
-    folder = cache_folder() / "archives" / hash_facts(version)
+    folder = cache_folder() / "archives" / fingerprint_of(version)
     if not folder.exists():
         console.say(f"unpacking {path} to {folder} (once)")
         advice = "; unpack it yourself, and name its folder"

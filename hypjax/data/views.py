@@ -5,12 +5,11 @@ A view resizes an image, and crops a box, which is resized to the model's square
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int
-from ml_collections import ConfigDict
 
 from hypjax.types import Frame, View
 
@@ -108,12 +107,12 @@ def letterbox(height: int, width: int, view: View) -> Frame:
     return Frame((height, width), (top, left, view.side, view.side))
 
 
-# Functions that build a training view from `config.data`.
-TRAIN_VIEWS: dict[str, Callable[[ConfigDict], TrainView]] = {
+# Functions that build a training view from the fields of `config.data`.
+TRAIN_VIEWS: dict[str, Callable[[Mapping[str, Any]], TrainView]] = {
     "area_crop": lambda data: RandomCrop(
-        data.crop_area, data.crop_ratio, data.flip, data.stored_side
+        data["crop_area"], data["crop_ratio"], data["flip"], data["stored_side"]
     ),
-    "resize_crop": lambda data: ResizeCrop(data.resize, data.image_size, data.flip),
+    "resize_crop": lambda data: ResizeCrop(data["resize"], data["image_size"], data["flip"]),
 }
 # Functions that compute a test view's frame from an image's height and width.
 TEST_VIEWS: dict[str, Callable[[int, int, View], Frame]] = {

@@ -16,9 +16,9 @@ from PIL import Image
 from hypjax.data.dataset import Dataset
 from hypjax.data.pipeline import warn_of_dark
 from hypjax.errors import UserError, counted, reason, writing
+from hypjax.experiment.embedding import fingerprint
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, Sphere
-from hypjax.inference.embedding import fingerprint
 from hypjax.system import console, integrations
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked, remove

@@ -11,24 +11,25 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hypjax import parallel
+from hypjax.assemble import assemble_method
 from hypjax.config.choices import CUSTOM
-from hypjax.config.custom import custom_name
+from hypjax.config.custom import custom_name, registered_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
+from hypjax.experiment.embedding import embed_function
+from hypjax.experiment.trained import restore_best
 from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.galleries.search import Gallery
-from hypjax.inference.embedding import embed_function
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
-from hypjax.inference.run import Run
 from hypjax.inference.save import describe
-from hypjax.models import ARCHITECTURES, register_encoder
+from hypjax.models import ARCHITECTURES
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import saved_fields
+from hypjax.runs.workdir import saved_config, saved_fields, saved_space
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
 
@@ -43,9 +44,9 @@ class Model(ImageEmbedder):
 
     Attributes:
         source: Folder, URL or repository from which the model was loaded.
-        part: The embedding: "head", "encoder", or a prefix like "head@16" (see `scored_spaces`).
-        run: The run; its images are opened on first use.
+        part: The embedding: "head", "encoder", or a prefix like "head@16" (see `Method.spaces`).
         config: The run's configuration.
+        method: What the run trained, assembled from the configuration.
         module: The encoder and the head, a Flax module.
         params: The parameters of `module`.
         space: The space of the embeddings.
@@ -64,12 +65,14 @@ class Model(ImageEmbedder):
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
-        with reading(source) as folder:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(reading(source))
             published = files.read_object(folder / files.PUBLISHED)
             if encoder is not None:
-                _register(folder, encoder)
-            self.run = Run.saved(folder)
-            trained = self.run.restore_best(folder)
+                stack.enter_context(_registered(folder, encoder))
+            self.config = saved_config(folder)
+            self.method = assemble_method(self.config, saved_space=saved_space(folder))
+            trained = restore_best(folder, self.method)
             if part not in trained.spaces:
                 names = " or ".join(trained.spaces)
                 raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
@@ -78,9 +81,8 @@ class Model(ImageEmbedder):
                 console.say(f"{redacted(self.source)} is not finished; its model so far is used")
             if files.read_object(folder / files.PUBLISHED) != published:
                 raise TryAgainError(f"{self.source} was replaced meanwhile; load it again")
-        self.config, self.module, self.params, _ = trained
-        self.space = trained.spaces[part]
-        self.batch_size = batch_size or self.config.run.eval_batch_size
+        self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
+        self.batch_size = batch_size or self.method.embedding.batch_size
         self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}  # By device count.
 
     @at_the_call
@@ -146,7 +148,7 @@ class Model(ImageEmbedder):
         num_devices = min(jax.local_device_count(), -(-total // size))
         embed = self._on_devices(num_devices)
         num_rows = size * num_devices
-        view, workers = self.run.pixels.view, self.config.run.workers
+        view, workers = self.method.pixels.view, self.method.embedding.workers
         batches = readable_batches(dataset, view, num_rows, workers)
         with contextlib.closing(batches), machine.memory_explained(_BATCH_SIZE):
             for first, (pixels, broken) in zip(range(0, total, num_rows), batches, strict=True):
@@ -169,15 +171,15 @@ class Model(ImageEmbedder):
         if count not in self._programs:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            spaces = {self.part: self.space}
-            embed = embed_function(self.module, self.run.pixels, spaces, self.config.eval.scales)
+            spaces, scales = {self.part: self.space}, self.method.embedding.scales
+            embed = embed_function(self.module, self.method.pixels, spaces, scales)
             embed = parallel.map_local_images(embed, mesh)
             program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
             self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
         return self._programs[count]
 
     def __repr__(self) -> str:
-        return f"{self.source}\n{describe(self.config)}\n{self.part} in {self.space}"
+        return f"{self.source}\n{describe(self.method)}\n{self.part} in {self.space}"
 
 
 def _path_or_url(source: str | os.PathLike[str]) -> str | pathlib.Path:
@@ -216,13 +218,16 @@ def load(
     return Model(_path_or_url(source), part, batch_size, encoder=encoder)
 
 
-def _register(folder: pathlib.Path, encoder: nn.Module) -> None:
-    """Registers a module as the custom encoder of the run in a folder."""
+@contextlib.contextmanager
+def _registered(folder: pathlib.Path, encoder: nn.Module) -> Iterator[None]:
+    """A context in which a module is the custom encoder of the run in a folder."""
     name = saved_fields(folder).get("model.architecture")
     if name is None:  # Reading the model reports the error.
+        yield
         return
     is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
     if is_other_module or name in ("vit", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
         raise UserError(f"{actual}; pass that module as encoder=, or no encoder if it is hypjax's")
-    register_encoder(name, encoder)
+    with registered_encoder(name, encoder):
+        yield

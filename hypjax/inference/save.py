@@ -11,16 +11,16 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
+from hypjax.assemble import assemble_method
 from hypjax.config import default_config, identity, validate
 from hypjax.config.choices import CUSTOM, IN_MEMORY
-from hypjax.config.custom import choose_encoder, custom_name, write_space
+from hypjax.config.custom import choosing, custom_name, write_space
 from hypjax.errors import UserError, at_the_call, writing
+from hypjax.experiment.method import Method
+from hypjax.experiment.trained import TrainedModel
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.run import Run
-from hypjax.inference.weights import TrainedModel
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.encoder import FEATURES
@@ -86,14 +86,14 @@ def save(
     if model:
         config.model.update(head=model.head_kind, head_dim=model.head_dim)
     write_space(config, space)
-    choose_encoder(config, model.encoder if model else encoder)
-    validate(config)
-    run = Run(config, saved_space=space)
+    with choosing(config, encoder=model.encoder if model else encoder):
+        validate(config)
+        method = assemble_method(config, saved_space=space)
     params = jax.tree.map(np.asarray, params if model else {"encoder": params})
     params = {part: tree for part, tree in params.items() if part != "scalars"}  # `space` has them.
-    _require_shapes(params, run.shapes)
+    _require_shapes(params, method.shapes)
     with replacing_model(pathlib.Path(workdir).expanduser()) as staged:
-        write_model(staged, run.trained(params), provenance={})
+        write_model(staged, TrainedModel(method, params), provenance={})
 
 
 def _require_shapes(params: PyTree, expected: PyTree) -> None:
@@ -106,19 +106,21 @@ def _require_shapes(params: PyTree, expected: PyTree) -> None:
         raise UserError(f"the parameter {name} {problem} {expected_shapes.get(name)}")
 
 
-def describe(config: ConfigDict) -> str:
+def describe(method: Method) -> str:
     """Describes a run's model in one line: encoder, head, dataset and loss."""
-    model, data = config.model, config.data
-    encoder, loss = (x.removeprefix(CUSTOM) for x in (model.architecture, config.objective.name))
+    fields, model = method.fields, method.model
+    names = fields["model.architecture"], fields["objective.name"]
+    encoder, loss = (name.removeprefix(CUSTOM) for name in names)
     head = f"a head of {model.head_dim} coordinates"
-    images = "images from Python" if data.name == IN_MEMORY else data.name
+    images = "images from Python" if fields["data.name"] == IN_MEMORY else fields["data.name"]
     if encoder == FEATURES:
-        return f"features of {model.width} coordinates with {head}, trained by {loss}"
+        return f"features of {model.encoder.dim} coordinates with {head}, trained by {loss}"
     if encoder == "vit":
-        encoder = f"ViT ({model.depth} blocks of width {model.width})"
+        encoder = f"ViT ({fields['model.depth']} blocks of width {model.encoder.dim})"
+    side = method.pixels.view.side
     return (
-        f"{encoder} with {'no head' if model.head == 'none' else head}, for {data.image_size} × "
-        f"{data.image_size} pixels, trained on {images} with {loss}"
+        f"{encoder} with {'no head' if model.head_kind == 'none' else head}, for {side} × "
+        f"{side} pixels, trained on {images} with {loss}"
     )
 
 
@@ -139,14 +141,14 @@ def replacing_model(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping[str, Any]) -> None:
     """Writes weights, configuration and space; for an encoder that timm has, also config.json."""
-    config, model, params, _ = trained
+    method, model, params = trained.method, trained.model, trained.params
     save_timm(folder / files.WEIGHTS, params, model)
     if model.head_kind == "norm_dense":  # timm has no such head.
         write_safetensors(folder / files.HEAD, params["head"])
     if not isinstance(model.encoder, CustomEncoder):
-        write_json(folder / files.CONFIG, timm_config(params, model, config.data))
-    content = {"provenance": provenance, "all": identity(config)}  # Without `config.run`.
-    content[SPACE] = describe_space(trained.objective.score_space)
+        write_json(folder / files.CONFIG, timm_config(params, model, method.pixels))
+    content = {"provenance": provenance, "all": identity(method.fields)}  # Without `config.run`.
+    content[SPACE] = describe_space(method.trained_objective(params).score_space)
     if "scalars" in params:
         logs = params["scalars"].items()
         content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}

@@ -1,5 +1,6 @@
 """Publishes trained models on the Hugging Face hub, in folders that hypjax and timm load."""
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -8,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
-from ml_collections import ConfigDict
 
 from hypjax import __version__
+from hypjax.assemble import saved_method
 from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError, at_the_call
-from hypjax.inference.run import Run
+from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.inference.save import describe, replacing_model, write_model
-from hypjax.inference.weights import TrainedModel
 from hypjax.models.architectures import ARCHITECTURES
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm
@@ -107,9 +107,10 @@ def push(
         raise UserError(f"{name!r} does not name a repository; write OWNER/NAME")
     folder = pathlib.Path(folder or pathlib.Path("hub", name.rpartition("/")[2])).expanduser()
     with replacing_model(folder) as staged, reading(os.fspath(workdir)) as run:
-        trained = Run.saved(run).restore_best(run)
-        base_model = _base_model(trained.config)
-        _remove_paths(trained.config)
+        trained = restore_best(run, saved_method(run))
+        base_model = _base_model(trained.method.start.weights or "")
+        method = dataclasses.replace(trained.method, fields=_without_paths(trained.method.fields))
+        trained = dataclasses.replace(trained, method=method)
         results = files.read_object(run / files.RESULTS) or {}
         if (run / files.PROJECTIONS).exists():
             shutil.copytree(run / files.PROJECTIONS, staged / files.PROJECTIONS)
@@ -126,13 +127,15 @@ def push(
     return folder
 
 
-def _remove_paths(config: ConfigDict) -> None:
+def _without_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Reduces paths and URLs in a configuration to their last names, except names on the hub."""
-    for field, value in flatten(config).items():
+
+    def is_location(field: str, value: Any) -> bool:
         if field in ("model.architecture", "objective.name") or not isinstance(value, str):
-            continue  # Names of code may hold a colon.
-        if value and not (field == "model.weights" and repository(value)):
-            config.update_from_flattened_dict({field: _last_name(value)})
+            return False  # Names of code may hold a colon.
+        return bool(value) and not (field == "model.weights" and repository(value))
+
+    return {x: _last_name(value) if is_location(x, value) else value for x, value in fields.items()}
 
 
 def _last_name(location: str) -> str:
@@ -147,7 +150,7 @@ def _last_name(location: str) -> str:
 def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
-    config, model = trained.config, trained.model
+    method, model = trained.method, trained.model
     tags = ["image-retrieval", "metric-learning"]
     elsewhere = _CUSTOM
     if not isinstance(model.encoder, CustomEncoder):
@@ -158,40 +161,39 @@ def _model_card(
         if not pools_as_timm(model.encoder):
             elsewhere += f"timm's model lacks the pooling `{model.encoder.pooling}`.\n\n"
     notes = [f"Note: {note}." for note in results.get("notes", ())]
-    defaults = identity(default_config(config.objective.name))
-    changed = {k: value for k, value in identity(config).items() if value != defaults.get(k)}
+    defaults = identity(flatten(default_config(method.fields["objective.name"])))
+    changed = {k: value for k, value in identity(method.fields).items() if value != defaults.get(k)}
     states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
-    tables = filter(None, [format_results(states), beside_published(results, config)])
+    tables = filter(None, [format_results(states), beside_published(results, method.fields)])
     metadata = ModelCardData(
         library_name="hypjax",
         pipeline_tag=_TASK,
         tags=tags,
         model_name=name,
         base_model=base_model,
-        eval_results=_scores(config, results),
+        eval_results=_scores(method.fields["data.name"], results),
     )
     return _CARD.format(
         name=name,
-        description=describe(config),
-        space=trained.objective.score_space,
+        description=describe(method),
+        space=method.trained_objective(trained.params).score_space,
         metadata=metadata.to_yaml(),
         elsewhere=elsewhere,
-        data="\n".join([f"`{config.data.name}`, in hypjax's split.", *notes]),
+        data="\n".join([f"`{method.fields['data.name']}`, in hypjax's split.", *notes]),
         version=__version__,
         fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
         results="\n".join(["```", *tables, "```"]) if results else "The run is not finished.",
     )
 
 
-def _base_model(config: ConfigDict) -> str | None:
-    """The repository of the pretrained weights, if the hub holds them."""
-    weights = config.model.weights or ""
+def _base_model(weights: str) -> str | None:
+    """The repository of pretrained weights, if the hub holds them."""
     is_of_timm = timm_weights(weights).split(".")[0] in ARCHITECTURES
     is_on_hub = is_of_timm or weights.startswith((hub.SCHEME, "hf-hub:"))
     return repository(weights) if is_on_hub else None  # Other names may be folders.
 
 
-def _scores(config: ConfigDict, results: Mapping[str, Any]) -> list[EvalResult] | None:
+def _scores(dataset: str, results: Mapping[str, Any]) -> list[EvalResult] | None:
     """Scores of the head in the card's metadata."""
     # Scores with notes are not comparable, so only the card's text shows them.
     state = {} if "notes" in results else results.get("best", results.get("final", {}))
@@ -199,8 +201,8 @@ def _scores(config: ConfigDict, results: Mapping[str, Any]) -> list[EvalResult] 
         EvalResult(
             task_type=_TASK,
             task_name="Image retrieval",
-            dataset_type=config.data.name,
-            dataset_name=f"{config.data.name}, test images",
+            dataset_type=dataset,
+            dataset_name=f"{dataset}, test images",
             metric_type=metric,
             metric_value=round(value, 4),
         )

@@ -39,7 +39,7 @@ class MtebEncoder:
         name, _ = hub.split(self._model.source)
         if not hub.is_repository(self._model.source):  # mteb needs OWNER/NAME.
             name = f"hypjax/{pathlib.Path(self._model.source).name}"
-        dataset = PREPARED.get(self._model.config.data.name)
+        dataset = PREPARED.get(self._model.method.fields["data.name"])
         known = {dataset.mteb} if dataset and dataset.mteb else None
         facts = {"name": name, "revision": self._model.fingerprint, "training_datasets": known}
         return ModelMeta.create_empty({**facts, "framework": ["JAX"], "modalities": ["image"]})

@@ -15,14 +15,15 @@ from jaxtyping import Float, Shaped
 from onnx import compose, parser
 from PIL import Image
 
-from hypjax import __version__, parallel
+from hypjax import __version__
+from hypjax.assemble import assemble_method
+from hypjax.config import set_fields
 from hypjax.data.pixels import array, from_array
 from hypjax.errors import UserError, writing
+from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
-from hypjax.inference.embedding import embed_function
 from hypjax.inference.model import Model
-from hypjax.inference.run import Run
 from hypjax.integrations.torch_model import TorchModel
 from hypjax.system.files import replacing
 from hypjax.types import View
@@ -104,7 +105,8 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     """
     path = pathlib.Path(path).expanduser()
     model = to_onnx(embedder)
-    data = embedder.config.data
+    pixels = embedder.method.pixels
+    view = pixels.view
     facts = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
@@ -112,14 +114,18 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         "version": __version__,
     }
     if embedder.takes_pixels:
-        fields = ("test_view", "image_size", "resize", "channels")
-        facts["view"] = {field: data[field] for field in fields}
-        facts |= {"mean": list(data.mean), "std": list(data.std)}
+        facts["view"] = {
+            "test_view": view.test,
+            "image_size": view.side,
+            "resize": view.resize,
+            "channels": view.channels,
+        }
+        facts |= {"mean": list(pixels.mean), "std": list(pixels.std)}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     description, inputs = _random_inputs(embedder)
     expected = _expected_points(embedder, inputs)
     if embedder.takes_pixels:
-        inputs = _add_margin(inputs, View.of(data))
+        inputs = _add_margin(inputs, view)
     with writing(path), replacing(path) as temporary:
         onnx.save(model, temporary)
         points = _exported_points(temporary, inputs)
@@ -129,7 +135,7 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
 def to_onnx(embedder: Model) -> onnx.ModelProto:
     """Converts a model, from `images` of any size, or `features`, to `points`, for any batch."""
     torch_model = TorchModel(embedder).eval()
-    view = View.of(embedder.config.data)
+    view = embedder.method.pixels.view
     size = sum(weights.nbytes for weights in torch_model.state_dict().values())
     if size >= 2**31:  # The limit of a protocol buffer.
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
@@ -177,9 +183,9 @@ def _random_inputs(embedder: Model) -> tuple[str, Batch]:
         shape = (_NUM_INPUTS, embedder.module.encoder.dim)
         return f"{_NUM_INPUTS} random features", rng.normal(size=shape).astype(np.float32)
     # Smooth patterns: to a model, all images of independent pixels look alike.
-    data = embedder.config.data
-    coarse = rng.integers(0, 256, (_NUM_INPUTS, 4, 4, data.channels), np.uint8)
-    size = (data.image_size, data.image_size)
+    view = embedder.method.pixels.view
+    coarse = rng.integers(0, 256, (_NUM_INPUTS, 4, 4, view.channels), np.uint8)
+    size = (view.side, view.side)
     smooth = [array(from_array(x).resize(size, Image.Resampling.BICUBIC)) for x in coarse]
     return f"{_NUM_INPUTS} random patterns", np.stack(smooth)
 
@@ -197,10 +203,10 @@ def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch
     """Points by hypjax's model, in float32 on the CPU."""
     cpu = jax.devices("cpu")[0]
     config = embedder.config.copy_and_resolve_references()
-    config.model.precision = "float32"
-    run = Run(config, mesh=parallel.create_mesh(devices=[cpu]))
+    set_fields(config, {"model.precision": "float32"})
+    method = assemble_method(config, device=cpu, saved_space=embedder.space)
     spaces = {embedder.part: embedder.space}
-    embed = jax.jit(embed_function(run.model, run.pixels, spaces, config.eval.scales))
+    embed = jax.jit(embed_function(method.model, method.pixels, spaces, method.embedding.scales))
     with jax.default_device(cpu):
         params = jax.device_put(embedder.params, cpu)
         outputs = [embed(params, batch) for batch in np.split(images, len(images) // _BATCH)]

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from ml_collections import ConfigDict
 
+from hypjax.assemble import open_splits
 from hypjax.errors import UserError, writing
+from hypjax.experiment.embedding import ONE_SCALE
+from hypjax.experiment.method import Method
 from hypjax.geometry import PoincareBall, Space
 from hypjax.geometry.registry import space_name
-from hypjax.inference.embedding import ONE_SCALE
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
@@ -49,21 +50,21 @@ def write_folder(workdir: str, folder: pathlib.Path) -> str:
     model, or cosine ranks differently.
     """
     embedder = Model(workdir)
-    config, model, space = embedder.config, embedder.module, embedder.space
-    _require_supported(config, model, space)
+    method, space = embedder.method, embedder.space
+    _require_supported(method, space)
     reason = _require_cosine(embedder)
     with writing(folder), replacing(folder) as staged:
         staged.mkdir(parents=True)
-        _write_modules(staged, config, model, embedder.params)
+        _write_modules(staged, method, embedder.params)
     return f'wrote {folder}; SentenceTransformer("{folder}") loads it. {reason}'
 
 
-def _write_modules(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
+def _write_modules(folder: pathlib.Path, method: Method, params: Any) -> None:
     """Writes the model's modules into an empty folder; the last one makes unit vectors."""
     # The encoder's files lie in the folder itself.
-    _write_encoder(folder, config, model, params["encoder"])
+    _write_encoder(folder, method, params["encoder"])
     rows = [{"idx": 0, "name": "0", "path": "", "type": _MODULES["Transformer"]}]
-    for index, (name, settings, weights) in enumerate(_head_modules(model, params), start=1):
+    for index, (name, settings, weights) in enumerate(_head_modules(method.model, params), start=1):
         path = f"{index}_{name}"
         rows.append({"idx": index, "name": str(index), "path": path, "type": _MODULES[name]})
         (folder / path).mkdir()
@@ -91,9 +92,9 @@ def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
     return [*modules, ("Normalize", {}, {})]
 
 
-def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> None:
+def _require_supported(method: Method, space: Space) -> None:
     """Rejects a run that modules of sentence-transformers cannot reproduce."""
-    encoder = model.encoder
+    encoder = method.model.encoder
     reason = None
     parts = space.parts if space_name(space) == "fused" else [(space, 1.0)]
     if isinstance(encoder, CustomEncoder):
@@ -102,9 +103,9 @@ def _require_supported(config: ConfigDict, model: Embedder, space: Space) -> Non
         reason = "was trained on features of another model, and takes no images"
     elif not pools_as_timm(encoder):
         reason = f"pools tokens by {encoder.pooling}, which timm's model cannot; {_ONNX_HINT}"
-    elif tuple(config.eval.scales) != ONE_SCALE or config.eval.pca.head is not None:
+    elif method.embedding.scales != ONE_SCALE or method.scoring.pca["head"] is not None:
         reason = f"sets eval.scales or eval.pca.head, which no module computes; {_ONNX_HINT}"
-    elif config.data.test_view == "letterbox":
+    elif method.pixels.view.test == "letterbox":
         reason = f"pads images with black, where Transformers takes their mean; {_ONNX_HINT}"
     elif not {space_name(part) for part, _ in parts} <= {"sphere", "poincare", "lorentz"}:
         reason = f"compares images in {space}, whose distance this format cannot hold"
@@ -135,7 +136,7 @@ def _clipped(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarra
 def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], str]:
     """Features of some of the run's test images, and a description of the images."""
     try:
-        images = embedder.run.splits.images(scored=True)
+        images = open_splits(embedder.config).images(scored=True)
     except UserError as error:
         problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
         raise UserError(f"{problem}; {_ONNX_HINT}") from error
@@ -150,12 +151,12 @@ def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], 
     return sample.vectors, source
 
 
-def _write_encoder(folder: pathlib.Path, config: ConfigDict, model: Embedder, params: Any) -> None:
+def _write_encoder(folder: pathlib.Path, method: Method, params: Any) -> None:
     """Writes the encoder for Transformers, with its pooled output as the embedding."""
-    state = timm_state_dict(params, model.encoder)
-    settings = timm_config({"encoder": params}, model, config.data)
+    state = timm_state_dict(params, method.model.encoder)
+    settings = timm_config({"encoder": params}, method.model, method.pixels)
     pixels = settings["pretrained_cfg"]
-    if config.data.channels == 1:
+    if method.pixels.view.channels == 1:
         # sentence-transformers passes colour images: the first convolution weights the channels as
         # Pillow does, up to Pillow's rounding of grey to integers.
         first_kernel = next(name for name, value in state.items() if value.ndim == 4)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hypjax.errors import UserError
+from hypjax.experiment.embedding import part_of, prefix_of
 from hypjax.geometry import Space
-from hypjax.inference.embedding import part_of, prefix_of
 from hypjax.inference.model import Model
 from hypjax.models import Embedder
 from hypjax.models.custom import CustomEncoder
@@ -37,16 +37,16 @@ class TorchModel(nn.Module):
 
     def __init__(self, embedder: Model) -> None:
         super().__init__()
-        config, model, params = embedder.config, embedder.module, embedder.params
+        method, model, params = embedder.method, embedder.module, embedder.params
         self.space = embedder.space
         self.prefix = prefix_of(embedder.part)
-        scales = config.eval.scales if embedder.takes_pixels else ()
+        scales = method.embedding.scales if embedder.takes_pixels else ()
         sides = [scaled_side(model.encoder, scale) for scale in scales]
         self.encoders = nn.ModuleList(TimmEncoder(model, params, side) for side in sides)
         if len(sides) > 1 and not self.space.squared:
             raise UserError(f"the mean over eval.scales is iterative in {self.space}; unset it")
-        self.register_buffer("mean", torch.tensor(config.data.mean))
-        self.register_buffer("std", torch.tensor(config.data.std))
+        self.register_buffer("mean", torch.tensor(method.pixels.mean))
+        self.register_buffer("std", torch.tensor(method.pixels.std))
         self.has_norm = model.head_kind == "norm_dense"
         self.head = self.projection = None
         if part_of(embedder.part) == "head" and model.head_kind != "none":

@@ -10,7 +10,6 @@ import numpy as np
 from einops import rearrange
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from hypjax.errors import UserError, writing
 from hypjax.models.architectures import create_encoder, encoder_shapes, pool_first_field, timm_name
@@ -19,6 +18,7 @@ from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
 from hypjax.models.weight_files import KEY, StateDict, read_state_dict
 from hypjax.models.weight_names import HEADS, check_names, find_encoder
+from hypjax.settings import Pixels
 from hypjax.system.files import contiguous, replacing, write_safetensors
 
 _ANY_TRANSFORMER = "vit_base_patch16_224"  # timm builds any size of ViT from it.
@@ -196,16 +196,16 @@ def timm_constructor(params: PyTree, model: Embedder) -> str:
     return f'timm.create_model("{name}", {arguments})'
 
 
-def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, Any]:
+def timm_config(params: PyTree, model: Embedder, pixels: Pixels) -> dict[str, Any]:
     """Content of the config.json from which timm builds a model of a folder or a repository."""
     name, settings = timm_model(params, model)
     num_classes = settings.pop("num_classes")
     side = model.encoder.image_size
-    crop_mode, crop_pct = "center", side / data.resize
-    if math.floor(side / crop_pct) != data.resize:  # timm rounds down.
+    view, crop_mode, crop_pct = pixels.view, "center", side / pixels.view.resize
+    if math.floor(side / crop_pct) != view.resize:  # timm rounds down.
         crop_pct = math.nextafter(crop_pct, 0)
-    if data.test_view in ("letterbox", "squash"):  # timm pads with the mean colour, not with black.
-        crop_mode, crop_pct = {"letterbox": "border", "squash": "squash"}[data.test_view], 1.0
+    if view.test in ("letterbox", "squash"):  # timm pads with the mean colour, not with black.
+        crop_mode, crop_pct = {"letterbox": "border", "squash": "squash"}[view.test], 1.0
     return {
         "architecture": name or _ANY_TRANSFORMER,
         "num_classes": num_classes,
@@ -213,12 +213,12 @@ def timm_config(params: PyTree, model: Embedder, data: ConfigDict) -> dict[str, 
         "model_args": settings,
         "pretrained_cfg": {
             "num_classes": num_classes,
-            "input_size": [len(data.mean), side, side],
+            "input_size": [len(pixels.mean), side, side],
             "crop_pct": crop_pct,
             "crop_mode": crop_mode,
             "interpolation": "bicubic",
-            "mean": list(data.mean),
-            "std": list(data.std),
+            "mean": list(pixels.mean),
+            "std": list(pixels.std),
             "first_conv": None,  # So that timm converts no channels.
             "classifier": None,
         },

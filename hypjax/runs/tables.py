@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from hypjax.types import Recalls
 
 
@@ -18,8 +16,10 @@ def noted(notes: Sequence[str], repeats: Sequence[str] = ()) -> dict[str, list[s
     return {name: remarks for name, remarks in fields.items() if remarks}
 
 
-def beside_published(results: Mapping[str, Any], config: ConfigDict) -> str:
+def beside_published(results: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """Lists the published results of a run's experiment, see `papers.published.compare`.
+
+    `fields` are the run's configuration by dotted name.
 
     The papers' tables lie beside the package, in a clone; without them, the list is empty.
     """
@@ -27,7 +27,7 @@ def beside_published(results: Mapping[str, Any], config: ConfigDict) -> str:
         from papers.published import compare
     except ImportError:
         return ""
-    return compare(results, config)
+    return compare(results, fields)
 
 
 def print_notes(results: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,14 +6,22 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from hypjax.config import FITTED, differences, flatten, for_files, identity, override, validate
-from hypjax.config.defaults import default_config
+from hypjax.config import (
+    FITTED,
+    Config,
+    config_of,
+    default_config,
+    differences,
+    flatten,
+    for_files,
+    identity,
+    override,
+    validate,
+    with_smaller_batches,
+)
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.objectives import OBJECTIVES
 from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.checkpoints import Checkpoints
@@ -30,16 +38,16 @@ _COPY = ".config.json"  # Of config.json, without which the checkpoints are of n
 LOCATIONS = ("data.path", "data.labels")
 
 
-def saved_config(workdir: pathlib.Path, overrides: Sequence[str] = ()) -> ConfigDict:
+def saved_config(workdir: pathlib.Path, overrides: Sequence[str] = ()) -> Config:
     """Reads and validates a run's configuration; overrides may say where its images are now."""
     config = override(read_saved_config(workdir), overrides)
     validate(config)
     if overrides:
-        require_identity(workdir, config)
+        require_identity(workdir, flatten(config))
     return config
 
 
-def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
+def read_saved_config(workdir: pathlib.Path) -> Config:
     """Reads a run's configuration, unvalidated; published models get the default `config.run`."""
     if not (fields := saved_fields(workdir)):
         problem = f"{workdir} holds no run (there is no {files.CONFIG})"
@@ -48,15 +56,8 @@ def read_saved_config(workdir: pathlib.Path) -> ConfigDict:
     if published := files.is_published(workdir):
         fields = {name: value for name, value in fields.items() if not name.startswith("run.")}
     with files.damage_explained(_config_path(workdir)):
-        config = default_config(fields["objective.name"])
-        default_side = config.data.image_size
-        is_known = fields["objective.name"] in OBJECTIVES  # Custom losses have further fields.
-        with contextlib.nullcontext() if is_known else config.unlocked():
-            set_fields(config, fields)
-        if published:  # Larger images than by default make batches of fewer images.
-            scale = min(1, default_side / config.data.image_size)
-            config.run.eval_batch_size = max(1, int(config.run.eval_batch_size * scale**2))
-        return config
+        config = config_of(fields)
+    return with_smaller_batches(config) if published else config
 
 
 def saved_space(workdir: pathlib.Path) -> Space:
@@ -73,17 +74,6 @@ def saved_space(workdir: pathlib.Path) -> Space:
 def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
     """Fields of a saved configuration, as JSON values by dotted name; {} without a run."""
     return _read_run(workdir).get("all", {})
-
-
-def set_fields(config: ConfigDict, fields: Mapping[str, Any]) -> None:
-    """Sets fields of a configuration to saved JSON values, by dotted name."""
-    with config.ignore_type():
-        config.update_from_flattened_dict({name: _with_tuples(fields[name]) for name in fields})
-
-
-def _with_tuples(value: Any) -> Any:
-    """Converts lists, which JSON has instead of tuples, to tuples."""
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
@@ -106,9 +96,13 @@ def has_checkpoint(workdir: pathlib.Path) -> bool:
 
 
 def require_identity(
-    workdir: pathlib.Path, config: ConfigDict, prefixes: tuple[str, ...] = ("",), grow: bool = False
+    workdir: pathlib.Path,
+    fields: Mapping[str, Any],
+    prefixes: tuple[str, ...] = ("",),
+    *,
+    grow: bool = False,
 ) -> None:
-    """Rejects a folder whose run differs in fields that start with one of `prefixes`.
+    """Rejects a folder whose run differs in `fields`, by dotted name, that start with a prefix.
 
     `LOCATIONS` may differ; with `grow`, a run with a checkpoint may have had fewer steps.
     """
@@ -119,10 +113,11 @@ def require_identity(
             raise UserError(f"{problem}; restore it, or train in another folder (--workdir)")
         return
     # A field that was added since the run began had its default.
-    current, saved = identity(config), identity(default_config(config.objective.name)) | saved
+    defaults = identity(flatten(default_config(fields["objective.name"])))
+    current, saved = identity(fields), defaults | saved
     saved = {field: value for field, value in saved.items() if not field.startswith("run.")}
     same = {field for field in FITTED if current[field] is None} | {*LOCATIONS}
-    if grow and has_checkpoint(workdir) and _added_steps(saved, config):
+    if grow and has_checkpoint(workdir) and _added_steps(saved, fields):
         same |= {"train.total_steps", "train.patience"}
     current |= {field: saved.get(field) for field in same}
     changes = [change for change in differences(saved, current) if change.startswith(prefixes)]
@@ -136,9 +131,9 @@ def require_identity(
     raise UserError(f"{problem}; {advice}")
 
 
-def _added_steps(saved: Mapping[str, Any], config: ConfigDict) -> int:
+def _added_steps(saved: Mapping[str, Any], fields: Mapping[str, Any]) -> int:
     """How many more steps a run is configured for than when it was saved."""
-    steps = config.train.total_steps or 0
+    steps = fields["train.total_steps"] or 0
     return max(steps - (saved.get("train.total_steps") or steps), 0)
 
 
@@ -185,14 +180,17 @@ class Workdir:
     All processes call the methods together; only the first process reads and writes files.
     """
 
-    def __init__(self, workdir: str | pathlib.Path, config: ConfigDict) -> None:
-        """Opens a folder, which may not exist yet; raises a `UserError` if it has another run."""
-        self._config = config
+    def __init__(self, workdir: str | pathlib.Path, fields: Mapping[str, Any]) -> None:
+        """Opens the folder of a run with these fields, by dotted name; it may not exist yet.
+
+        Raises a `UserError` if it has another run.
+        """
+        self._fields = fields
         self._cloud: CloudCopy | None = None
         path, self.location, self._saved = processes.from_first(lambda: self._open(workdir))
         self.path = pathlib.Path(path)
-        current, saved = identity(config), self._saved
-        self._added_steps = _added_steps(saved, config)
+        current, saved = identity(fields), self._saved
+        self._added_steps = _added_steps(saved, fields)
         self.has_moved = any(saved and saved.get(x) != current[x] for x in LOCATIONS)
 
     def _open(self, workdir: str | pathlib.Path) -> tuple[str, str, dict[str, Any]]:
@@ -201,8 +199,13 @@ class Workdir:
         if is_url(workdir):
             self._cloud = CloudCopy(workdir)
             folder, location = self._cloud.folder, self._cloud.location
-        require_identity(folder, self._config, grow=True)
+        require_identity(folder, self._fields, grow=True)
         return str(folder), location, saved_fields(folder)
+
+    @property
+    def name(self) -> str:
+        """The folder's name, for reports."""
+        return pathlib.Path(self.location).name
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -210,33 +213,31 @@ class Workdir:
         results = processes.from_first(lambda: files.read_object(self.path / files.RESULTS))
         return None if self._added_steps else results
 
-    def fitted_config(self) -> ConfigDict:
-        """The configuration; unset fields have the values that the run fitted to its images."""
-        config = self._config.copy_and_resolve_references()
-        unset = [x for x in FITTED if flatten(config)[x] is None and x in self._saved]
-        config.update_from_flattened_dict({name: self._saved[name] for name in unset})
-        return config
+    @property
+    def fitted(self) -> dict[str, Any]:
+        """Values that the run fitted to its images, of fields that are open here."""
+        return {x: self._saved[x] for x in FITTED if self._fields[x] is None and x in self._saved}
 
     @contextlib.contextmanager
     def locked(
         self,
         provenance: Mapping[str, str],
-        fitted: ConfigDict | None = None,
+        fitted: Mapping[str, Any] | None = None,
         space: Space | None = None,
     ) -> Iterator[Checkpoints]:
         """Locks the folder, writes its config.json, and yields its checkpoints.
 
-        `fitted` is the configuration with fields fitted to the images. `space` is the objective's
+        `fitted` are the fields with those fitted to the images. `space` is the objective's
         `score_space`, which evaluation needs if a custom loss is absent.
         """
-        fields = {"provenance": dict(provenance), "all": for_files(fitted or self._config)}
+        fields = {"provenance": dict(provenance), "all": for_files(fitted or self._fields)}
         fields[FIRST_SPACE] = None if space is None else describe_space(space)
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:
                 stack.enter_context(locked(self.path))
                 # Another process may have started the run before the lock.
-                require_identity(self.path, self._config, grow=True)
+                require_identity(self.path, self._fields, grow=True)
                 require_provenance(self.path, provenance)
                 with writing(self.path):
                     if self._added_steps:
@@ -254,24 +255,24 @@ class Workdir:
 
     def _grow(self) -> None:
         """Sets the results of fewer steps aside, and says what the further steps lead to."""
-        train, results = self._config.train, files.read_object(self.path / files.RESULTS)
-        total = train.total_steps
+        fields, results = self._fields, files.read_object(self.path / files.RESULTS)
+        total, patience = fields["train.total_steps"], fields["train.patience"]
         before = (results or {}).get("last_step", total - self._added_steps)
         if results:
-            if "last_step" in results and self._saved.get("train.patience") == train.patience:
-                problem = f"train.patience={train.patience} ended this run at step {before}"
+            if "last_step" in results and self._saved.get("train.patience") == patience:
+                problem = f"train.patience={patience} ended this run at step {before}"
                 raise UserError(f"{problem}; for more steps, set another patience, too")
             (self.path / files.RESULTS).rename(self.path / f"results-{before}.json")
         outcome = f"its last model is that of a run of {total} steps"
-        if self._config.optim.warmup_steps is None:
+        if fields["optim.warmup_steps"] is None:
             outcome += f" with the warm-up of {before}"
-        if self._config.optim.schedule == "cosine":
+        if fields["optim.schedule"] == "cosine":
             outcome = f"its rate jumps to the cosine of {total} steps, so it equals no such run"
         console.say(f"the run of {before} steps goes on to step {total}; {outcome}")
 
     def _write_start(self) -> None:
         last_start = read_if_intact(self.path / files.STARTS)
-        start = machine.describe(self._config.seed)
+        start = machine.describe(self._fields["seed"])
         start["earlier_starts"] = last_start.pop("earlier_starts", [])
         if last_start:
             start["earlier_starts"].append(last_start)

@@ -14,14 +14,14 @@ from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError, counted
-from hypjax.inference.embedding import ONE_SCALE
+from hypjax.experiment.embedding import ONE_SCALE
 from hypjax.models.layers import normalize
 from hypjax.models.split_at_block import lower_blocks
 from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
-from hypjax.training.setup import TrainingRun
+from hypjax.training.setup import Training
 from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch
 
@@ -30,7 +30,7 @@ from hypjax.types import Batch
 class Input:
     """Source of a run's batches, in the order of the steps."""
 
-    run: TrainingRun
+    training: Training
     # All images' embeddings, or a block's output for them; None if nothing is cached on the host.
     features: Float[np.ndarray, "images ..."] | None = None
     store: Store | None = None  # Images in device memory, from which steps cut their crops.
@@ -39,28 +39,28 @@ class Input:
 
     def batches(self, steps: range, plans: Plans) -> Generator[Batch, None, None]:
         """Opens the batches of steps, counted from 0; close the generator to end the workers."""
-        run, fields = self.run, self.run.config.run
-        slices = parallel.slices(plans.batch_size, run.mesh, fields.microbatch)
-        rows = parallel.local_rows(run.mesh, slices.rows)
+        experiment, microbatch = self.training.experiment, self.training.learner.step.microbatch
+        slices = parallel.slices(plans.batch_size, experiment.mesh, microbatch)
+        rows = parallel.local_rows(experiment.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
         if self.store is not None:
-            return crop_batches(run.layout, plans, steps, rows)
-        view = run.pixels.view
-        return training_batches(run.splits.train, plans, steps, view, fields.workers, rows)
+            return crop_batches(self.training.layout, plans, steps, rows)
+        view, workers = experiment.method.pixels.view, experiment.method.embedding.workers
+        return training_batches(self.training.images, plans, steps, view, workers, rows)
 
     def next(self, state: TrainState, step: int, monitor: Monitor) -> tuple[TrainState, Batch]:
         """Returns the batch of a step, counted from 0, and the state with the epoch's tuples."""
         if self._open is None or step == self._end:
             self.close()
-            plans = self.run.plans
-            self._end = self.run.config.train.total_steps
+            plans = self.training.plans
+            self._end = self.training.schedule.total_steps
             # An epoch's tuples are mined by the model of that time: no batch can be opened before.
             if isinstance(plans, TuplePlans):
                 epoch, epoch_step = divmod(step, plans.batches_per_epoch)
                 if epoch_step == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
-                        table = self.mine(trained_model(self.run.learner, state), epoch)
+                        table = self.mine(trained_model(self.training.learner, state), epoch)
                     monitor.restart_clock()
                     state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
                 plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
@@ -78,13 +78,14 @@ class Input:
 
         Returns each tuple's positions in the training set: anchor, positive, negatives.
         """
-        plans, space = self.run.plans, self.run.trained_objective(params).space
+        plans, experiment = self.training.plans, self.training.experiment
+        space = experiment.method.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, pool]), return_inverse=True)
-        images = self.run.splits.train.take(ids)
-        points = self.run.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
+        images = self.training.images.take(ids)
+        points = experiment.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         anchor_points, pool_points = np.split(points[rows], [len(anchors)])
         points_and_labels = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
         negatives = hardest_negatives(*points_and_labels, count=plans.negatives, space=space)
@@ -92,19 +93,23 @@ class Input:
         return processes.arrays_from_first(lambda: table, table)
 
 
-def open_input(run: TrainingRun, steps: range, params: PyTree) -> Input:
+def open_input(training: Training, steps: range, params: PyTree) -> Input:
     """Opens a run's input; fills its caches if steps remain."""
-    if steps and run.config.train.cached_features:
-        compute = training_features if run.learner.cached_block is None else _training_activations
-        return Input(run, features=compute(run, params))
-    if steps and run.layout is not None:
-        return Input(run, store=fill(run.layout, run.splits.train, run.mesh))
-    return Input(run)
+    learner, layout = training.learner, training.layout
+    if steps and learner.step.takes_features:
+        compute = training_features if learner.cached_block is None else _training_activations
+        return Input(training, features=compute(training, params))
+    if steps and layout is not None:
+        return Input(training, store=fill(layout, training.images, learner.mesh))
+    return Input(training)
 
 
-def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images encoder_dim"]:
+def training_features(
+    training: Training, params: PyTree
+) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    images, learner, embedder = run.splits.train, run.learner, run.embedder
+    learner, embedder = training.learner, training.experiment.embedder
+    images = training.images
     if images.vectors is not None:
         return images.vectors
     # Evaluation may use another pooling.
@@ -114,14 +119,15 @@ def training_features(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "im
     return embedder.features(params, images)
 
 
-def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
+def features_to_keep(training: Training, params: PyTree) -> jax.ShapeDtypeStruct:
     """Shape of all training images' cached features; checks that memory suffices."""
-    encoder, block = run.learner.model.encoder, run.learner.cached_block
-    num_images = len(run.splits.train)
+    learner = training.learner
+    encoder, block = learner.model.encoder, learner.cached_block
+    num_images = len(training.images)
     if block is None:
         return jax.ShapeDtypeStruct((num_images, encoder.dim), np.float32)
     lower = functools.partial(lower_blocks, encoder, block)
-    example = jax.eval_shape(lower, params["encoder"], encoder.example(run.pixels.view))
+    example = jax.eval_shape(lower, params["encoder"], encoder.example(learner.pixels.view))
     needed = num_images * example.size * example.dtype.itemsize
     free = machine.free_host_memory()
     features = f"the output of {block} for {num_images} training images"
@@ -133,19 +139,20 @@ def features_to_keep(run: TrainingRun, params: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((num_images, *example.shape[1:]), example.dtype)
 
 
-def _training_activations(run: TrainingRun, params: PyTree) -> Float[np.ndarray, "images ..."]:
+def _training_activations(training: Training, params: PyTree) -> Float[np.ndarray, "images ..."]:
     """The highest frozen block's output for the training images under the test view."""
-    encoder, block = run.learner.model.encoder, run.learner.cached_block
+    learner = training.learner
+    encoder, block, pixels = learner.model.encoder, learner.cached_block, learner.pixels
 
     def activations(params: PyTree, images: Array) -> Array:
-        images = normalize(images, run.pixels.mean, run.pixels.std)
+        images = normalize(images, pixels.mean, pixels.std)
         return lower_blocks(encoder, block, params, images)
 
-    features_to_keep(run, params)  # Checks the memory.
-    params = parallel.place(params["encoder"], parallel.replicated(run.mesh))
-    options = parallel.compiler_options(run.mesh)
-    compute = jax.jit(parallel.map_images(activations, run.mesh), compiler_options=options)
-    return run.embedder.mapped(functools.partial(compute, params), run.splits.train)
+    features_to_keep(training, params)  # Checks the memory.
+    params = parallel.place(params["encoder"], parallel.replicated(learner.mesh))
+    options = parallel.compiler_options(learner.mesh)
+    compute = jax.jit(parallel.map_images(activations, learner.mesh), compiler_options=options)
+    return training.experiment.embedder.mapped(functools.partial(compute, params), training.images)
 
 
 def _feature_batches(

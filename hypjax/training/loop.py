@@ -12,7 +12,7 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.tables import format_recalls, selection_metric
 from hypjax.system import console, exits, machine
 from hypjax.training.input import Input
-from hypjax.training.setup import TrainingRun
+from hypjax.training.setup import Training
 from hypjax.training.states import Measured, trees
 from hypjax.training.step import TrainState, evaluated_model, jit_train_step, shard_batch
 
@@ -23,11 +23,11 @@ _STOPPING = "interrupted: finishing this step and saving; interrupt again to sto
 class Loop:
     """Runs the remaining steps of a run.
 
-    A checkpoint is saved every `run.checkpoint_every` steps, whenever the validation score reaches
+    A checkpoint is saved every `checkpoint_every` steps, whenever the validation score reaches
     the best so far (including the first state's), after the last step, and on an interrupt.
     """
 
-    run: TrainingRun
+    training: Training
     source: Input
     checkpoints: Checkpoints
     monitor: Monitor
@@ -37,13 +37,13 @@ class Loop:
         step = int(state.step)
         if step not in self.checkpoints.steps:
             score = _score(measured) if scored else None
-            state_trees = trees(self.run.learner, state)
+            state_trees = trees(self.training.learner, state)
             self.checkpoints.save(step, record=measured._asdict(), score=score, **state_trees)
 
     def train(self, state: TrainState, measured: Measured) -> tuple[TrainState, Measured]:
         """Trains to the last step, and returns its state and scores; saves on an interrupt."""
-        config, learner, monitor = self.run.config, self.run.learner, self.monitor
-        completed, total = int(state.step), config.train.total_steps
+        schedule, learner = self.training.schedule, self.training.learner
+        completed, total, monitor = int(state.step), schedule.total_steps, self.monitor
         agree_on = processes.Agreement(learner.mesh)
         train_step = jit_train_step(learner, state)
         head_step = jit_train_step(learner, state, head_only=True)  # For the head's warm-up.
@@ -68,7 +68,7 @@ class Loop:
                     if interrupted():
                         self._stop(step - 1, interrupted())
                     raise
-                warmup_steps = config.train.head_warmup_steps
+                warmup_steps = schedule.head_warmup_steps
                 if step == warmup_steps + 1 and step > completed + 1:
                     console.say("training the encoder, too, from this step on: compiling the step")
                 run_step = head_step if step <= warmup_steps else train_step
@@ -76,12 +76,12 @@ class Loop:
                     batch_on_devices = shard_batch(learner.mesh, batch)
                     state, metrics = run_step(state, batch_on_devices, store=self.source.store)
                 is_last = step == total
-                saving = is_last or _is_due(step, config.run.checkpoint_every)
-                validating = is_last or _is_due(step, config.eval.every)
-                validating &= self.run.splits.validation is not None
+                saving = is_last or _is_due(step, schedule.checkpoint_every)
+                validating = is_last or _is_due(step, schedule.validate_every)
+                validating &= self.training.experiment.splits.validation is not None
                 # Metrics stay on the devices until a report: reading them would stall the devices.
                 monitor.add(step, batch.ids, metrics)
-                if saving or validating or _is_due(step, config.run.log_every):
+                if saving or validating or _is_due(step, schedule.log_every):
                     # A collapse must not prevent an interrupted run from saving.
                     monitor.report(step, judging=not interrupted())
                 if validating:
@@ -106,7 +106,8 @@ class Loop:
     def _validate(self, step: int, state: TrainState, measured: Measured) -> Measured:
         """Scores a state on the validation images; the result lists `step` if it is a best step."""
         with self.monitor.stopwatch.part("evaluation"):
-            scores = self.run.validation_scores(evaluated_model(self.run.learner, state))
+            model = evaluated_model(self.training.learner, state)
+            scores = self.training.experiment.validation_scores(model)
         self.monitor.write(step, {"validation": scores})
         console.say(f"step {step}: validation {format_recalls(scores)}")
         measured = measured._replace(validation=scores)
@@ -119,7 +120,8 @@ class Loop:
 
     def _is_out_of_patience(self, step: int, measured: Measured) -> bool:
         """Whether `train.patience` validations up to a step found no better score."""
-        patience, every = self.run.config.train.patience, self.run.config.eval.every
+        schedule = self.training.schedule
+        patience, every = schedule.patience, schedule.validate_every
         return patience > 0 and step // every - measured.best_steps[0] // every >= patience
 
     def _stop(self, step: int, status: int) -> NoReturn:

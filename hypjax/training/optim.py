@@ -11,7 +11,6 @@ import optax
 import optax.contrib
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
-from ml_collections import ConfigDict
 
 from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
 from hypjax.objectives import Group
@@ -54,21 +53,22 @@ def merge(params: PyTree, others: PyTree) -> PyTree:
     return unflatten_dict(flat | flatten_dict(others, keep_empty_nodes=True))
 
 
-def learning_rate(optim: ConfigDict, total_steps: int) -> optax.Schedule:
-    """Builds the learning-rate schedule: a linear warm-up from 0, then `optim.schedule`.
+def learning_rate(optim: Mapping[str, Any], total_steps: int) -> optax.Schedule:
+    """Builds the schedule of the fields of `config.optim`: a linear warm-up from 0, then theirs.
 
     The rate stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor`
     every `decay_every` steps, at once ("step") or gradually ("exponential").
     """
-    rate, warmup_steps = optim.learning_rate, optim.warmup_steps
+    rate, warmup_steps = optim["learning_rate"], optim["warmup_steps"]
     warmup = optax.linear_schedule(0, rate, warmup_steps)
-    if optim.schedule == "cosine":
+    name = optim["schedule"]
+    if name == "cosine":
         schedule = optax.cosine_decay_schedule(rate, max(total_steps - warmup_steps, 1))
-    elif optim.schedule == "constant":
+    elif name == "constant":
         schedule = optax.constant_schedule(rate)
     else:
         schedule = optax.exponential_decay(
-            rate, optim.decay_every, optim.decay_factor, staircase=optim.schedule == "step"
+            rate, optim["decay_every"], optim["decay_factor"], staircase=name == "step"
         )
     return optax.join_schedules([warmup, schedule], [warmup_steps])
 
@@ -166,14 +166,14 @@ def _scale(
 
 
 def configured_optimizer(
-    optim: ConfigDict,
+    optim: Mapping[str, Any],
     schedule: optax.Schedule,
     objective_groups: Sequence[Group] = (),
     scalar_groups: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
-    """Builds the optimiser of `config.optim`; `options` are passed to `create_optimizer`."""
-    user_groups = [Group(parameter_path(name), *settings) for name, *settings in optim.groups]
+    """Builds the optimiser of the fields of `config.optim`; `options` are `create_optimizer`'s."""
+    user_groups = [Group(parameter_path(name), *settings) for name, *settings in optim["groups"]]
     if any(group.path == GROUPS["space"] for group in user_groups):
         scalar_groups = ()  # Their paths are longer, so they would win over the user's group.
     groups = [

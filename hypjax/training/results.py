@@ -1,12 +1,13 @@
 """A finished run's results: collects and prints them, and writes the run's times."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from hypjax import parallel
+from hypjax.experiment.trained import TrainedModel
 from hypjax.geometry.learned import named_scalars
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.parallel import processes
@@ -15,7 +16,7 @@ from hypjax.runs.checkpoints import Checkpoints
 from hypjax.runs.files import TIMES
 from hypjax.system import console, machine
 from hypjax.system.files import write_json
-from hypjax.training.setup import TrainingRun
+from hypjax.training.setup import Training
 from hypjax.training.states import Measured
 from hypjax.training.step import TrainState, evaluated_model
 from hypjax.types import Recalls
@@ -24,21 +25,22 @@ _ADVICE = "docs/own-images.md says what to try"
 
 
 def collect_results(
-    run: TrainingRun, checkpoints: Checkpoints, state: TrainState, measured: Measured
+    training: Training, checkpoints: Checkpoints, state: TrainState, measured: Measured
 ) -> dict[str, Any]:
     """Scores the last and the best model for results.json, and saves their projections."""
-    splits = run.splits
+    experiment, splits = training.experiment, training.experiment.splits
 
     def test(params: PyTree) -> Recalls:
-        folder, projections = pathlib.Path(run.workdir), run.projections(params)
-        trained = run.trained(parallel.place(params, parallel.replicated(run.mesh)))
+        folder, projections = pathlib.Path(experiment.workdir), experiment.projections(params)
+        whole = parallel.place(params, parallel.replicated(experiment.mesh))
+        trained = TrainedModel(experiment.method, whole)
         processes.from_first(lambda: trained.save_projections(folder, projections))
-        return run.test_scores(params)
+        return experiment.test_scores(params)
 
-    models = {"final": evaluated_model(run.learner, state)}
+    models = {"final": evaluated_model(training.learner, state)}
     results = {"untrained": measured.untrained["test"], "final": test(models["final"])}
     results |= tables.noted(splits.notes, splits.repeats)
-    if (last_step := int(state.step)) < run.config.train.total_steps:
+    if (last_step := int(state.step)) < training.schedule.total_steps:
         results["last_step"] = last_step
     if splits.validation:
         validation = {"untrained": measured.untrained["validation"], "final": measured.validation}
@@ -49,7 +51,7 @@ def collect_results(
         elif (restored := checkpoints.restore_best(model=models["final"])) is not None:
             models["best"] = restored.trees[0]
             results["best"] = test(models["best"])
-            validation["best"] = run.validation_scores(models["best"])
+            validation["best"] = experiment.validation_scores(models["best"])
         if "best" in results:
             results["best_step"] = checkpoints.best[0]
             if results["best_step"] in measured.best_steps[1:]:  # Earlier steps tie with it.
@@ -62,7 +64,7 @@ def collect_results(
     return results
 
 
-def print_results(results: dict[str, Any], config: ConfigDict) -> None:
+def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Prints a finished run's scores, next to published results of the same method."""
     states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
     print("Scores on the test images:")
@@ -75,19 +77,19 @@ def print_results(results: dict[str, Any], config: ConfigDict) -> None:
     if "last_step" in results:
         print(f"last: step {results['last_step']}, where train.patience ended")
     tables.print_notes(results)
-    _warn_unless_improved(results, config)
-    if lines := tables.beside_published(results, config):
+    _warn_unless_improved(results, fields)
+    if lines := tables.beside_published(results, fields):
         print(lines)
 
 
-def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
+def _warn_unless_improved(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Warns if the trained head scores no better than the untrained head, or below the features."""
     split = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
     metric = tables.selection_metric(scores["untrained"]["head"])
     states = [name for name in ("untrained", "final", "best") if name in scores]
     head_scores = {name: scores[name]["head"][metric] for name in states}
-    if config.model.weights is not None or config.model.head_init == "pca":
+    if fields["model.weights"] is not None or fields["model.head_init"] == "pca":
         features = scores["untrained"].get("encoder", {}).get(metric, 0.0)
         trained = head_scores.get("best", head_scores["final"])
         if trained < features:
@@ -95,7 +97,7 @@ def _warn_unless_improved(results: dict[str, Any], config: ConfigDict) -> None:
             problem = "the encoder's features before training score higher than the trained head"
             console.warn(f"{problem}: {metric} on the {split} images {change} ({_ADVICE})")
     before = head_scores.pop("untrained")
-    if max(head_scores.values()) <= before < 1 and config.train.total_steps > 1:
+    if max(head_scores.values()) <= before < 1 and fields["train.total_steps"] > 1:
         change = f"was {before:.4f} before, and is {head_scores['final']:.4f} after"
         evidence = f"{metric} of the head on the {split} images {change}"
         console.warn(f"training did not help: {evidence} ({_ADVICE})")

@@ -1,7 +1,7 @@
 """Initial and restored states of a run, and heads that start from principal components."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +12,6 @@ from jaxtyping import Float, PyTree
 from hypjax import parallel
 from hypjax.errors import UserError
 from hypjax.geometry.learned import named_scalars
-from hypjax.inference.pretrained import pretrained_parameters, warn_of_known_classes
-from hypjax.inference.run import Run
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import ProblemSizes
 from hypjax.parallel import processes
@@ -22,7 +20,7 @@ from hypjax.system import console
 from hypjax.training.input import training_features
 from hypjax.training.learner import Learner
 from hypjax.training.optim import merge
-from hypjax.training.setup import TrainingRun, build, print_summary
+from hypjax.training.setup import Training, print_summary
 from hypjax.training.step import TrainState, create_state, evaluated_model, start_averages
 from hypjax.types import Recalls
 
@@ -40,92 +38,68 @@ class Measured(NamedTuple):
 
 
 def restore_or_start(
-    run: TrainingRun, checkpoints: Checkpoints, pretrained: PyTree | None
+    training: Training, checkpoints: Checkpoints, read_weights: Callable[[], PyTree | None]
 ) -> tuple[TrainState, Measured | None]:
-    """Restores the run's latest state and scores, or creates its first state, without scores."""
-    config, learner = run.config, run.learner
-    state = random_state(learner, run.spec)
-    print_summary(run, state.params)
+    """Restores the run's latest state and scores, or creates its first state, without scores.
+
+    `read_weights` returns the parameters with which a run starts, see `initialize`.
+    """
+    learner = training.learner
+    state = random_state(learner, training.sizes)
+    print_summary(training, state.params)
     restored = restore(checkpoints, learner, state)
     if restored is not None:
         console.say(f"continuing after step {int(restored[0].step)}")
         return restored
     # The encoder of features from a file has no parameters.
-    if config.model.weights is None and learner.model.encoder.takes_pixels:
-        frozen = [name for name in config.optim.frozen if name != "space"]
+    start = training.experiment.method.start
+    if start.weights is None and learner.model.encoder.takes_pixels:
+        frozen = [name for name in learner.frozen if name != "space"]
         if frozen or learner.lora is not None:
             names = ", ".join(frozen or ["the encoder's kernels"])
             console.warn(f"{names} stay random: they are not trained, and model.weights is None")
-    return initialize(run, state, pretrained or starting_parameters(run)), None
+    return initialize(training, state, read_weights()), None
 
 
 def initialize(
-    run: TrainingRun, state: TrainState, pretrained: dict[str, PyTree] | None
+    training: Training, state: TrainState, pretrained: dict[str, PyTree] | None
 ) -> TrainState:
     """Replaces random parameters by pretrained ones, and initialises the head by `head_init`."""
-    state = with_pretrained(run.learner, state, pretrained)
-    if run.config.model.head_init == "pca":
-        model, dim = state.params["model"], run.learner.model.head_dim
-        head = functools.partial(pca_head, training_features(run, model), dim)
+    learner = training.learner
+    state = with_pretrained(learner, state, pretrained)
+    if training.experiment.method.start.head_init == "pca":
+        model, dim = state.params["model"], learner.model.head_dim
+        head = functools.partial(pca_head, training_features(training, model), dim)
         head = processes.arrays_from_first(head, model["head"])
-        state = with_pretrained(run.learner, state, {"head": head})
+        state = with_pretrained(learner, state, {"head": head})
     return state
 
 
-def score_untrained(run: TrainingRun, state: TrainState, stopwatch: Stopwatch) -> Measured:
+def score_untrained(training: Training, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the state before the first step."""
     console.say("evaluating before training")
-    params = evaluated_model(run.learner, state)
+    experiment, params = training.experiment, evaluated_model(training.learner, state)
     with stopwatch.part("evaluation"):
-        scores = {"test": run.test_scores(params)}
-        if run.splits.validation:
-            scores["validation"] = run.validation_scores(params)
+        scores = {"test": experiment.test_scores(params)}
+        if experiment.splits.validation:
+            scores["validation"] = experiment.validation_scores(params)
         if "scalars" in params:
             scores |= named_scalars(params["scalars"])
-    return Measured(scores, scores.get("validation"), [0] if run.splits.validation else [])
+    return Measured(scores, scores.get("validation"), [0] if experiment.splits.validation else [])
 
 
-def random_state(learner: Learner, spec: ProblemSizes) -> TrainState:
+def random_state(learner: Learner, sizes: ProblemSizes) -> TrainState:
     """Creates the first state, with random parameters, on the learner's devices."""
     # Jitted, since compiling every operation separately would take longer.
-    state = jax.jit(lambda: create_state(learner, spec))()
+    state = jax.jit(lambda: create_state(learner, sizes))()
     state = processes.arrays_from_first(lambda: state, state)
     return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
-
-
-def build_with_weights(run: Run) -> tuple[TrainingRun, dict[str, PyTree] | None]:
-    """Reads `starting_parameters`, and builds the training run."""
-    pretrained = starting_parameters(run)  # Before images, which may take minutes to prepare.
-    built = build(run)
-    if pretrained is not None:
-        processes.from_first(lambda: warn_of_known_classes(run.config, built.splits.fingerprint))
-    return built, pretrained
-
-
-def starting_parameters(run: Run) -> dict[str, PyTree] | None:
-    """Reads the parts of a model in `model.weights`, for all processes; None without weights."""
-    config = run.config
-    if config.model.weights is None:
-        return None
-    params: dict[str, PyTree] = {}  # In the first process.
-
-    def read() -> list[str]:
-        params.update(pretrained_parameters(config, run.model))
-        verb = "start" if len(params) > 1 else "starts"
-        console.say(f"the {' and the '.join(params)} {verb} from {config.model.weights}")
-        return [*params]
-
-    names, shapes = processes.from_first(read), run.shapes
-    if (landmarks := run.objective.landmarks) and landmarks.name in names:
-        shape = landmarks.count, run.model.head_dim
-        shapes |= {landmarks.name: jax.ShapeDtypeStruct(shape, jnp.float32)}
-    return processes.arrays_from_first(lambda: params, {name: shapes[name] for name in names})
 
 
 def with_pretrained(
     learner: Learner, state: TrainState, pretrained: dict[str, PyTree] | None
 ) -> TrainState:
-    """Replaces parameters by the given `starting_parameters`, and restarts the averages."""
+    """Replaces parameters by pretrained ones, by part of the model; restarts the averages."""
     if pretrained is None:
         return state
     shardings = parallel.parameter_shardings(learner.mesh, pretrained)

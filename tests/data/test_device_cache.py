@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from hypjax import parallel, train
+from hypjax.assemble import assemble_training
 from hypjax.data import device_crops, pixels
 from hypjax.data.device_cache import crop_batches, fill, plan_layout
 from hypjax.data.pipeline import training_batches
@@ -15,7 +16,6 @@ from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
-from hypjax.training.setup import build
 from hypjax.types import Batch, Frame, View
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
@@ -138,15 +138,17 @@ def test_images_that_do_not_fit_are_refused(photos_folder, tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"take 5\d\.\dkB, more than 80% of the 40.0kB free"):
         train.train_and_evaluate(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    smaller = build(small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10"))
+    smaller = assemble_training(
+        small_runs.load(photos_folder, "run.cache=device", "data.stored_side=10")
+    )
     assert (smaller.plans.sizes.min(axis=1) == 10).all()
-    assert "shorter sides are scaled down to 10 pixels" in smaller.splits.notes[0]
+    assert "shorter sides are scaled down to 10 pixels" in smaller.experiment.splits.notes[0]
     monkeypatch.setattr(machine, "free_memory", lambda mesh: 2**30)
     with pytest.raises(UserError, match=r"and a crop of the longest take 4\.\d+GB"):
         lay_out(np.array([(1, 20_000), (10, 10)]), 3)  # A crop would pad it to a square.
     monkeypatch.setattr(machine, "free_memory", lambda mesh: None)
     fields = ["data.train_view=resize_crop", "data.resize=20", "data.test_view=squash"]
-    squares = build(small_runs.load(photos_folder, *fields, "run.cache=device"))
+    squares = assemble_training(small_runs.load(photos_folder, *fields, "run.cache=device"))
     assert squares.plans.crop == ResizeCrop(20, 16, 0.5)
     assert (squares.plans.sizes == 20).all() and (squares.layout.sizes == 20).all()
-    assert View.of(squares.config.data) == View(16, 20, 3, "squash")
+    assert squares.learner.pixels.view == View(16, 20, 3, "squash")

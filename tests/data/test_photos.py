@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.assemble import open_splits
 from hypjax.config import default_config
 from hypjax.data import opening, pipeline, pixels
 from hypjax.data.fetching import local_path
 from hypjax.data.photos import find_images, given_images, list_folder
 from hypjax.data.pipeline import readable_batches
 from hypjax.errors import UserError
-from hypjax.runs.images import open_splits
 from hypjax.runs.tables import noted
 from hypjax.types import View
 from tests.helpers.pictures import encoded, write_picture, write_pictures, write_table

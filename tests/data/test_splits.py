@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.assemble import assemble_training, open_splits
 from hypjax.config import load_config
 from hypjax.data.plans import DrawnClassPlans
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
-from hypjax.runs.images import open_splits
-from hypjax.training.setup import create_plans
 from tests.helpers import official_files as disk
 from tests.helpers import small_runs
 
@@ -95,7 +94,7 @@ def test_a_copy_with_other_pixels_is_another_dataset(tmp_path, repository):
     again = open_splits(config)
     assert any("fast" in note for note in again.notes) and again.train.fast and again.test.fast
     assert again.fingerprint == a.fingerprint
-    plans = create_plans(config, again)
+    plans = assemble_training(config).plans
     assert type(plans) is DrawnClassPlans and plans.repeats
     assert (plans.batch_size, plans.samples_per_class) == (4, 2)
 

@@ -14,13 +14,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from hypjax import train
+from hypjax.assemble import assemble_training
 from hypjax.config import load_config
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.monitoring.telemetry import Telemetry
 from hypjax.runs.workdir import Workdir
-from hypjax.training import setup, states
+from hypjax.training import states
 from hypjax.training.step import create_state
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -80,17 +81,17 @@ def train_shared(photos, workdir):
 
 def save_untrained(config, workdir):
     """Writes a run with random weights, at its best and its last step; returns the best state."""
-    built, rng = setup.build(config), np.random.default_rng(0)
+    built, rng = assemble_training(config), np.random.default_rng(0)
     shapes = jax.eval_shape(
-        lambda: states.trees(built.learner, create_state(built.learner, built.spec))
+        lambda: states.trees(built.learner, create_state(built.learner, built.sizes))
     )
     best, last = (
         jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
         for _ in range(2)
     )
-    run = Workdir(workdir, built.config)
-    provenance, space = setup.provenance(built.config, built.splits), built.objective.score_space
-    with run.locked(provenance, space=space) as checkpoints:
+    experiment = built.experiment
+    run, space = Workdir(workdir, experiment.method.fields), built.learner.objective.score_space
+    with run.locked(experiment.provenance, space=space) as checkpoints:
         checkpoints.save(3, record={}, score=0.5, **best)
         checkpoints.save(6, record={}, score=0.25, **last)
     return best

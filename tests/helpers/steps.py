@@ -7,9 +7,8 @@ import jax
 import numpy as np
 
 from hypjax import parallel
-from hypjax.inference.run import Run
+from hypjax.assemble import assemble_learner
 from hypjax.objectives import ProblemSizes
-from hypjax.training import learner as learners
 from hypjax.training.states import random_state
 from hypjax.training.step import create_state, jit_train_step
 from hypjax.types import Batch
@@ -20,8 +19,8 @@ _PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
 
 def learner_of(config, **changes):
     """The learner of a configuration, with changed attributes."""
-    run = Run(config, mesh=parallel.create_mesh((1, 1)))
-    return dataclasses.replace(learners.learner_of(run), **changes)
+    learner = assemble_learner(config, parallel.create_mesh((1, 1)))
+    return dataclasses.replace(learner, **changes)
 
 
 def sizes_of(config):

@@ -22,11 +22,10 @@ import optax
 import pytest
 
 from hypjax import parallel
+from hypjax.assemble import assemble_learner
 from hypjax.config import choose_objective, default_config
-from hypjax.inference.run import Run
 from hypjax.objectives import ProblemSizes, loss_function
 from hypjax.retrieval import recall_at_k
-from hypjax.training.learner import learner_of
 from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, shard_batch, trained_model
 from hypjax.types import Batch
@@ -84,7 +83,7 @@ def synthetic_batch(step, config, rows):
 
 def trajectory(config, steps):
     """Trains as `hypjax.train_and_evaluate` does, step by step."""
-    learner = learner_of(Run(config))
+    learner = assemble_learner(config)
     taught = learner.objective.teacher_decay is not None
     if taught:
         learner = dataclasses.replace(learner, objective=noisy(learner.objective))

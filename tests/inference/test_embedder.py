@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.assemble import assemble, saved_experiment
 from hypjax.data.photos import find_images, given_images
 from hypjax.errors import UserError
+from hypjax.experiment.trained import restore, restore_best
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference.model import load
-from hypjax.inference.run import Run
 from hypjax.retrieval import query_scores
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from hypjax.retrieval.projection import fit
@@ -157,10 +158,10 @@ def test_another_models_gallery_is_refused(run, gallery, photos_folder):
 
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
-    opened = Run.saved(run)
-    models = opened.restore(run)
+    opened = saved_experiment(run)
+    models = restore(run, opened.method)
     saved = {path.name for path in (run / "projections").iterdir()}
-    prints = {name: model.fingerprint("encoder") for name, model in models.items()}
+    prints = {x: opened.method.fingerprint(y.params, "encoder") for x, y in models.items()}
     assert saved == {f"encoder-{value}.npz" for value in prints.values()}
     encoder = load(run, "encoder")
     photos = find_images(str(photos_folder))
@@ -180,8 +181,8 @@ def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
 def test_scores_are_of_postprocessed_searches(run):
     config = saved_config(run)
     config.eval.expansion, config.eval.rerank = 2, True
-    opened = Run(config, parts=["encoder"])
-    params = opened.restore_best(run).params
+    opened = assemble(config, parts=["encoder"])
+    params = restore_best(run, opened.method).params
     splits, spaces = opened.splits, {"encoder": Sphere()}
     projection = opened.projections(params)["encoder"]
     x = projection.apply(opened.embedder.points(params, splits.test, spaces)["encoder"])

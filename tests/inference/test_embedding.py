@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from hypjax.assemble import assemble_method
 from hypjax.config import default_config, validate
+from hypjax.experiment import embedding
+from hypjax.experiment.embedding import part_of, to_points
 from hypjax.geometry import PoincareBall, Sphere
-from hypjax.inference import embedding
-from hypjax.inference.embedding import part_of, scored_spaces, to_points
-from hypjax.models import ResNet, VisionTransformer, create_embedder
+from hypjax.models import ResNet, VisionTransformer
 from hypjax.models.embedder import scaled_side
-from tests.helpers.losses import objective_of
 
 
 def test_sides_are_whole_patches():
@@ -27,10 +27,8 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     config.eval.prefixes, config.objective.dims = (3, 9), (9, 20)
     config.eval.spaces.head = ("objective", "sphere")
     validate(config)
-    model, objective = (
-        create_embedder(config, evaluating=True),
-        objective_of(config),
-    )
+    method = assemble_method(config)
+    model = method.model
     pooled = 3 * jax.random.normal(jax.random.key(0), (5, 2, 384))  # At two scales.
     shapes = jax.eval_shape(
         lambda key, x: model.init(key, x, method="project"), jax.random.key(1), pooled[:, 0]
@@ -38,7 +36,7 @@ def test_prefixes_are_embedded_by_themselves_in_each_space_of_the_head():
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape) / 20), shapes)["params"]
     features = np.array(model.apply({"params": params}, pooled[:, 0], method="project").projected)
-    spaces = scored_spaces(config, objective, params)
+    spaces = method.spaces(params)
     first, second, mean = (
         to_points(model, params, spaces, pooled[:, x]) for x in ([0], [1], [0, 1])
     )

@@ -15,11 +15,11 @@ from hypjax.data import fetching, opening
 from hypjax.data.photos import find_images
 from hypjax.data.splits import Splits
 from hypjax.errors import UserError
+from hypjax.experiment.scoring import task_of
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference import image_embedder
 from hypjax.inference.image_embedder import ExternalEmbedder, open_encoder
-from hypjax.inference.scoring import task_of
 from hypjax.retrieval import relevance_at, relevance_scores
 from hypjax.types import GroundTruth
 from tests.helpers import commands

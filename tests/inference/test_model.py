@@ -13,7 +13,7 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
-from hypjax.inference.run import Run
+from hypjax.inference import model as models
 from hypjax.system.files import check_json, write_checked_json
 from tests.helpers import commands
 
@@ -99,14 +99,14 @@ def test_damaged_or_replaced_weights_are_refused(published, tmp_path, monkeypatc
         with pytest.raises(UserError, match=f"{name} is damaged"):
             hypjax.load(copy)
         (copy / name).write_bytes(content)
-    restore = Run.restore_best
+    restore = models.restore_best
 
-    def replaced(run, folder):
+    def replaced(folder, method):
         saved = check_json(json.loads((copy / "hypjax.json").read_text()))
         write_checked_json(copy / "hypjax.json", saved | {"score_space": None})
-        return restore(run, folder)
+        return restore(folder, method)
 
-    monkeypatch.setattr(Run, "restore_best", replaced)
+    monkeypatch.setattr(models, "restore_best", replaced)
     with pytest.raises(UserError, match="was replaced meanwhile"):
         hypjax.load(copy)
 

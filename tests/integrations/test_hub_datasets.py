@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 import hypjax
+from hypjax.assemble import choose_dataset, open_splits
 from hypjax.data.photos import find_images, labelled_images, list_folder
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings, find_export
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval.neighbors import search
-from hypjax.runs.images import open_splits, register_dataset
 from tests.data.test_photos import open_at
 from tests.helpers import commands, small_runs
 from tests.helpers.fake_hub import serving
@@ -115,9 +115,8 @@ def test_splits_and_coarse_classes_of_a_dataset_from_python_are_used():
     splits = {"split": ["train"] * 4 + ["test"] * 4}
     made = datasets.Dataset.from_dict({"image": pictures, **columns, **splits})
     config = small_runs.load("unused", "data.validation_classes=0")
-    with config.ignore_type():
-        config.data.update(register_dataset(made.cast_column("image", datasets.Image())))
-    splits = open_splits(config)
+    images = choose_dataset(config, made.cast_column("image", datasets.Image()))
+    splits = open_splits(config, images)
     assert splits.train.class_names.tolist() == list("aabb")
     assert splits.test.class_names.tolist() == list("ccdd")
     assert splits.train.coarse_labels_of_classes() == ((0, 1),)

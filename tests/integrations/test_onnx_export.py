@@ -16,8 +16,8 @@ from hypjax.config import load_config
 from hypjax.data import pixels, views
 from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
+from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
-from hypjax.inference.embedding import embed_function
 from hypjax.models import Embedder, create_encoder
 from hypjax.retrieval.projection import fit
 from hypjax.settings import Pixels

@@ -19,11 +19,12 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save, save_file
 
+from hypjax.assemble import assemble_method, saved_method
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
+from hypjax.experiment.trained import restore_best
 from hypjax.inference.pretrained import pretrained_encoder, warn_of_known_classes
-from hypjax.inference.run import Run
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,
@@ -47,8 +48,10 @@ from hypjax.models.pretrained import (
 from hypjax.models.weight_names import check_names, find_encoder
 from hypjax.runs.files import read_object
 from hypjax.runs.workdir import saved_config, saved_fingerprint
+from hypjax.settings import Pixels
 from hypjax.system import hub
 from hypjax.training import optim
+from hypjax.types import View
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
@@ -221,7 +224,7 @@ def test_weights_in_parts_and_folders(tmp_path, photos_folder):
     index.write_text(json.dumps({"weight_map": parts}))
     (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
     assert_equal(load_timm(str(index), encoder), params)
-    assert_equal(pretrained_encoder(config, encoder), params)  # The folder is no run.
+    assert_equal(pretrained_encoder(assemble_method(config)), params)  # The folder is no run.
     index.unlink()
     shutil.copy(tmp_path / names[0], tmp_path / "b.safetensors")
     with pytest.raises(UserError, match="one file of weights, not a-1.*, b.safetensors; name"):
@@ -236,7 +239,7 @@ def test_kernels_of_three_channels_are_summed_for_grey_images(tmp_path, monkeypa
     encoder = create_embedder(config).encoder
     state = timm_state_dict(weights_of(encoder), encoder)
     pathlib.Path(path).write_bytes(save(state))
-    kernel = pretrained_encoder(config, encoder)["patch_embed"]["kernel"]
+    kernel = pretrained_encoder(assemble_method(config))["patch_embed"]["kernel"]
     expected = state["patch_embed.proj.weight"].sum(axis=1).reshape(len(kernel.T), -1).T
     np.testing.assert_allclose(kernel, expected, rtol=1e-6)
     assert "set --config.data.mean=0.449 --config.data.std=0.226" in capsys.readouterr().err
@@ -328,7 +331,8 @@ def test_batch_norm_statistics_are_not_trained():
 
 def test_training_starts_from_pretrained_weights(run):
     config, results = saved_config(run), read_object(run / "results.json")
-    _, model, params, _ = Run.saved(run).restore_best(run)
+    trained = restore_best(run, saved_method(run))
+    model, params = trained.model, trained.params
     before, after = load_timm(config.model.weights, model.encoder), flatten_dict(params["encoder"])
     for path, value in flatten_dict(before).items():
         assert np.array_equal(value, after[path]) == (path[0] == "patch_embed"), path
@@ -340,15 +344,15 @@ def test_training_starts_from_pretrained_weights(run):
 def test_weights_of_another_run_are_used_if_its_encoder_is_the_same(run, photos_folder, capsys):
     """The number of heads does not show in the shapes of parameters."""
     config = small_runs.load(photos_folder, f"model.weights={run}")
-    actual = pretrained_encoder(config, create_embedder(config).encoder)
-    assert_equal(actual, Run.saved(run).restore_best(run).params["encoder"])
+    actual = pretrained_encoder(assemble_method(config))
+    assert_equal(actual, restore_best(run, saved_method(run)).params["encoder"])
     for seed, warned in ((0, 0), (5, 1)):
         config.data.split_seed = seed
-        warn_of_known_classes(config, saved_fingerprint(run))
+        warn_of_known_classes(assemble_method(config), saved_fingerprint(run))
         assert capsys.readouterr().err.count("recall is too high") == warned
     config.model.num_heads = 4
     with pytest.raises(UserError, match="has a different architecture or size"):
-        pretrained_encoder(config, create_embedder(config).encoder)
+        pretrained_encoder(assemble_method(config))
 
 
 def test_hyperbolicity_is_that_of_unnormalised_features_of_one_scale(run):
@@ -369,7 +373,8 @@ def test_convert_command_writes_timm_names(run, tmp_path, capsys):
     commands.call("convert", f"--workdir={run}", f"--output={path}")
     constructor = "timm.models.VisionTransformer(num_classes=8, img_size=16, patch_size=8, "
     assert constructor in capsys.readouterr().out
-    _, model, params, _ = Run.saved(run).restore_best(run)
+    trained = restore_best(run, saved_method(run))
+    model, params = trained.model, trained.params
     assert_equal(load_timm(str(path), model.encoder), params["encoder"])
     np.testing.assert_array_equal(load_file(path)["head.weight"].T, params["head"]["kernel"])
 
@@ -393,5 +398,6 @@ def test_timm_resizes_to_the_same_length(side, resize):
     config = load_config("cub:hyp-deit", [f"data.image_size={side}", f"data.resize={resize}"])
     model = Embedder(SMALL.clone(image_size=side), head_dim=8)
     params = {"encoder": encoder_shapes(model.encoder)}
-    share = timm_config(params, model, config.data)["pretrained_cfg"]["crop_pct"]
+    pixels = Pixels(View.of(config.data), config.data.mean, config.data.std)
+    share = timm_config(params, model, pixels)["pretrained_cfg"]["crop_pct"]
     assert math.floor(side / share) == resize

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.assemble import assemble_training
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.objectives import Group, ProblemSizes, relevances, smooth_hap
-from hypjax.training.setup import build
 from tests.helpers import small_runs
 from tests.helpers.losses import objective
 
@@ -64,9 +64,9 @@ def test_a_run_with_batches_of_two_coarse_classes_lowers_its_loss(tmp_path):
         return load_config(str(small_runs.REPOSITORY / "configs/features.py"), fields)
 
     with pytest.raises(UserError, match="at most 24: 3 images for each class of the smallest two"):
-        build(load("three", 27))
+        assemble_training(load("three", 27))
     with pytest.raises(UserError, match="unless training classes lie in two or more coarse"):
-        build(load("one", 24))
+        assemble_training(load("one", 24))
     train.train_and_evaluate(load("three", 24), tmp_path / "run")
     losses = [loss for loss, *_ in small_runs.step_metrics(tmp_path / "run").values()]
     assert np.mean(losses[-3:]) < 0.5 * losses[0]

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from hypjax.inference.run import Run
+from hypjax.assemble import assemble_learner
 from hypjax.models import create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import name_in_timm
 from hypjax.training import optim
-from hypjax.training.learner import learner_of
 from hypjax.training.step import (
     TrainState,
     evaluated_model,
@@ -112,7 +111,7 @@ def train_peer(model, batches):
 
 
 def train_ours(config, params, batches):
-    learner = learner_of(Run(config))
+    learner = assemble_learner(config)
     trained, _ = optim.split_frozen(params, learner.frozen)
     state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), {}, jnp.int32(0))
     state = state._replace(**start_averages(learner, params))

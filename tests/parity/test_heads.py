@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.assemble import assemble_training, saved_method
 from hypjax.config import load_config
-from hypjax.inference.run import Run
-from hypjax.training.setup import build
+from hypjax.experiment.trained import restore_best
 from hypjax.training.states import pca_head
 from tests.helpers import small_runs
 
@@ -40,15 +40,15 @@ def trained_by_hypjax(config, folder):
     train.train_and_evaluate(config, folder)
     metrics = small_runs.step_metrics(folder)
     rows = np.array([(*metrics[step], C, TEMPERATURE)[:4] for step in sorted(metrics)])
-    head = Run.saved(folder).restore_best(folder).params["head"]
+    head = restore_best(folder, saved_method(folder)).params["head"]
     return rows, head["kernel"], head["bias"]
 
 
 def trained_by_torch(config, space, rate=RATE, learned=False):
-    setup = build(config)
-    splits, steps = setup.splits, setup.config.train.total_steps
-    start = pca_head(splits.train.vectors, setup.learner.model.head_dim)
-    features = torch.tensor(splits.train.vectors)
+    setup = assemble_training(config)
+    vectors, steps = setup.images.vectors, setup.schedule.total_steps
+    start = pca_head(vectors, setup.learner.model.head_dim)
+    features = torch.tensor(vectors)
     head = torch.nn.Linear(*start["kernel"].shape)
     head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
     log_c, log_t = (torch.tensor(x).log().requires_grad_(learned) for x in (C, TEMPERATURE))

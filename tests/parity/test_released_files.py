@@ -6,13 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from hypjax.assemble import assemble, assemble_method, assemble_training
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained
 from hypjax.galleries.embeddings import Embeddings
-from hypjax.inference.pretrained import released_parameters
-from hypjax.inference.run import Run
-from hypjax.training.setup import build
-from hypjax.training.states import random_state, starting_parameters, with_pretrained
+from hypjax.inference.pretrained import released_parameters, starting_parameters
+from hypjax.training.states import random_state, with_pretrained
 from tests.helpers import commands, small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -101,7 +100,7 @@ def test_files_have_the_scores_of_their_code(code, photos_folder, tmp_path):
     fields = [*FIELDS[code], f"model.weights={tmp_path}/a.pth", "optim.frozen=()"]
     config = small_runs.load(photos_folder, *fields)
     results = evaluate_pretrained(config)["pretrained"]
-    run = Run(config)
+    run = assemble(config)
     mean, std = np.float32(config.data.mean), np.float32(config.data.std)
     pixels = np.asarray(run.embedder.mapped(lambda x: x, run.splits.test))
     images = torch.tensor(((pixels / np.float32(255) - mean) / std).transpose(0, 3, 1, 2))
@@ -120,9 +119,11 @@ def test_training_starts_from_the_head_and_the_proxies(photos_folder, tmp_path):
     write("hier", tmp_path / "a.pth")
     loaded = [f"model.weights={tmp_path}/a.pth", "model.load_head=True", "optim.frozen=()"]
     config = small_runs.load(photos_folder, *FIELDS["hier"], *loaded)
-    built = build(config)
-    state = random_state(built.learner, built.spec)
-    params = with_pretrained(built.learner, state, starting_parameters(built)).params
+    built = assemble_training(config)
+    state = random_state(built.learner, built.sizes)
+    params = with_pretrained(
+        built.learner, state, starting_parameters(built.experiment.method)
+    ).params
     content = torch.load(tmp_path / "a.pth", weights_only=False)
     kernel = content["stduent"]["module.last_layer.1.weight"].numpy().T
     np.testing.assert_array_equal(params["model"]["head"]["kernel"], kernel)
@@ -143,7 +144,7 @@ def test_a_head_that_does_not_fit_is_refused(code, fields, message, photos_folde
     fields = [*fields, f"model.weights={tmp_path}/a.pth", "optim.frozen=()"]
     config = small_runs.load(photos_folder, *fields)
     with pytest.raises(UserError, match=message):
-        released_parameters(config, Run(config).model)
+        released_parameters(assemble_method(config))
 
 
 @pytest.mark.parametrize(("space", "flags"), [(to_poincare, BALL), (NORM, ())])

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import hypjax
+from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Sphere
-from hypjax.inference.embedding import embed_function
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hypjax.assemble import assemble_learner
 from hypjax.config import default_config, validate
 from hypjax.config.defaults import HYP_VIT
-from hypjax.inference.run import Run
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
 from hypjax.objectives import ProblemSizes
 from hypjax.training import optim
-from hypjax.training.learner import learner_of
 from hypjax.training.step import TrainState, make_train_step
 from hypjax.types import Batch
 
@@ -139,7 +138,7 @@ def convert_parameters(encoder, head, model):
 
 
 def run_hypjax(config, params, batches, held_out):
-    learner = learner_of(Run(config))
+    learner = assemble_learner(config)
     model = learner.model
     trained, _ = optim.split_frozen(params, learner.frozen)
     size, samples = config.train.batch_size, config.train.samples_per_class

@@ -13,11 +13,11 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hypjax import train
+from hypjax.assemble import assemble_method
 from hypjax.errors import Interrupted, UserError
 from hypjax.evaluate import evaluate
 from hypjax.inference.model import load
 from hypjax.inference.pretrained import pretrained_encoder
-from hypjax.models import create_embedder
 from hypjax.runs import cloud_copy
 from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.training.loop import Loop
@@ -125,7 +125,7 @@ def test_a_run_continues_on_another_machine(photos_folder, bucket, machine, monk
     assert not any("training" in name for verb, name in bucket.requests if verb == "get")
     assert trained.embed(photos_folder / "class1").shape == (6, 3)
     other = small_runs.load(photos_folder, f"model.weights={URL}")
-    kernels = pretrained_encoder(other, create_embedder(other).encoder)
+    kernels = pretrained_encoder(assemble_method(other))
     jax.tree.map(np.testing.assert_array_equal, kernels, trained.params["encoder"])
     assert evaluate(config, URL)["final"] == results["final"]
     assert train.train_and_evaluate(config, URL) == results

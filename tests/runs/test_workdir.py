@@ -7,20 +7,21 @@ import sys
 
 import pytest
 
+from hypjax.config import flatten
 from hypjax.errors import UserError
 from hypjax.runs.workdir import Workdir, saved_config
 from tests.helpers import small_runs
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    with Workdir(tmp_path, small_runs.load("photos")).locked({}):
+    with Workdir(tmp_path, flatten(small_runs.load("photos"))).locked({}):
         with pytest.raises(UserError, match=f"is in use by process {os.getpid()} on "):
-            with Workdir(tmp_path, small_runs.load("photos")).locked({}):
+            with Workdir(tmp_path, flatten(small_runs.load("photos"))).locked({}):
                 pass
 
 
 def test_another_precision_is_refused(tmp_path):
-    workdir = Workdir(tmp_path, small_runs.load("photos"))
+    workdir = Workdir(tmp_path, flatten(small_runs.load("photos")))
     with workdir.locked({"images": "a", "precision": "float32"}):
         pass
     with pytest.raises(UserError, match="uses float32, but this device bfloat16"):
@@ -34,8 +35,8 @@ def test_damaged_files_beside_the_checkpoints_do_not_stop_a_run(tmp_path, capsys
         if name:
             (tmp_path / name).write_text('{"all": {"se')
         with pytest.raises(UserError, match=r"seed: 0 -> 1") if name else contextlib.nullcontext():
-            Workdir(tmp_path, small_runs.load("photos", f"seed={int(bool(name))}"))
-        with Workdir(tmp_path, config).locked({}):
+            Workdir(tmp_path, flatten(small_runs.load("photos", f"seed={int(bool(name))}")))
+        with Workdir(tmp_path, flatten(config)).locked({}):
             pass
         assert saved_config(tmp_path) == config
         said = capsys.readouterr().err
@@ -43,24 +44,24 @@ def test_damaged_files_beside_the_checkpoints_do_not_stop_a_run(tmp_path, capsys
     assert json.loads((tmp_path / "run.json").read_text())["seed"] == 0
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(UserError, match="remove it: the same command evaluates"):
-        Workdir(tmp_path, config).results  # noqa: B018
+        Workdir(tmp_path, flatten(config)).results  # noqa: B018
 
 
 def test_a_run_may_have_been_saved_before_a_field_was_added(tmp_path):
-    with Workdir(tmp_path, small_runs.load("photos")).locked({}):
+    with Workdir(tmp_path, flatten(small_runs.load("photos"))).locked({}):
         pass
     saved = json.loads((tmp_path / "config.json").read_text())
     del saved["all"]["train.patience"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    Workdir(tmp_path, small_runs.load("photos"))
+    Workdir(tmp_path, flatten(small_runs.load("photos")))
     with pytest.raises(UserError, match="train.patience: 0 -> 2"):
-        Workdir(tmp_path, small_runs.load("photos", "train.patience=2"))
+        Workdir(tmp_path, flatten(small_runs.load("photos", "train.patience=2")))
 
 
 def test_a_run_records_its_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hypjax.main", "--workdir=a b"])
     for _ in range(2):
-        with Workdir(tmp_path, small_runs.load("photos", "seed=7")).locked({}):
+        with Workdir(tmp_path, flatten(small_runs.load("photos", "seed=7"))).locked({}):
             pass
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["seed"] == 7 and saved["device"] == "cpu"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.assemble import assemble_training
 from hypjax.config.choices import freezes_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.errors import UserError
 from hypjax.training.input import open_input
-from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from hypjax.training.step import make_train_step, shard_batch
 from tests.helpers import small_runs
@@ -67,8 +67,8 @@ LOWER = (
 
 def first_step(config):
     """Gradient norm and encoder after one step."""
-    built = build(config)
-    learner, state = built.learner, random_state(built.learner, built.spec)
+    built = assemble_training(config)
+    learner, state = built.learner, random_state(built.learner, built.sizes)
     source = open_input(built, range(1), state.params["model"])
     with contextlib.closing(source.batches(range(1), built.plans)) as batches:
         batch = shard_batch(learner.mesh, next(batches))
@@ -88,14 +88,17 @@ def test_blocks_above_frozen_ones_are_trained_on_cached_activations(squares):
 
 def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares):
     cached = "train.cached_features=True"
-    assert build(small_runs.load(squares, *LOWER, cached)).learner.cached_block == "block_0"
+    assert (
+        assemble_training(small_runs.load(squares, *LOWER, cached)).learner.cached_block
+        == "block_0"
+    )
     for whole in ("encoder", "model/encoder", "model/encoder/*"):
         frozen = small_runs.load(squares, *CACHED, f"optim.frozen={whole}")
-        built = build(frozen)
-        assert built.learner.cached_block is None and built.embedder.cached
+        built = assemble_training(frozen)
+        assert built.learner.cached_block is None and built.experiment.embedder.cached
     assert not freezes_encoder(("model/encoder/*/*", "head"))  # The class token is trained.
     with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
-        build(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
+        assemble_training(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))
 
 
 def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):
@@ -105,6 +108,6 @@ def test_classes_with_one_image_are_left_out(squares, tmp_path, capsys):
     for i in range(1, 4):
         (tmp_path / "photos" / "train" / "a" / f"{i}.png").unlink()
     fields = ("data.validation_classes=0", "data.test_classes=0")
-    built = build(small_runs.load(tmp_path / "photos", *CACHED, *fields))
-    assert built.splits.train.num_classes == 7
+    built = assemble_training(small_runs.load(tmp_path / "photos", *CACHED, *fields))
+    assert built.images.num_classes == 7
     assert "single image: 1 of 8; they are left out" in capsys.readouterr().err

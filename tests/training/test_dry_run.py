@@ -5,9 +5,9 @@ import re
 import pytest
 
 from benchmarks.programs import TINY, config_of
+from hypjax.dry_run import dry_run, step_operations
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training.dry_run import dry_run, step_operations
 from tests.helpers import small_runs
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.assemble import assemble_training
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.retrieval import graded_scores, recall_at_k
 from hypjax.training.input import training_features
-from hypjax.training.setup import build
 from hypjax.training.states import random_state
 from tests.helpers import small_runs
 from tests.helpers.pictures import write_squares
@@ -28,15 +28,16 @@ def squares(tmp_path_factory):
 @pytest.fixture(scope="module")
 def file(squares, tmp_path_factory):
     """The features of all squares by a frozen encoder of random weights."""
-    built = build(small_runs.load(squares, *FROZEN))
-    train = built.splits.train
+    built = assemble_training(small_runs.load(squares, *FROZEN))
+    train = built.images
     labels = np.repeat(np.arange(12), 4)
     names = np.array([f"{squares}/{name}/{i}.png" for name in "abcdefghijkl" for i in range(4)])
     columns = {"positions": np.arange(48), "labels": labels, "sizes": np.full((48, 2), 16)}
     everything = dataclasses.replace(train, names=names, **columns)
-    built.embedder = dataclasses.replace(built.embedder, cached=())
-    built.splits = built.splits._replace(train=everything)
-    params = random_state(built.learner, built.spec).params["model"]
+    embedder = dataclasses.replace(built.experiment.embedder, cached=())
+    experiment = dataclasses.replace(built.experiment, embedder=embedder)
+    built = dataclasses.replace(built, experiment=experiment, images=everything)
+    params = random_state(built.learner, built.sizes).params["model"]
     path = tmp_path_factory.mktemp("features") / "features.npz"
     classes = np.array(list("abcdefghijkl"))[labels]
     np.savez(path, features=training_features(built, params), labels=classes, ids=names)
@@ -72,18 +73,18 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     path = tmp_path / "split.npz"
     np.savez(path, **given, splits=splits, coarse_labels=(given["labels"] < "f").astype(int))
     fields = [*FIELDS, "objective.name=cones+pairwise_cross_entropy", "data.validation_classes=2"]
-    built = build(load_config(CONFIG, [*fields, f"data.path={path}"]))
+    built = assemble_training(load_config(CONFIG, [*fields, f"data.path={path}"]))
     assert built.learner.model.head_dim == built.learner.model.encoder.dim == 16
-    assert (splits[built.splits.test.positions] == "test").all()
-    assert len(built.splits.train) + len(built.splits.validation) == 32
-    assert {*built.splits.train.coarse_labels, *built.splits.test.coarse_labels} == {"0", "1"}
-    images, coarse = built.splits.train, np.array(built.spec.coarse_labels[0])
-    assert len(coarse) == built.spec.classes == images.num_classes
+    assert (splits[built.experiment.splits.test.positions] == "test").all()
+    assert len(built.images) + len(built.experiment.splits.validation) == 32
+    assert {*built.images.coarse_labels, *built.experiment.splits.test.coarse_labels} == {"0", "1"}
+    images, coarse = built.images, np.array(built.sizes.coarse_labels[0])
+    assert len(coarse) == built.sizes.classes == images.num_classes
     np.testing.assert_array_equal(coarse[images.labels], images.coarse_labels.astype(int))
     with pytest.raises(UserError, match="needs coarse classes"):
-        build(load_config(CONFIG, [*fields, f"data.path={file}"]))
-    random = random_state(built.learner, built.spec).params["model"]
-    scores = built.test_scores(random)
+        assemble_training(load_config(CONFIG, [*fields, f"data.path={file}"]))
+    random = random_state(built.learner, built.sizes).params["model"]
+    scores = built.experiment.test_scores(random)
     test = given["labels"] >= "i"
 
     points = np.asarray(Sphere().embed(given["features"][test]))
@@ -92,4 +93,4 @@ def test_splits_of_a_file_are_kept_and_head_sizes_follow_the_features(file, tmp_
     graded = graded_scores(points, [x.astype(str) for x in levels], space=Sphere())
     graded = {name: values.mean() for name, values in graded.items()}
     assert scores["encoder"] == {f"recall@{k}": x for k, x in expected.items()} | graded
-    assert list(built.validation_scores(random)["head"]) == ["recall@1", "recall@2"]
+    assert list(built.experiment.validation_scores(random)["head"]) == ["recall@1", "recall@2"]

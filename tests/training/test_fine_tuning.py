@@ -9,8 +9,9 @@ from flax.traverse_util import flatten_dict
 
 import hypjax
 from hypjax import evaluate, train
+from hypjax.assemble import saved_method
 from hypjax.errors import UserError
-from hypjax.inference.run import Run
+from hypjax.experiment.trained import restore_best
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import ProblemSizes
@@ -106,7 +107,8 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(load_gly
     for field in ("optim.frozen=model/encoder/blok_0", "optim.groups=('model/hed*', 1, None, 0)"):
         config = load_glyphs(field)
         with pytest.raises(UserError, match=f"{field.partition('=')[0]} names model/.*, but this "):
-            check_paths(config, learner_of(config), ProblemSizes(12, 2, 32, 8, 100, 24))
+            groups = [name for name, *_ in config.optim.groups]
+            check_paths(learner_of(config), ProblemSizes(12, 2, 32, 8, 100, 24), groups)
 
 
 @pytest.mark.slow
@@ -127,7 +129,8 @@ def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
 
     again = evaluate.evaluate(config, run)
     assert again == {name: results[name] for name in again}
-    _, model, params, _ = Run.saved(run).restore_best(run)
+    trained = restore_best(run, saved_method(run))
+    model, params = trained.model, trained.params
     converted = tmp_path / "model.safetensors"
     commands.call("convert", f"--workdir={run}", f"--output={converted}")
     state = read_state_dict(str(converted))

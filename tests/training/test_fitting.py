@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from hypjax import train
-from hypjax.config import load_config, validate
-from hypjax.data.splits import Splits
+from hypjax.config import fitting, load_config, validate
+from hypjax.config.fitting import fit_to_images
 from hypjax.errors import UserError
 from hypjax.runs.workdir import saved_config
-from hypjax.training import setup
-from hypjax.training.setup import fit_to_images
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_without_images
 
@@ -23,7 +21,7 @@ def images(*sizes):
 def fitted(train, *overrides):
     config = load_config("folder:hyp-scratch", ["data.path=photos", *overrides])
     validate(config)
-    config = fit_to_images(config, Splits(train, None, train, None, fingerprint=""))
+    config = fit_to_images(config, train.labels)
     validate(config)
     return config
 
@@ -63,7 +61,7 @@ def test_images_per_class_fit_a_batch_that_is_set():
 
 @pytest.mark.slow
 def test_a_run_keeps_what_was_chosen_for_it(photos_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(setup, "_SHOWN_IMAGES", 96)
+    monkeypatch.setattr(fitting, "_SHOWN_IMAGES", 96)
     names = ("train.total_steps", "train.batch_size", "train.samples_per_class")
     unset = [f"{name}=None" for name in (*names, "optim.warmup_steps")]
     config = small_runs.load(photos_folder, *unset)

@@ -9,16 +9,17 @@ import hypjax
 from hypjax import train
 from hypjax.analysis.run_embeddings import open_runs, scored_head
 from hypjax.analysis.run_hits import search_test_images
+from hypjax.assemble import assemble_method, assemble_training, saved_method
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
+from hypjax.experiment.trained import restore
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall
 from hypjax.geometry.learned import scalar_values
-from hypjax.inference.run import Run
+from hypjax.inference.pretrained import starting_parameters
 from hypjax.runs.workdir import saved_config
-from hypjax.training.setup import build
-from hypjax.training.states import random_state, starting_parameters, with_pretrained
+from hypjax.training.states import random_state, with_pretrained
 from tests.helpers import commands, small_runs
 from tests.helpers.losses import objective_of
 
@@ -49,7 +50,7 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
     results = {state: numbers["c"] for state, numbers in learned.items()}
     assert results["untrained"] == pytest.approx(0.1, rel=1e-6) and results.keys() >= {"best"}
     assert abs(np.log(results["final"] / 0.1)) > 0.1
-    for state, model in Run.saved(run).restore(run).items():
+    for state, model in restore(run, saved_method(run)).items():
         assert scalar_values(model.params["scalars"])["c"] == results[state]
     actual = evaluate(saved_config(run), run)["learned"]
     assert actual == {state: learned[state] for state in ("final", "best")}
@@ -59,12 +60,14 @@ def test_the_curvature_of_each_state_is_reported(file, tmp_path, capsys):
 def test_a_head_that_is_loaded_brings_its_curvature(file, tmp_path, capsys):
     saved = small_runs.save_untrained(load(file), tmp_path)["model"]
     loaded = [f"model.weights={tmp_path}", "model.load_head=True", "model.head_init=orthogonal"]
-    built = build(load(file, *loaded))
-    state = random_state(built.learner, built.spec)
-    model = with_pretrained(built.learner, state, starting_parameters(built)).params["model"]
+    built = assemble_training(load(file, *loaded))
+    state = random_state(built.learner, built.sizes)
+    model = with_pretrained(
+        built.learner, state, starting_parameters(built.experiment.method)
+    ).params["model"]
     assert scalar_values(model["scalars"]) == scalar_values(saved["scalars"]) != {"c": 0.1}
     np.testing.assert_array_equal(model["head"]["kernel"], saved["head"]["kernel"])
-    starting_parameters(build(load(file, *loaded, "objective.learn_c=False")))
+    starting_parameters(assemble_method(load(file, *loaded, "objective.learn_c=False")))
     c = scalar_values(saved["scalars"])["c"]
     assert f"learned c = {c:g}; config.objective.c is 0.1" in capsys.readouterr().err
 

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+from hypjax.assemble import assemble_training
 from hypjax.config import load_config
+from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Sphere
-from hypjax.inference.embedding import embed_function
 from hypjax.objectives import loss_function
 from hypjax.settings import Step
-from hypjax.training.setup import build
 from hypjax.training.step import TrainState, _apply_gradient, make_train_step
 from tests.helpers import small_runs, steps
 from tests.helpers.steps import learner_of, leaves, lower, random_batch, start
@@ -127,9 +127,9 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
 def test_without_labels_two_views_of_an_image_are_a_class(load_glyphs):
     """Changes of colour do not depend on how many images are embedded at once."""
     fields = "train.unlabelled=True", "data.colour_jitter=(0.4,0.4,0.0,0.0)", "data.blur=0.5"
-    run = build(load_glyphs(*fields))
-    plan, images = run.plans(0), len(run.splits.train)
-    assert run.spec.classes == run.spec.training_images == images > run.splits.train.num_classes
+    run = assemble_training(load_glyphs(*fields))
+    plan, images = run.plans(0), len(run.images)
+    assert run.sizes.classes == run.sizes.training_images == images > run.images.num_classes
     np.testing.assert_array_equal(plan.labels, plan.ids)
     np.testing.assert_array_equal(plan.ids[::2], plan.ids[1::2])
     assert np.any(plan.images.box[::2] != plan.images.box[1::2])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from hypjax import train
+from hypjax.assemble import assemble_training
 from hypjax.config import load_config
 from hypjax.data.preparation.prepare import prepare
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate
-from hypjax.training import setup, states
+from hypjax.training import states
 from hypjax.training.input import Input
 from tests.helpers import object_files, small_runs
 
@@ -44,8 +45,8 @@ def load(objects_dir):
 
 
 def mined(config, epoch=0):
-    built = setup.build(config)
-    state = states.random_state(built.learner, built.spec)
+    built = assemble_training(config)
+    state = states.random_state(built.learner, built.sizes)
     return built, Input(built).mine(state.params["model"], epoch)
 
 
@@ -69,9 +70,12 @@ def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
 
 def test_pairs_of_held_out_classes_are_not_trained_on(load):
     fields = ("data.validation_classes=2", "train.tuples.negatives=1", "train.batch_size=6")
-    built = setup.build(load(*fields))
-    names = {built.splits.train.name(i) for pair in built.plans.pairs for i in pair}
-    held_out = {built.splits.validation.name(i) for i in range(len(built.splits.validation))}
+    built = assemble_training(load(*fields))
+    names = {built.images.name(i) for pair in built.plans.pairs for i in pair}
+    held_out = {
+        built.experiment.splits.validation.name(i)
+        for i in range(len(built.experiment.splits.validation))
+    }
     assert len(names) == 6 and not names & held_out
 
 
@@ -95,4 +99,4 @@ def test_what_has_no_tuples_is_refused(load, load_glyphs):
         mined(load("train.tuples.negatives=4", "train.batch_size=12"))
     fields = ("train.sampling=tuples", "objective.name=contrastive", "train.batch_size=14")
     with pytest.raises(UserError, match="lists no pairs of images; set data.name=sfm120k"):
-        setup.build(load_glyphs(*fields))
+        assemble_training(load_glyphs(*fields))

@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
+from hypjax.assemble import open_splits
 from hypjax.config import default_config
 from hypjax.data.ground_truth import read_ground_truth
 from hypjax.data.preparation.prepare import prepare
 from hypjax.data.records import VERSION
 from hypjax.errors import UserError
-from hypjax.runs.images import open_splits
 from hypjax.types import View
 from tests.helpers import object_files
 

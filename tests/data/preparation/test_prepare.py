@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hypjax.assemble import open_splits
 from hypjax.config import load_config
 from hypjax.data import pixels, records
 from hypjax.data.preparation import prepare as preparation
 from hypjax.data.preparation.export import export
 from hypjax.data.preparation.prepare import prepare, prepared_folder
 from hypjax.errors import UserError
-from hypjax.runs.images import open_splits
 from tests.helpers import commands, official_files
 from tests.helpers.pictures import encoded
 

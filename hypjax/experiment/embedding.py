@@ -13,7 +13,6 @@ import jaxlib
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt8
-from ml_collections import ConfigDict
 
 from hypjax import __version__, parallel
 from hypjax.data.dataset import Dataset, union
@@ -21,13 +20,9 @@ from hypjax.data.pipeline import readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.errors import UserError, counted
 from hypjax.geometry import Space
-from hypjax.geometry.learned import learned_scalars
-from hypjax.geometry.registry import create_space
 from hypjax.models import Embedder
 from hypjax.models.embedder import at_side, scaled_side
 from hypjax.models.layers import normalize
-from hypjax.objectives import Objective
-from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.settings import Embedding, Pixels
 from hypjax.system import console, machine, progress
 from hypjax.system.array_cache import ArrayCache
@@ -36,35 +31,13 @@ from hypjax.system.files import contiguous, locked
 ONE_SCALE = (1.0,)
 
 
-def scored_spaces(config: ConfigDict, objective: Objective, params: PyTree) -> dict[str, Space]:
-    """Spaces in which evaluation compares a model's embeddings (`eval.spaces`), by name.
-
-    A part's first space is named after the part, "head" or "encoder"; further spaces have a suffix,
-    as in "head:sphere". Prefixes of the head's output, from `eval.prefixes` and the objective, are
-    named "head@16" and "head@16:sphere". By default, heads are compared in the objective's space
-    and encoders by cosine (Hyp-ViT, Section 4.2). Learned scalars, such as c, are those of
-    `params`; the space of `objective` must already have them.
-    """
-    scalars = learned_scalars(config.objective, params)
-    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(config.objective)})
-    spaces = {}
-    for part in ("head", *(f"head@{dim}" for dim in prefix_dims), "encoder"):
-        for i, space_name in enumerate(config.eval.spaces[part_of(part)]):
-            space = objective.score_space
-            if space_name != "objective":
-                space = create_space(ConfigDict({**config.objective, "space": space_name}))
-                space = space.with_scalars(scalars)
-            spaces[part if i == 0 else f"{part}:{space_name}"] = space
-    return spaces
-
-
 def part_of(name: str) -> str:
-    """The part of the model, "head" or "encoder", in a name of `scored_spaces`."""
+    """The part of the model, "head" or "encoder", in a name of `Method.spaces`."""
     return name.partition(":")[0].partition("@")[0]
 
 
 def prefix_of(name: str) -> int | None:
-    """Dimension of a prefix in a name of `scored_spaces`: 16 for "head@16", None for "head"."""
+    """Dimension of a prefix in a name of `Method.spaces`: 16 for "head@16", None for "head"."""
     dim = name.partition(":")[0].partition("@")[2]
     return int(dim) if dim else None
 
@@ -72,7 +45,7 @@ def prefix_of(name: str) -> int | None:
 def _features(
     model: Embedder, params: PyTree, pooled: Float[Array, "batch encoder_dim"], name: str
 ) -> Float[Array, "batch d"]:
-    """The features that a name of `scored_spaces` means: the encoder's, the head's or a prefix."""
+    """The features that a name of `Method.spaces` means: the encoder's, the head's or a prefix."""
     if part_of(name) == "encoder":
         return pooled
     features = model.apply({"params": params}, pooled, method="project").projected
@@ -162,7 +135,7 @@ class DatasetEmbedder:
     options: Embedding
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
-    # Embeddings of cached images, by id of the dataset's records.
+    # Embeddings of cached images, by their position in `_cached_images`.
     _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
 
     def points(
@@ -225,25 +198,25 @@ class DatasetEmbedder:
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
     ) -> Features | None:
         """Embeddings of a dataset's images at some scales; None unless `cached` has the images."""
-        key, cached_scales = id(dataset.records), self.options.scales
-        cached_images = self._cached_images.get(key)
-        if cached_images is None or dataset.boxes is not None or not {*scales} <= {*cached_scales}:
+        cached_scales = self.options.scales
+        if dataset.boxes is not None or not {*scales} <= {*cached_scales}:
             return None
-        if not np.isin(dataset.positions, cached_images.positions).all():
+        merged = self._cached_images
+        found = [i for i, images in enumerate(merged) if images.records is dataset.records]
+        if not found or not np.isin(dataset.positions, merged[found[0]].positions).all():
             return None
-        if key not in self._features:
-            self._features[key] = self._stored_features(params, cached_images)
-        rows = np.searchsorted(cached_images.positions, dataset.positions)
-        return self._features[key][rows][:, list(map(cached_scales.index, scales))]
+        i, images = found[0], merged[found[0]]
+        if i not in self._features:
+            self._features[i] = self._stored_features(params, images)
+        rows = np.searchsorted(images.positions, dataset.positions)
+        return self._features[i][rows][:, list(map(cached_scales.index, scales))]
 
     @functools.cached_property
-    def _cached_images(self) -> dict[int, Dataset]:
-        """Merges the `cached` datasets that share records; keys are the ids of the records."""
-        by_records: dict[int, list[Dataset]] = {}
-        for images in self.cached:
-            if images.boxes is None:
-                by_records.setdefault(id(images.records), []).append(images)
-        return {key: union(datasets) for key, datasets in by_records.items()}
+    def _cached_images(self) -> list[Dataset]:
+        """Merges the `cached` datasets that share records."""
+        whole = [images for images in self.cached if images.boxes is None]
+        sharing = [[y for y in whole if y.records is x.records] for x in whole]
+        return [union(group) for x, group in zip(whole, sharing, strict=True) if group[0] is x]
 
     def _stored_features(self, params: PyTree, images: Dataset) -> Features:
         """Embeds images with the frozen encoder, or reads their embeddings from the folder."""

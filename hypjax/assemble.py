@@ -1,0 +1,409 @@
+"""Assembles what runs: the one module that reads a configuration, from top to bottom.
+
+`assemble_method` makes what is trained and scored whatever the images; `assemble` adds the images
+and devices; `assemble_training` adds batches, sizes and the learner. The code below these objects
+takes typed settings.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from hypjax import parallel
+from hypjax.config import flatten
+from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
+from hypjax.config.custom import code_hash, custom_name
+from hypjax.config.fitting import fit_to_features, fit_to_images
+from hypjax.config.objective_settings import loss_settings
+from hypjax.config.rules import refuse, validate_relations
+from hypjax.data import opening, photos
+from hypjax.data.dataset import Dataset, Decoding
+from hypjax.data.device_cache import plan_layout
+from hypjax.data.splits import HeldOutClasses, Splits
+from hypjax.data.tables import write_table
+from hypjax.data.views import TRAIN_VIEWS
+from hypjax.errors import UserError
+from hypjax.experiment.embedding import DatasetEmbedder, part_of
+from hypjax.experiment.experiment import Experiment
+from hypjax.experiment.method import Method
+from hypjax.experiment.scoring import findable
+from hypjax.geometry import Space
+from hypjax.geometry.learned import CURVATURES, bounds, initial_scalars
+from hypjax.geometry.registry import create_space
+from hypjax.models import compute_dtype, create_embedder
+from hypjax.models.colours import ColourChanges
+from hypjax.models.custom import CUSTOM_ENCODERS, is_custom
+from hypjax.models.embedder import pooled_by
+from hypjax.objectives import Group, Objective, SavedObjective, create_objective
+from hypjax.objectives.create import BUILT_IN, declaration
+from hypjax.objectives.matryoshka import trained_prefixes
+from hypjax.runs.workdir import saved_config, saved_space
+from hypjax.settings import (
+    Embedding,
+    Pixels,
+    Sampling,
+    Schedule,
+    Scoring,
+    Start,
+    Step,
+    Watch,
+)
+from hypjax.system.caches import cache_folder
+from hypjax.training.learner import Learner
+from hypjax.training.lora import Lora
+from hypjax.training.optim import configured_optimizer, layer_rates, learning_rate
+from hypjax.training.setup import (
+    Training,
+    check_paths,
+    create_plans,
+    highest_frozen_block,
+    problem_sizes,
+    without_single_images,
+)
+from hypjax.types import View
+
+
+def assemble_method(
+    config: ConfigDict, *, device: jax.Device | None = None, saved_space: Space | None = None
+) -> Method:
+    """Assembles a model and its objective, as a validated configuration describes them.
+
+    Args:
+        config: The configuration.
+        device: The device that computes; by default JAX's.
+        saved_space: The `score_space` of a saved run, whose custom loss may not be known here.
+    """
+    config = fit_to_features(config)
+    fields, model, data, run = config.objective.to_dict(), config.model, config.data, config.run
+    scoring = config.eval
+    own_encoder = CUSTOM_ENCODERS.get(model.architecture)
+    code = {"loss": declaration(fields["name"]).code, "encoder": own_encoder}
+    return Method(
+        fields=flatten(config),
+        model=create_embedder(config, evaluating=True, device=device),
+        pixels=Pixels(View.of(data), tuple(data.mean), tuple(data.std)),
+        objective=_objective(config, saved_space),
+        scalars=initial_scalars(fields),
+        scalar_bounds=bounds(fields),
+        initial_spaces=_spaces(config, fields),
+        embedding=Embedding(tuple(map(float, scoring.scales)), run.eval_batch_size, run.workers),
+        scoring=Scoring(
+            metrics=scoring.metrics,
+            ks=scoring.ks,
+            pca=scoring.pca.to_dict(),
+            whitens=scoring.whiten,
+            expansion=scoring.expansion,
+            expansion_alpha=scoring.expansion_alpha,
+            reranks=scoring.rerank,
+        ),
+        start=Start(model.weights, model.load_head, model.head_init),
+        code={name: code_hash(value) for name, value in code.items() if value is not None},
+        own_encoder="" if own_encoder is None else custom_name(own_encoder),
+    )
+
+
+def _objective(config: ConfigDict, saved_space: Space | None) -> Objective:
+    """The objective with initial scalars; for a saved custom loss, its space alone."""
+    if saved_space is None or config.objective.name in BUILT_IN:
+        return create_objective(loss_settings(config))
+    return SavedObjective(saved_space)
+
+
+def _spaces(config: ConfigDict, fields: Mapping[str, Any]) -> dict[str, Space | None]:
+    """The spaces of `eval.spaces` by name, see `Method`, with prefixes of evaluation and loss."""
+    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(fields)})
+    spaces: dict[str, Space | None] = {}
+    for part in ("head", *(f"head@{dim}" for dim in prefix_dims), "encoder"):
+        for i, name in enumerate(config.eval.spaces[part_of(part)]):
+            space = None if name == "objective" else create_space({**fields, "space": name})
+            spaces[part if i == 0 else f"{part}:{name}"] = space
+    return spaces
+
+
+def saved_method(folder: pathlib.Path) -> Method:
+    """Assembles the method of a run in a local folder."""
+    return assemble_method(saved_config(folder), saved_space=saved_space(folder))
+
+
+def assemble(
+    config: ConfigDict,
+    images: Dataset | None = None,
+    *,
+    saved_space: Space | None = None,
+    parts: Sequence[str] = PARTS,
+    name: str = "",
+    workdir: str = "",
+) -> Experiment:
+    """Assembles an experiment: a method on the images and devices of a validated configuration.
+
+    Args:
+        config: The configuration.
+        images: Images in memory, if the configuration names such.
+        saved_space: As for `assemble_method`.
+        parts: Parts of the model to score, "head" and "encoder".
+        name: Name in reports.
+        workdir: Folder or URL of a trained run.
+    """
+    config = fit_to_features(config)
+    method = assemble_method(config, saved_space=saved_space)
+    splits, mesh = open_splits(config, images), parallel.create_mesh(config.run.mesh)
+    _check_depth(config, splits)
+    provenance = {
+        **method.code,
+        **splits.provenance,
+        "precision": compute_dtype(config.model.precision).name,
+    }
+    embedder = _embedder(config, method, splits, mesh)
+    return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts)
+
+
+def saved_experiment(
+    folder: pathlib.Path, overrides: Sequence[str] = (), *, name: str = "", workdir: str = ""
+) -> Experiment:
+    """Assembles the experiment of a run in a local folder.
+
+    `hypjax.runs.cloud_copy.reading` copies a remote folder. Overrides may say where images are now.
+    """
+    config, space = saved_config(folder, overrides), saved_space(folder)
+    return assemble(config, saved_space=space, name=name, workdir=workdir)
+
+
+def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) -> DatasetEmbedder:
+    """Embeds datasets; caches the embeddings of a frozen encoder."""
+    encoder, cached, folder = method.model.encoder, [], None
+    if freezes_encoder(config.optim.frozen) and encoder.takes_pixels:
+        cached = [splits.test, splits.gallery, splits.validation]
+        needs_train = config.train.cached_features or config.train.sampling == "tuples"
+        if needs_train or any(method.scoring.pca.values()) or method.start.head_init == "pca":
+            cached.append(splits.train)
+    if not is_custom(encoder):
+        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
+    images = [*filter(None, cached)]
+    return DatasetEmbedder(method.model, method.pixels, mesh, method.embedding, images, folder)
+
+
+def assemble_training(
+    config: ConfigDict, images: Dataset | None = None, *, name: str = "", workdir: str = ""
+) -> Training:
+    """Assembles a training: an experiment, with sizes fitted to its images, and a learner.
+
+    Computes no parameters. `images`, `name` and `workdir` are as for `assemble`.
+    """
+    return _training(config, assemble(config, images, name=name, workdir=workdir))
+
+
+def saved_training(folder: pathlib.Path, experiment: Experiment) -> Training:
+    """Assembles the training of a run in a local folder, whose experiment is assembled already."""
+    return _training(saved_config(folder), experiment)
+
+
+def _training(config: ConfigDict, experiment: Experiment) -> Training:
+    config, method, splits = fit_to_features(config), experiment.method, experiment.splits
+    encoder_dim, head_dim = method.model.encoder.dim, method.model.head_dim
+    if method.start.head_init == "pca" and head_dim > encoder_dim:
+        rule = f"at most {encoder_dim}, the encoder's dimension, if model.head_init is pca"
+        refuse("model.head_dim", head_dim, rule)
+    train = without_single_images(
+        splits.training_images(), _sampling(config), cached=config.train.cached_features
+    )
+    if config.train.patience and splits.validation is None:
+        refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
+    splits = splits._replace(train=train)
+    fitted = fit_to_images(config, train.labels)
+    validate_relations(fitted)
+    if fitted is not config:  # An objective may depend on the sizes of batches.
+        config, objective = fitted, create_objective(loss_settings(fitted))
+        method = dataclasses.replace(method, fields=flatten(config), objective=objective)
+    embedder = _embedder(config, method, splits, experiment.mesh)
+    experiment = dataclasses.replace(experiment, method=method, splits=splits, embedder=embedder)
+    sampling, crop = _sampling(config), TRAIN_VIEWS[config.data.train_view](config.data.to_dict())
+    plans = create_plans(train, sampling, crop, name=config.data.name)
+    sizes = problem_sizes(method.model, train, sampling, plans)
+    # Lets the objective reject sizes that do not suit it, before the run has a folder.
+    jax.eval_shape(lambda: method.objective.init(jax.random.key(0), sizes))
+    learner = _learner(config, method, experiment.mesh)
+    check_paths(learner, sizes, [group for group, *_ in config.optim.groups])
+    if config.train.cached_features and not freezes_encoder(config.optim.frozen):
+        learner = dataclasses.replace(learner, cached_block=highest_frozen_block(learner, sizes))
+    layout = None
+    if config.run.cache == "device":
+        layout = plan_layout(plans.sizes, experiment.mesh, config.data.channels)
+    return Training(
+        experiment=experiment,
+        images=train,
+        learner=learner,
+        sizes=sizes,
+        plans=plans,
+        layout=layout,
+        schedule=_schedule(config),
+        watch=_watch(config, sampling),
+    )
+
+
+def _sampling(config: ConfigDict) -> Sampling:
+    train, tuples = config.train, config.train.tuples
+    return Sampling(
+        name=train.sampling,
+        seed=config.seed,
+        batch_size=train.batch_size,
+        samples_per_class=train.samples_per_class,
+        repeats_images=train.repeat_images,
+        unlabelled=train.unlabelled,
+        pairs=tuples.pairs,
+        negatives=tuples.negatives,
+        pool=tuples.pool,
+    )
+
+
+def _schedule(config: ConfigDict) -> Schedule:
+    train, run = config.train, config.run
+    return Schedule(
+        total_steps=train.total_steps,
+        head_warmup_steps=train.head_warmup_steps,
+        validate_every=config.eval.every,
+        patience=train.patience,
+        checkpoint_every=run.checkpoint_every,
+        log_every=run.log_every,
+    )
+
+
+def _watch(config: ConfigDict, sampling: Sampling) -> Watch:
+    train = config.train
+    return Watch(
+        batch_size=sampling.batch_size,
+        samples_per_class=sampling.samples_per_class,
+        total_steps=train.total_steps,
+        warmup_steps=config.optim.warmup_steps,
+        stops_on_collapse=train.on_collapse == "stop",
+        max_skipped=train.max_nonfinite if train.on_nonfinite == "skip" else 0,
+    )
+
+
+def assemble_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
+    """Assembles what a train step is compiled from, without images."""
+    device = None if mesh is None else mesh.devices.flat[0]
+    mesh = mesh or parallel.create_mesh(config.run.mesh)
+    return _learner(config, assemble_method(config, device=device), mesh)
+
+
+def _learner(config: ConfigDict, method: Method, mesh: Mesh) -> Learner:
+    """The learner of a method, whose model pools as in training."""
+    data, optim, train, fields = config.data, config.optim, config.train, config.optim.to_dict()
+    model, objective = pooled_by(method.model, config.model.pooling), method.objective
+    rates = [config.objective.c_rate if name in CURVATURES else 1.0 for name in method.scalars]
+    groups = [
+        Group((f"log_{name}",), rate, weight_decay=0.0)
+        for name, rate in zip(method.scalars, rates, strict=True)
+    ]
+    layer_rate = None
+    if optim.layer_decay != 1:
+        layer_rate = layer_rates(model.encoder.layers, optim.layer_decay, model.head_kind != "none")
+    schedule = learning_rate(fields, train.total_steps)
+    colours = ColourChanges(data.colour_jitter, data.grey, data.blur)
+    return Learner(
+        model=model,
+        objective=objective,
+        optimizer=configured_optimizer(
+            fields,
+            schedule,
+            objective.groups,
+            groups,
+            layer_rate=layer_rate,
+            head_warmup_steps=train.head_warmup_steps,
+        ),
+        schedule=schedule,
+        frozen=tuple(optim.frozen),
+        lora=Lora(train.lora_rank, train.lora_alpha, tuple(train.lora_targets))
+        if train.lora_rank
+        else None,
+        pixels=method.pixels,
+        colour_changes=colours if any((*data.colour_jitter, data.grey, data.blur)) else None,
+        scalars=method.scalars,
+        scalar_bounds=method.scalar_bounds,
+        step=Step(
+            seed=config.seed,
+            microbatch=config.run.microbatch,
+            drop_path=config.model.drop_path,
+            ema_decay=train.ema_decay,
+            skips_nonfinite=train.on_nonfinite == "skip",
+            gradient_covariance=config.run.gradient_covariance,
+            takes_features=train.cached_features,
+        ),
+        mesh=mesh,
+    )
+
+
+def choose_dataset(config: ConfigDict, dataset: Any) -> Dataset | None:
+    """Chooses a dataset from Python in a configuration; returns its images if they are in memory.
+
+    A dataset of paths becomes a table in a file, which any process can read.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        name, path, images = "folder", os.fspath(dataset), None
+    else:
+        images = photos.labelled_images(dataset)
+        name, path = IN_MEMORY, None
+        if images.path(0):  # Then all images are files, not only the first.
+            name, path, images = "folder", str(write_table(images)), None
+        else:
+            images = opening.measured(images, skip_corrupt=config.data.skip_corrupt)
+    with config.ignore_type():
+        config.data.update(name=name, path=path)
+    return images
+
+
+def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
+    """Opens a run's dataset and the datasets of `eval.benchmarks`.
+
+    `images` are those in memory, if the configuration names such. Raises `UserError` if a dataset
+    is unknown, not prepared, not readable, or has too few classes.
+    """
+    data, run = config.data, config.run
+    cache_dir = None
+    if run.cache == "host":
+        cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
+    decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
+    held_out = HeldOutClasses(
+        data.test_classes, data.validation_classes, data.split_seed, data.split == "images"
+    )
+    if data.name == IN_MEMORY:
+        if images is None:
+            raise UserError("this run's images were in memory; pass them again as dataset=")
+        opened = opening.open_images("the dataset", images, decoding, held_out)
+    elif data.name == "folder":
+        opened = opening.open_photos(
+            data.path, decoding, held_out, data.exclude, skip_corrupt=data.skip_corrupt
+        )
+    elif data.name == "features":
+        opened = opening.open_features(data.path, data.labels, held_out)
+    else:
+        opened = opening.open_prepared(data.name, run.data_dir, decoding, held_out)
+    benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
+    opened = opening.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
+    notes = list(opened.notes)
+    if decoding.fast:
+        notes.append("decoded by the fast option: pixels differ a little from the protocol's")
+    if data.stored_side is not None:
+        scaled = f"training images' shorter sides are scaled down to {data.stored_side} pixels"
+        notes.append(f"{scaled} before they are cropped: crops are blurrier than the protocol's")
+    return opened._replace(notes=tuple(notes))
+
+
+def _check_depth(config: ConfigDict, splits: Splits) -> None:
+    """Raises a `UserError` if searches need more neighbours than there are images to find."""
+    num_items = min(task.num_items for task in splits.tasks.values())
+    if splits.validation:
+        num_items = min(num_items, len(splits.validation) - 1)
+    depths = {"config.eval.expansion is": config.eval.expansion}
+    if "precision" in config.eval.metrics:
+        depths["for precision, config.eval.ks holds"] = max(config.eval.ks)
+    for setting, depth in depths.items():
+        if depth > num_items:
+            raise UserError(f"{setting} {depth}, but there are only {num_items} images to find")
+    findable(config.eval.ks, num_items, "config.eval.ks")  # Prints which K are left out.

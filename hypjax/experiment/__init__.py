@@ -1,0 +1,1 @@
+"""Experiments: a method, trained models of it, and its scores on images."""

@@ -1,0 +1,140 @@
+"""An experiment: a method on images, whose models it scores."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, PyTree
+
+from hypjax.data.dataset import Dataset
+from hypjax.data.repeats import own_rows
+from hypjax.data.splits import Splits, Task
+from hypjax.errors import UserError
+from hypjax.experiment.embedding import DatasetEmbedder, part_of
+from hypjax.experiment.method import Method
+from hypjax.experiment.scoring import graded_metrics, task_scores
+from hypjax.experiment.trained import Projections
+from hypjax.geometry import Space
+from hypjax.parallel import processes
+from hypjax.retrieval import mean_score
+from hypjax.retrieval.graded import GRADED
+from hypjax.retrieval.metrics import metric_names
+from hypjax.retrieval.postprocessing import Postprocessing, Reranking
+from hypjax.retrieval.projection import fit
+
+_QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+    """A method on images and devices: what training, evaluation and analyses share.
+
+    Attributes:
+        method: The model, its objective, and how embeddings are compared.
+        splits: Training, validation and test images.
+        mesh: The devices that share the work.
+        embedder: Embeds datasets with the model; keeps the embeddings of a frozen encoder.
+        provenance: Hashes of images and code, and the precision, the same whenever a run resumes.
+        name: Name in reports.
+        workdir: Folder or URL of a trained run.
+        parts: Parts of the model to score, "head" and "encoder".
+    """
+
+    method: Method
+    splits: Splits
+    mesh: Mesh
+    embedder: DatasetEmbedder
+    provenance: Mapping[str, str]
+    name: str = ""
+    workdir: str = ""
+    parts: Sequence[str] = ("head", "encoder")
+    # The last parameters for which projections were fitted, and these projections.
+    _fitted: list[tuple[PyTree, Projections]] = dataclasses.field(default_factory=list, init=False)
+
+    def spaces(self, params: PyTree) -> dict[str, Space]:
+        """The spaces in which the model with these parameters is scored, by name."""
+        spaces = self.method.spaces(params)
+        return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
+
+    def projections(self, params: PyTree) -> Projections:
+        """Projections of `eval.pca` by space, fitted on the training images once for `params`."""
+        spaces = self.spaces(params)
+        dims = {name: self.method.scoring.pca[part_of(name)] for name in spaces}
+        dims = {name: dim for name, dim in dims.items() if dim is not None}
+        if not dims:
+            return {}
+        if self.splits.train is None:
+            problem = "config.eval.pca needs training images, and this dataset has none"
+            advice = "move this one to eval.benchmarks, and name another in data.name"
+            raise UserError(f"{problem}; {advice}")
+        if not (self._fitted and self._fitted[0][0] is params):
+            points = self.embedder.points(params, self.splits.train, spaces)
+            whiten, projections = self.method.scoring.whitens, {}
+            for name, dim in dims.items():
+                try:
+                    fitted = fit(points[name], space=spaces[name], dim=dim, whiten=whiten)
+                except UserError as error:
+                    raise UserError(f"config.eval.pca.{part_of(name)} is {dim}: {error}") from error
+                projections[name] = fitted
+            self._fitted[:] = [(params, projections)]
+        return self._fitted[0][1]
+
+    def scores(self, params: PyTree, task: Task) -> dict[str, dict[str, float]]:
+        """Mean scores by part and metric; with ground truth, metrics such as "easy/map"."""
+        means = {
+            part: {name: mean_score(values) for name, values in scores.items()}
+            for part, scores in self.query_scores(params, task).items()
+        }
+        # All processes choose a model by the scores, so no last bit may differ between processes.
+        return processes.from_first(lambda: means)
+
+    def query_scores(self, params: PyTree, task: Task) -> dict[str, _QueryScores]:
+        """Scores of each query, by part and metric."""
+        queries = self._points(params, task.queries)
+        gallery = self._points(params, task.gallery) if task.gallery else {}
+        scoring = self.method.scoring
+        metrics = metric_names(scoring.metrics, scoring.ks)
+        if task.ground_truth is not None:  # Recall and graded metrics do not apply.
+            metrics = [name for name in metrics if not name.startswith("recall@")]
+            metrics = [name for name in metrics if name not in GRADED] or ["map"]
+        else:
+            too_large = [k for k in scoring.ks if k > task.num_items]
+            inapplicable = metric_names(["recall", "precision"], too_large)
+            if task.queries is not self.splits.validation:  # Too slow for each validation.
+                metrics += graded_metrics(task)
+            metrics = [name for name in dict.fromkeys(metrics) if name not in inapplicable]
+        reranking = Reranking() if scoring.reranks else None
+        postprocessing = Postprocessing(scoring.expansion, scoring.expansion_alpha, reranking)
+        score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
+        return {
+            part: score(queries[part], gallery.get(part), space=space)
+            for part, space in self.spaces(params).items()
+        }
+
+    def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Mean scores by part and metric on the validation images."""
+        return self.scores(params, self._validation_task)
+
+    @functools.cached_property
+    def _validation_task(self) -> Task:
+        images = self.splits.validation
+        return Task(images, own_rows=own_rows(images, None))
+
+    def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
+        """Mean test scores by part and metric; a benchmark's are named "roxford5k/easy/map"."""
+        test_scores: dict[str, dict[str, float]] = {}
+        for dataset, task in self.splits.tasks.items():
+            prefix = f"{dataset}/" if task.ground_truth is not None else ""
+            for part, scores in self.scores(params, task).items():
+                named_scores = {f"{prefix}{name}": value for name, value in scores.items()}
+                test_scores.setdefault(part, {}).update(named_scores)
+        return test_scores
+
+    def _points(self, params: PyTree, dataset: Dataset) -> dict[str, Float[np.ndarray, "n d"]]:
+        """Points in each scored space, after the projections of `eval.pca`."""
+        points = self.embedder.points(params, dataset, self.spaces(params))
+        for name, projection in self.projections(params).items():
+            points[name] = projection.apply(points[name])
+        return points
