@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, PyTree, UInt8
 
 from hypjax import __version__, parallel
 from hypjax.data.dataset import Dataset, union
-from hypjax.data.pipeline import readable_batches
+from hypjax.data.pipeline import ReadableBatch, readable_batches
 from hypjax.data.pixels import DECODER
+from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError, counted
 from hypjax.geometry import Space
 from hypjax.models import Embedder
@@ -123,7 +124,9 @@ Features = Float[np.ndarray, "images scales dim"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DatasetEmbedder:
-    """Embeds datasets with a run's model; datasets of all sizes share one compiled program.
+    """Embeds images with a model: in evaluation, searches, galleries and exports.
+
+    Datasets of all sizes share one compiled program.
 
     The encoder, which must be frozen, embeds the images of `cached` only once. Their embeddings
     stay in memory, and a single process also keeps them in `folder`, for other runs.
@@ -162,37 +165,67 @@ class DatasetEmbedder:
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
         """Applies a function to batches of images in the test view, or of features, on the mesh."""
-        return _concatenated(self._mapped_batches(function, images))
+        return _concatenated(self._reported_batches(function, images))
 
-    def _mapped_batches(
+    def _reported_batches(
         self, function: Callable[[Array], PyTree], images: Dataset | Features
     ) -> Iterator[PyTree]:
-        """Yields the function's result for each batch, without padding."""
-        size = parallel.slices(self.options.batch_size, self.mesh).rows
-        batches = self._local_batches(images, size)
-        results = (parallel.gather(function(parallel.shard(self.mesh, x))) for x in batches)
+        """Yields the results of `batches` with lines of progress."""
+        lines = progress.ProgressLines("embedded", len(images))
+        batches = self.batches(function, images, self.options.batch_size)
         with contextlib.closing(batches), machine.memory_explained("run.eval_batch_size"):
-            lines = progress.ProgressLines("embedded", len(images))
-            next_result = next(results, None)
+            for result, _ in batches:
+                lines.advance(len(jax.tree.leaves(result)[0]))
+                yield result
+
+    def point_batches(
+        self, params: PyTree, images: Dataset, spaces: Mapping[str, Space], size: int
+    ) -> Generator[tuple[dict[str, np.ndarray], dict[int, str]], None, None]:
+        """Yields points of images, a batch of at most `size` at a time, as `points` computes them.
+
+        Points of unreadable images have no meaning; by row, it is said why they are unreadable.
+        """
+        encode = functools.partial(self._encode, self.options.scales, params)
+        points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
+        return self.batches(lambda x: points_of_batch(encode(x)), images, size, tolerant=True)
+
+    def batches(
+        self,
+        function: Callable[[Array], PyTree],
+        images: Dataset | Features,
+        size: int,
+        *,
+        tolerant: bool = False,
+    ) -> Generator[tuple[PyTree, dict[int, str]], None, None]:
+        """Yields a function's results for batches of images in the test view, or of features.
+
+        All batches fit one program: the last is padded, and its result has no padding. If
+        `tolerant`, unreadable images are black, and the second value says why, by row.
+        """
+        size = parallel.slices(size, self.mesh).rows
+        batches = self._local_batches(images, size, tolerant=tolerant)
+        results = (
+            (parallel.gather(function(parallel.shard(self.mesh, x))), broken)
+            for x, broken in batches
+        )
+        with contextlib.closing(batches):
+            upcoming = next(results, (None, {}))
             for start in range(0, len(images), size):
                 # A batch is copied to the host once the device computes the next one.
-                result, next_result = next_result, next(results, None)
+                (result, broken), upcoming = upcoming, next(results, (None, {}))
                 count = min(size, len(images) - start)
-                lines.advance(count)
-                yield jax.tree.map(lambda x, count=count: np.asarray(x)[:count], result)
+                yield jax.tree.map(lambda x, count=count: np.asarray(x)[:count], result), broken
 
-    def _local_batches(self, images: Dataset | Features, size: int) -> Iterator[np.ndarray]:
-        """Yields this process's rows of each batch of `size` rows; the last batch is padded."""
+    def _local_batches(
+        self, images: Dataset | Features, size: int, *, tolerant: bool
+    ) -> Generator[ReadableBatch, None, None]:
+        """Yields this process's rows of each batch of `size` rows."""
         rows = parallel.local_rows(self.mesh, size)
         if isinstance(images, Dataset):
             view, workers = self.pixels.view, self.options.workers
-            batches = readable_batches(images, view, size, workers, rows, tolerant=False)
-            with contextlib.closing(batches):
-                yield from (pixels for pixels, _ in batches)
-        else:
-            for start in range(0, len(images), size):
-                batch = np.resize(images[start : start + size], (size, *images.shape[1:]))
-                yield batch[rows.start : rows.stop]
+            return readable_batches(images, view, size, workers, rows, tolerant=tolerant)
+        starts = range(0, len(images), size)
+        return ((padded_rows(images[start : start + size], rows, 0), {}) for start in starts)
 
     def _features_in_memory(
         self, params: PyTree, dataset: Dataset, scales: tuple[float, ...]
@@ -226,7 +259,7 @@ class DatasetEmbedder:
             rest = images[done:]
             if len(rest):
                 console.say(f"embedding {counted(len(rest), 'image')} once: the encoder is frozen")
-            return self._mapped_batches(functools.partial(self._encode, scales, params), rest)
+            return self._reported_batches(functools.partial(self._encode, scales, params), rest)
 
         if self.folder is None or images.records_fingerprint is None or jax.process_count() > 1:
             return _concatenated(compute(0))

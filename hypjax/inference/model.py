@@ -3,12 +3,12 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float, PyTree
 
 from hypjax import parallel
 from hypjax.assemble import assemble_method
@@ -16,9 +16,8 @@ from hypjax.config.choices import CUSTOM
 from hypjax.config.custom import custom_name, registered_encoder
 from hypjax.data.dataset import Dataset
 from hypjax.data.photos import ImageLike, given_images
-from hypjax.data.pipeline import readable_batches
 from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
-from hypjax.experiment.embedding import embed_function
+from hypjax.experiment.embedding import DatasetEmbedder
 from hypjax.experiment.trained import restore_best
 from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.galleries.search import Gallery
@@ -83,7 +82,8 @@ class Model(ImageEmbedder):
                 raise TryAgainError(f"{self.source} was replaced meanwhile; load it again")
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
         self.batch_size = batch_size or self.method.embedding.batch_size
-        self._programs: dict[int, Callable[[np.ndarray], dict[str, Array]]] = {}  # By device count.
+        # By the number of devices.
+        self._embedders: dict[int, tuple[DatasetEmbedder, PyTree]] = {}
 
     @at_the_call
     def embed(self, images: AnyImages) -> Float[np.ndarray, "images d"]:
@@ -146,13 +146,12 @@ class Model(ImageEmbedder):
         total = len(dataset)
         size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
         num_devices = min(jax.local_device_count(), -(-total // size))
-        embed = self._on_devices(num_devices)
-        num_rows = size * num_devices
-        view, workers = self.method.pixels.view, self.method.embedding.workers
-        batches = readable_batches(dataset, view, num_rows, workers)
+        embedder, params = self._on_devices(num_devices)
+        spaces = {self.part: self.space}
+        batches = embedder.point_batches(params, dataset, spaces, size * num_devices)
         with contextlib.closing(batches), machine.memory_explained(_BATCH_SIZE):
-            for first, (pixels, broken) in zip(range(0, total, num_rows), batches, strict=True):
-                points = np.asarray(embed(pixels)[self.part])[: total - first]
+            for points_by_part, broken in batches:
+                points = points_by_part[self.part]
                 for start in range(0, len(points), size):
                     batch = points[start : start + size]
                     if self.projection is not None:
@@ -164,19 +163,16 @@ class Model(ImageEmbedder):
         """Whether the model embeds images, not features of another model."""
         return self.module.encoder.takes_pixels
 
-    def _on_devices(self, count: int) -> Callable[[np.ndarray], dict[str, Array]]:
-        """The function that embeds one batch on each of `count` devices."""
+    def _on_devices(self, count: int) -> tuple[DatasetEmbedder, PyTree]:
+        """An embedder on `count` devices, and the parameters there."""
         # Each device has a full batch: a program of fewer rows would round differently, and a
         # gallery must not depend on the number of devices, or on where embedding was resumed.
-        if count not in self._programs:
+        if count not in self._embedders:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            spaces, scales = {self.part: self.space}, self.method.embedding.scales
-            embed = embed_function(self.module, self.method.pixels, spaces, scales)
-            embed = parallel.map_local_images(embed, mesh)
-            program = jax.jit(embed, compiler_options=parallel.compiler_options(mesh))
-            self._programs[count] = lambda images: program(params, parallel.shard(mesh, images))
-        return self._programs[count]
+            pixels, options = self.method.pixels, self.method.embedding
+            self._embedders[count] = DatasetEmbedder(self.module, pixels, mesh, options), params
+        return self._embedders[count]
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.method)}\n{self.part} in {self.space}"

@@ -156,6 +156,13 @@ def test_another_models_gallery_is_refused(run, gallery, photos_folder):
         load(run, "encoder").search(gallery, photos_folder / "class1/1.png", 3)
 
 
+def test_galleries_and_evaluation_compute_the_same_points(run):
+    opened, model = saved_experiment(run), load(run)
+    images, spaces = opened.splits.test, {"head": model.space}
+    expected = opened.embedder.points(model.params, images, spaces)["head"]
+    np.testing.assert_array_equal(model.embed_images(images).vectors, expected)
+
+
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     opened = saved_experiment(run)
@@ -206,7 +213,7 @@ def test_postprocessed_searches_agree_with_the_gallery(embedder, gallery, photos
 def test_embeddings_that_are_not_finite_are_not_saved(
     embedder, photos_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(embedder, "_programs", {})
+    monkeypatch.setattr(embedder, "_embedders", {})
     last = jax.tree.leaves(embedder.params)[-1]
     params = jax.tree.map(lambda x: x * np.nan if x is last else x, embedder.params)
     monkeypatch.setattr(embedder, "params", params)
