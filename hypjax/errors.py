@@ -127,7 +127,7 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
         raise UserError(f"{problem} ({reason(error)}){advice}") from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Returns the first line of a library's error, or the cause that the line quotes."""
     if isinstance(error, UnicodeDecodeError):
         return "it is no UTF-8 text"

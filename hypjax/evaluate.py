@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from hypjax.assemble import assemble, assemble_method, saved_experiment
 from hypjax.config import Config, flatten, set_fields, validate
@@ -67,11 +69,16 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
-        params = processes.arrays_from_first(lambda name=name: models[name].params, method.shapes)
+        params_of_model = functools.partial(_params_of, models, name)
+        params = processes.arrays_from_first(params_of_model, method.shapes)
         results[name] = experiment.test_scores(params)
         if "scalars" in params:
             learned[name] = named_scalars(params["scalars"])
     return _report(f"the models in {workdir}", results, experiment, learned)
+
+
+def _params_of(models: Mapping[str, TrainedModel], name: str) -> PyTree:
+    return models[name].params
 
 
 def _saved_fields(folder: pathlib.Path, config: Config) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def evaluate_pretrained(config: Config) -> dict[str, Any]:
     experiment = assemble(config, parts=parts)
     console.say("evaluating on the test images")
     scores = {"pretrained": experiment.test_scores(params)}
-    return _report(method.start.weights, scores, experiment, {})
+    return _report(str(method.start.weights), scores, experiment, {})
 
 
 def pretrained_features(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:

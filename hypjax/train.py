@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -108,7 +108,9 @@ def _show_results(
         space = method.objective.score_space
         with folder.locked(shared_provenance(run()), method.fields, space):
             pass
-    known = {**method.code, **({} if images is None else {"images": images.records_fingerprint})}
+    known = {**method.code}
+    if images is not None:
+        known["images"] = str(images.records_fingerprint)
     processes.from_first(lambda: require_provenance(folder.path, known))
     print(f"{folder.location} holds this run's results already:")
     print_results(results, method.fields)
@@ -197,7 +199,7 @@ def _observe(
     return Monitor(watch, scalars, steps, telemetry, checkpoints, name_of_image, trace, stopwatch)
 
 
-def shared_provenance(experiment: Experiment) -> dict[str, str]:
+def shared_provenance(experiment: Experiment) -> Mapping[str, str]:
     """The provenance of a run; checks that it and the settings are the same in all processes."""
     facts, fields = experiment.provenance, experiment.method.fields
     local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")

@@ -89,8 +89,9 @@ def choosing(
             if isinstance(objective, Objective):
                 write_space(config, objective.score_space)
         if encoder is not None:
-            if (name := _choose_encoder(config, encoder)) is not None:
-                stack.enter_context(registered_encoder(name, encoder))
+            own_name = _choose_encoder(config, encoder)
+            if own_name is not None:
+                stack.enter_context(registered_encoder(own_name, encoder))
         yield
 
 
@@ -140,7 +141,7 @@ def code_hash(code: Any) -> str:
     The hash does not cover helpers, globals and closures that the source refers to.
     """
     if isinstance(code, functools.partial):
-        facts = code_hash(code.func), code.args, sorted(code.keywords.items())
+        facts: tuple[Any, ...] = code_hash(code.func), code.args, sorted(code.keywords.items())
     elif inspect.isroutine(inspect.unwrap(code)) or isinstance(code, type):
         facts = (_source(code),)
     else:

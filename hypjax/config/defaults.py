@@ -5,7 +5,7 @@ explains each field and its values. Comments name the dataset whose value is the
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
@@ -30,7 +30,7 @@ from hypjax.geometry import SPACES
 from hypjax.geometry.registry import simple_spaces
 from hypjax.objectives.create import declaration
 
-Config = ConfigDict  # A configuration, for those who pass it on and do not read it.
+Config: TypeAlias = ConfigDict  # A configuration, for those who pass it on and do not read it.
 HYP_VIT = "pairwise_cross_entropy"  # The objective of Hyp-ViT.
 # Upper limits of sizes, far beyond any run's: a downloaded configuration must not exhaust the
 # machine's memory, or run for days.

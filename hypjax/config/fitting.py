@@ -30,7 +30,9 @@ def fit_to_features(config: ConfigDict) -> ConfigDict:
     if config.data.name != FEATURES or not unset:
         return config
     config = config.copy_and_resolve_references()
-    dim = photos.read_vectors(config.data.path, config.data.labels).vectors.shape[1]
+    vectors = photos.read_vectors(config.data.path, config.data.labels).vectors
+    assert vectors is not None
+    dim = vectors.shape[1]
     config.update_from_flattened_dict(dict.fromkeys(unset, dim))
     validate_relations(config)
     return config

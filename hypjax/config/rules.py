@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -22,8 +22,12 @@ from hypjax.objectives.create import declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 
 # Fields that may be None: they are fitted to the user's own images, or to the features' dimension.
-FITTED_TO_IMAGES = ("train.samples_per_class", "train.batch_size", "train.total_steps")
-FITTED_TO_IMAGES += ("optim.warmup_steps",)
+FITTED_TO_IMAGES = (
+    "train.samples_per_class",
+    "train.batch_size",
+    "train.total_steps",
+    "optim.warmup_steps",
+)
 FITTED_TO_FEATURES = ("model.head_dim", "model.width")
 FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
 
@@ -273,17 +277,19 @@ def _training_rules(config: ConfigDict) -> Rules:
     yield train.cached_features and not freezes_layers, "train.cached_features", rule
 
 
-_RULES = (_fitting_rules, _batch_rules, _model_rules, _part_rules, _learned_scalar_rules)
-_RULES += (_prefix_rules, _data_rules, _training_rules)
+_RULES = (
+    *(_fitting_rules, _batch_rules, _model_rules, _part_rules, _learned_scalar_rules),
+    *(_prefix_rules, _data_rules, _training_rules),
+)
 
 
-def refuse_objective(name: Any) -> None:
+def refuse_objective(name: Any) -> NoReturn:
     """Raises a `UserError` for an unknown objective; lists the known ones, except combinations."""
     losses = ", ".join(objective for objective in OBJECTIVES if "+" not in objective)
     rule = f"one of {losses}, or a combination such as hier+supcon{nearest(str(name), OBJECTIVES)}"
     refuse("objective.name", name, rule)
 
 
-def refuse(field: str, value: Any, rule: str) -> None:
+def refuse(field: str, value: Any, rule: str) -> NoReturn:
     """Raises a `UserError` for an invalid value."""
     raise UserError(f"config.{field} is {value!r:.200}; it must be {rule}")

@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -166,7 +167,10 @@ class CoarsePairPlans(ClassPlans):
         return np.concatenate([first[:count_of_first], second[: count - count_of_first]])
 
 
-CLASS_PLANS = {"epoch_classes": EpochClassPlans, "drawn_classes": DrawnClassPlans}
+CLASS_PLANS: Mapping[str, Callable[..., ClassPlans]] = {
+    "epoch_classes": EpochClassPlans,
+    "drawn_classes": DrawnClassPlans,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

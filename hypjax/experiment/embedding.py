@@ -114,7 +114,7 @@ def fingerprint(facts: object, params: PyTree = None) -> str:
     """Hash of parameters and of facts, which are compared by their `repr`."""
     digest = hashlib.sha256(repr(facts).encode())
     for leaf in jax.tree.leaves(params):
-        digest.update(contiguous(leaf))
+        digest.update(contiguous(leaf).data)
     return digest.hexdigest()[:32]
 
 
@@ -209,7 +209,7 @@ class DatasetEmbedder:
             for x, broken in batches
         )
         with contextlib.closing(batches):
-            upcoming = next(results, (None, {}))
+            upcoming: tuple[PyTree, dict[int, str]] = next(results, (None, {}))
             for start in range(0, len(images), size):
                 # A batch is copied to the host once the device computes the next one.
                 (result, broken), upcoming = upcoming, next(results, (None, {}))
@@ -281,7 +281,11 @@ class DatasetEmbedder:
 
     @functools.cached_property
     def _to_points(self) -> Callable[[tuple[PyTree, Mapping[str, Space]], Array], dict[str, Array]]:
-        mapped = parallel.map_images(lambda args, x: to_points(self.model, *args, x), self.mesh)
+        def points_of(args: tuple[PyTree, Mapping[str, Space]], pooled: Array) -> dict[str, Array]:
+            params, spaces = args
+            return to_points(self.model, params, spaces, pooled)
+
+        mapped = parallel.map_images(points_of, self.mesh)
         return jax.jit(mapped, compiler_options=parallel.compiler_options(self.mesh))
 
 

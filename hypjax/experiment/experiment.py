@@ -61,8 +61,8 @@ class Experiment:
     def projections(self, params: PyTree) -> Projections:
         """Projections of `eval.pca` by space, fitted on the training images once for `params`."""
         spaces = self.spaces(params)
-        dims = {name: self.method.scoring.pca[part_of(name)] for name in spaces}
-        dims = {name: dim for name, dim in dims.items() if dim is not None}
+        pca = self.method.scoring.pca
+        dims = {name: dim for name in spaces if (dim := pca[part_of(name)]) is not None}
         if not dims:
             return {}
         if self.splits.train is None:
@@ -120,6 +120,7 @@ class Experiment:
     @functools.cached_property
     def _validation_task(self) -> Task:
         images = self.splits.validation
+        assert images is not None
         return Task(images, own_rows=own_rows(images, None))
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:

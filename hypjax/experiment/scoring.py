@@ -107,8 +107,8 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
     present = {*embeddings.splits.tolist()}
     for names in (("test",), ("query", "gallery")):
         if present.issuperset(names):
-            parts = (np.flatnonzero(embeddings.splits == name) for name in names)
-            return Task(*map(embeddings.take, parts))
+            tables = [embeddings.take(np.flatnonzero(embeddings.splits == x)) for x in names]
+            return Task(tables[0], tables[1] if len(tables) > 1 else None)
     splits = ", ".join(sorted(present - {""}))
     raise UserError(f"the rows have the splits {splits}; they need test, or query and gallery")
 

@@ -86,6 +86,7 @@ def _read_models(folder: pathlib.Path, method: Method) -> dict[str, PyTree]:
     shapes = method.shapes if has_own_code or method.code else None
     with contextlib.closing(Checkpoints(folder / files.CHECKPOINTS, read_only=True)) as checkpoints:
         latest = checkpoints.restore_latest(model=shapes)
+        assert latest is not None  # There is a checkpoint, and damage is an error.
         results = read_if_intact(folder / files.RESULTS)
         best_step = results.get("best_step", [None, *latest.record.get("best_steps", [])][-1])
         best = checkpoints.restore_best(best_step, model=shapes)

@@ -85,6 +85,7 @@ def find_hits(
     if postprocessing == NO_POSTPROCESSING:
         neighbours = gallery.nearest(queries.vectors, k, ids)
     else:
+        assert isinstance(gallery, Embeddings)  # As `require_searchable` checks.
         neighbours = _postprocessed(queries.vectors, ids, gallery, k, postprocessing)
     has_class = functools.cache(gallery.has_class)
     results = []
@@ -106,10 +107,11 @@ def _postprocessed(
     in_gallery = np.array([len(rows) > 0 for rows in own_rows], bool)
     if k >= len(gallery) and in_gallery.any() and not in_gallery.all():
         # The others find one image more, but a search lists equally many for all of its queries.
-        neighbours = {}
+        neighbours: dict[int, Neighbours] = {}
         for rows in np.flatnonzero(in_gallery), np.flatnonzero(~in_gallery):
-            arguments = [ids[row] for row in rows], gallery, k, postprocessing
-            neighbours |= zip(rows, _postprocessed(points[rows], *arguments), strict=True)
+            ids_of_rows = [ids[row] for row in rows]
+            found = _postprocessed(points[rows], ids_of_rows, gallery, k, postprocessing)
+            neighbours |= zip(rows.tolist(), found, strict=True)
         return [neighbours[row] for row in range(len(points))]
     first_own_rows, num_items, num_listed = None, len(gallery), k
     if most_own := max(map(len, own_rows), default=0):
@@ -120,6 +122,8 @@ def _postprocessed(
         return gallery.nearest(points, k, ids)
     expansion = min(postprocessing.expansion, num_items)
     postprocessing = dataclasses.replace(postprocessing, expansion=expansion)
-    options = {"k": min(num_listed, num_items), "space": gallery.space}
-    ranked = postprocessing.search(points, first_own_rows, gallery.vectors, **options)
-    return gallery.neighbours(*ranked, own_rows, k)
+    num_listed = min(num_listed, num_items)
+    distances, rows = postprocessing.search(
+        points, first_own_rows, gallery.vectors, k=num_listed, space=gallery.space
+    )
+    return gallery.neighbours(distances, rows, own_rows, k)

@@ -53,7 +53,9 @@ class ImageEmbedder(abc.ABC):
 
     def embed_images(self, images: Dataset, *, few: bool = False) -> Embeddings:
         """Embeds images in memory; if `few`, such as queries, without a progress bar."""
-        batches, reasons, done = [], {}, 0
+        batches: list[np.ndarray] = []
+        reasons: dict[int, str] = {}
+        done = 0
         for rows, batch_reasons in self._finite_batches(images, few=few):
             batches.append(rows)
             reasons |= {done + i: reason for i, reason in batch_reasons.items()}
@@ -112,12 +114,13 @@ class ImageEmbedder(abc.ABC):
         with writing(folder), unfinished.filling() as done:  # A damaged end is computed again.
             try:
                 if done < len(images):
-                    for batch in self._finite_batches(images, done=done):
-                        unfinished.append(*batch)
+                    for rows, reasons in self._finite_batches(images, done=done):
+                        unfinished.append(list(rows), reasons)
             finally:
                 if not unfinished.done:
                     remove(folder)
-        return self._embeddings(images, *unfinished.table(np.float32))
+        table, reasons = unfinished.table(np.float32)
+        return self._embeddings(images, table, reasons)
 
     def _load(self, path: pathlib.Path) -> Embeddings:
         """Reads an earlier result, or raises a `UserError` if another model embedded it."""

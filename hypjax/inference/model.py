@@ -125,15 +125,14 @@ class Model(ImageEmbedder):
             postprocessing: Query expansion and re-ranking.
         """
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
-            opened = open_gallery(gallery)
+            opened: Gallery = open_gallery(gallery)
             if not self.takes_pixels and opened.fingerprint != self.fingerprint:
                 opened = self.gallery(gallery)  # The file holds features, this model's input.
-            gallery = opened
-        elif not isinstance(gallery, Gallery):
-            gallery = self.gallery(gallery)
+        else:
+            opened = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
         images = given_images(query)
         queries = self.embed_images(images, few=True)
-        return find_hits(queries, images, gallery, k, postprocessing)
+        return find_hits(queries, images, opened, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; pads batches to full, or if `few` to a power of two."""

@@ -35,13 +35,14 @@ def pretrained_encoder(method: Method) -> PyTree:
         return _restore(method).params["encoder"]
     published = published_weights(timm_weights(weights))
     channels = pixels.view.channels
-    expected = published and (published.mean, published.std)
-    if published and channels == 1:  # Kernels are summed over the channels.
-        expected = tuple((round(sum(x) / len(x), 3),) for x in expected)
-    if published and (pixels.mean, pixels.std) != expected:
-        mean, std = (",".join(map(str, x)) for x in expected)
-        flags = f"--config.data.mean={mean} --config.data.std={std}"
-        console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
+    if published:
+        expected: list[tuple[float, ...]] = [published.mean, published.std]
+        if channels == 1:  # Kernels are summed over the channels.
+            expected = [(round(sum(x) / len(x), 3),) for x in expected]
+        if [pixels.mean, pixels.std] != expected:
+            mean, std = (",".join(map(str, x)) for x in expected)
+            flags = f"--config.data.mean={mean} --config.data.std={std}"
+            console.warn(f"{weights} was pretrained with pixels scaled otherwise; set {flags}")
     return pretrained.load_timm(weights, encoder, channels)
 
 
@@ -94,7 +95,7 @@ def _pretrained_parameters(method: Method) -> dict[str, PyTree]:
     The parts are the "encoder" and, with `model.load_head`, a run's "head" and "scalars", or all
     `released_parameters`.
     """
-    weights = method.start.weights
+    weights = str(method.start.weights)
     if not method.start.load_head:
         return {"encoder": pretrained_encoder(method)}
     if not _is_run(weights):
@@ -138,7 +139,7 @@ def released_parameters(method: Method) -> dict[str, PyTree]:
             problem = f"{PROXIES} has the shape {list(proxies.shape)}"
             advice = "set --config.objective.hier_proxies and --config.model.head_dim accordingly"
             raise UserError(f"weights {weights}: {problem}; {advice}")
-        params[landmarks.name] = np.asarray(landmarks.parameters(proxies))
+        params[landmarks.name] = np.asarray(landmarks.parameters(jnp.asarray(proxies)))
     return params
 
 
@@ -181,7 +182,7 @@ def _is_run(weights: str) -> bool:
 
 def _restore(method: Method) -> TrainedModel:
     """Restores the run in `model.weights`; converts its parameters to fit the encoder."""
-    weights, encoder, pixels = method.start.weights, method.model.encoder, method.pixels
+    weights, encoder, pixels = str(method.start.weights), method.model.encoder, method.pixels
     with reading(weights) as folder:
         trained = restore_best(folder, saved_method(folder))
     if not same_architecture(trained.model.encoder, encoder):

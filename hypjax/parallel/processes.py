@@ -101,7 +101,7 @@ def from_first(make: Callable[[], Any]) -> Any:
     return answer["value"]
 
 
-def arrays_from_first(make: Callable[[], PyTree | None], like: PyTree) -> PyTree | None:
+def arrays_from_first(make: Callable[[], PyTree], like: PyTree) -> PyTree:
     """Calls a function in the first process, and broadcasts the arrays, or None, that it returns.
 
     `like` holds arrays or `jax.ShapeDtypeStruct`s of the same structure, shapes and dtypes.

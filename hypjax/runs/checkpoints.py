@@ -1,7 +1,6 @@
 """Checkpoints of a run (Orbax): the latest two and the best one, verified by checksums."""
 
 import contextlib
-import functools
 import logging
 import math
 import pathlib
@@ -38,7 +37,7 @@ def checksum(tree: PyTree) -> int:
     """CRC-32 of a tree's arrays; Orbax does not notice flipped bits in a file."""
     total = 0
     for leaf in jax.tree.leaves(tree):
-        total = zlib.crc32(np.ravel(np.asarray(leaf)).view(np.uint8), total)
+        total = zlib.crc32(np.ravel(np.asarray(leaf)).view(np.uint8).data, total)
     return total
 
 
@@ -62,7 +61,7 @@ class Checkpoints:
         self._path = path.absolute()  # Orbax rejects relative paths.
         self._read_only = read_only
         self._saving_step: int | None = None
-        self._manager: ocp.CheckpointManager | None = None
+        self._opened: ocp.CheckpointManager | None = None
         if read_only or processes.is_first():
             # Orbax and asyncio log the tracebacks of failures that this class reports.
             for logger in (absl_logging.get_absl_logger(), logging.getLogger("asyncio")):
@@ -86,7 +85,7 @@ class Checkpoints:
             cleanup_tmp_directories=not self._read_only,  # Killed processes leave some.
             preservation_policy=self,
         )
-        self._manager = ocp.CheckpointManager(self._path, options=options)
+        self._opened = ocp.CheckpointManager(self._path, options=options)
         # Validation scores by step. An unreadable checkpoint may be the best: `restore_best` tries
         # it first, and reports the damage.
         self._scores: dict[int, float] = {}
@@ -109,6 +108,12 @@ class Checkpoints:
         step, *_ = processes.from_first(self._best_first) or [None]
         return step, processes.from_first(lambda: self._scores.get(step))
 
+    @property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Orbax's manager, which only a process that reads or saves has."""
+        assert self._opened is not None
+        return self._opened
+
     def _steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
@@ -129,7 +134,7 @@ class Checkpoints:
     ) -> None:
         """Starts to save a checkpoint: trees of arrays, and a record of JSON values."""
         trees = parallel.gather(trees)
-        if self._manager is None:
+        if self._opened is None:
             return
         # Of a jax.Array, Orbax expects every process to save its part. Orbax copies NumPy arrays
         # before it returns: the next step overwrites the state.
@@ -163,7 +168,8 @@ class Checkpoints:
             problem = f"the state after step {self._saving_step} could not be saved in {self._path}"
             remedy = "the run continues to the next checkpoint"
             console.warn(f"{problem} ({reason(error)}); {remedy}")
-        self._scores.pop(self._saving_step, None)
+        if self._saving_step is not None:
+            self._scores.pop(self._saving_step, None)
         self._saving_step = None
         with contextlib.suppress(Exception):  # The old manager would also fail in later saves.
             self._open()
@@ -225,13 +231,20 @@ class Checkpoints:
         """Reads a checkpoint in the first process and broadcasts it, unless read-only."""
         if self._read_only:
             return read()
-        read, like = functools.cache(read), tuple(like.values())
-        step_and_record = processes.from_first(lambda: read() and (read().step, read().record))
-        if step_and_record is None:
+        expected, restored = tuple(like.values()), Restored(-1, (), {})
+
+        def read_once() -> tuple[int, dict[str, Any]] | None:
+            nonlocal restored
+            if (found := read()) is None:
+                return None
+            restored = found
+            return found.step, found.record
+
+        if (step_and_record := processes.from_first(read_once)) is None:
             return None
-        trees = processes.arrays_from_first(lambda: read().trees, like)
+        trees = processes.arrays_from_first(lambda: restored.trees, expected)
         step, record = step_and_record
-        return Restored(step, jax.tree.map(_place_like, trees, like), record)
+        return Restored(step, jax.tree.map(_place_like, trees, expected), record)
 
     def _restore(self, step: int, like: dict[str, PyTree]) -> Restored:
         """Reads trees of one checkpoint in this process; raises `_DamagedError` if they changed.
@@ -273,8 +286,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until the current save is complete, and closes the manager."""
         self.wait()
-        if self._manager is not None:
-            self._manager.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 def _show_unraisable(error: Any) -> None:

@@ -51,7 +51,7 @@ def _step_of(name: str) -> int | None:
 
 
 def _steps(names: Iterable[str]) -> set[int]:
-    return {*map(_step_of, names)} - {None}
+    return {step for name in names if (step := _step_of(name)) is not None}
 
 
 def _changed_steps(source: _Sizes, target: _Sizes) -> set[int]:
@@ -160,12 +160,13 @@ class CloudCopy:
 
 
 @contextlib.contextmanager
-def reading(workdir: str | pathlib.Path, *, training: bool = False) -> Iterator[pathlib.Path]:
+def reading(workdir: str | os.PathLike[str], *, training: bool = False) -> Iterator[pathlib.Path]:
     """Yields a local folder with the files of a run: a folder, a URL, or hf://OWNER/NAME.
 
     Remote files are downloaded, with the state of the optimiser and the objective if `training`.
     The download of a URL stays locked until the context ends.
     """
+    workdir = str(workdir)
     if hub.is_repository(workdir):
         folder = hub.download(workdir, files.MODEL_FILES)
         if not (folder / files.PUBLISHED).exists():

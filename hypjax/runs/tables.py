@@ -74,7 +74,9 @@ def selection_metric(scores: Mapping[str, float]) -> str:
 
 def format_results(results: Mapping[str, Recalls]) -> str:
     """Formats a table with a row for each state and part; scores with ground truth come below."""
-    rows_by_class, rows_by_ground_truth = {}, {}  # Scores by metric, by the row's label.
+    # Scores by metric, by the row's label.
+    rows_by_class: dict[tuple[str, ...], dict[str, float]] = {}
+    rows_by_ground_truth: dict[tuple[str, ...], dict[str, float]] = {}
     for state, parts in results.items():
         for part, scores in parts.items():
             for name, value in scores.items():

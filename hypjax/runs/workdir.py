@@ -65,7 +65,7 @@ def saved_space(workdir: pathlib.Path) -> Space:
     saved = _read_run(workdir)
     with files.damage_explained(_config_path(workdir)):
         try:
-            return space_of(saved.get(SPACE) or saved.get(FIRST_SPACE))
+            return space_of(saved.get(SPACE) or saved[FIRST_SPACE])
         except KeyError as error:
             problem = f"the run's space {error.args[0]} is unknown here"
             raise UserError(f"{problem}; call hypjax.register_space first") from error
@@ -164,9 +164,10 @@ def _config_path(workdir: pathlib.Path) -> pathlib.Path:
 def _read_run(workdir: pathlib.Path) -> dict[str, Any]:
     """Reads a run's config.json or a published model's hypjax.json; {} if there is no file."""
     path, copy = _config_path(workdir), workdir / _COPY
+    saved = None
     if path.exists() and copy.exists():
         saved = read_if_intact(path, f"its copy {copy} is used") or files.read_object(copy)
-    elif (saved := files.read_object(path)) is None:
+    if saved is None and (saved := files.read_object(path)) is None:
         return {}
     with files.damage_explained(path):
         if not isinstance(saved.get("all"), dict):
@@ -197,7 +198,7 @@ class Workdir:
         folder = absolute(pathlib.Path(workdir))
         location = str(folder)
         if is_url(workdir):
-            self._cloud = CloudCopy(workdir)
+            self._cloud = CloudCopy(str(workdir))
             folder, location = self._cloud.folder, self._cloud.location
         require_identity(folder, self._fields, grow=True)
         return str(folder), location, saved_fields(folder)
@@ -230,8 +231,11 @@ class Workdir:
         `fitted` are the fields with those fitted to the images. `space` is the objective's
         `score_space`, which evaluation needs if a custom loss is absent.
         """
-        fields = {"provenance": dict(provenance), "all": for_files(fitted or self._fields)}
-        fields[FIRST_SPACE] = None if space is None else describe_space(space)
+        fields = {
+            "provenance": dict(provenance),
+            "all": for_files(fitted or self._fields),
+            FIRST_SPACE: None if space is None else describe_space(space),
+        }
         with contextlib.ExitStack() as stack:
 
             def lock_and_begin() -> None:

@@ -113,7 +113,7 @@ class Loop:
         measured = measured._replace(validation=scores)
         score = _score(measured)
         _, best_score = self.checkpoints.best
-        if best_score is None or score >= best_score:
+        if best_score is None or (score is not None and score >= best_score):
             tied_steps = measured.best_steps if score == best_score else ()
             measured = measured._replace(best_steps=[*tied_steps, step])
         return measured

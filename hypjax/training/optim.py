@@ -82,7 +82,7 @@ def layer_rates(
     `param_groups_layer_decay`. `layers` lists each layer's NAMEs in model/encoder/NAME, from the
     images to the embedding; a head counts as another layer. Other parameters have the factor 1.
     """
-    layers_above = {}
+    layers_above: dict[str, int] = {}
     for count, names in enumerate(reversed(layers), start=int(head)):
         layers_above |= dict.fromkeys(names, count)
     return lambda path: decay ** layers_above.get(path[2], 0) if in_encoder(path) else 1.0

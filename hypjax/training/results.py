@@ -21,6 +21,7 @@ from hypjax.training.states import Measured
 from hypjax.training.step import TrainState, evaluated_model
 from hypjax.types import Recalls
 
+_STATES: tuple[str, ...] = ("untrained", "final", "best")
 _ADVICE = "docs/own-images.md says what to try"
 
 
@@ -66,7 +67,7 @@ def collect_results(
 
 def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Prints a finished run's scores, next to published results of the same method."""
-    states = {name: results[name] for name in ("untrained", "final", "best") if name in results}
+    states = {name: results[name] for name in _STATES if name in results}
     print("Scores on the test images:")
     print(tables.format_results(states))
     if "validation" in results:
@@ -87,7 +88,7 @@ def _warn_unless_improved(results: dict[str, Any], fields: Mapping[str, Any]) ->
     split = "validation" if "validation" in results else "test"
     scores = results.get("validation", results)
     metric = tables.selection_metric(scores["untrained"]["head"])
-    states = [name for name in ("untrained", "final", "best") if name in scores]
+    states = [name for name in _STATES if name in scores]
     head_scores = {name: scores[name]["head"][metric] for name in states}
     if fields["model.weights"] is not None or fields["model.head_init"] == "pca":
         features = scores["untrained"].get("encoder", {}).get(metric, 0.0)

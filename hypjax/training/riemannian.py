@@ -16,7 +16,7 @@ _Points = Float[Array, "*b dim"]
 class RiemannianAdamState(NamedTuple):
     """The state of `riemannian_adam`."""
 
-    count: Int[Array, ""]  # Number of updates.
+    count: Int[Array, ""]  # type: ignore[assignment]  # Number of updates; as optax names it.
     mean: PyTree  # First moments: tangent vectors at the points, or at the origin.
     square: PyTree  # Second moments: one number for each point.
 
@@ -87,7 +87,8 @@ def riemannian_adam(
             origin, x = jnp.zeros_like(v), poincare.project(poincare.expmap0(v, ball_c), ball_c)
             logarithm, pull_back = jax.vjp(lambda x: poincare.logmap0(x, ball_c), x)
             mean = poincare.transport(origin, x, mean, ball_c)
-            change, mean, square = move(x, *pull_back(g), mean, square)
+            (gradient_of_x,) = pull_back(g)
+            change, mean, square = move(x, gradient_of_x, mean, square)
             mean = poincare.transport(x + change, origin, mean, ball_c)
             # Near the boundary, v itself differs from logmap0(x) by large rounding errors.
             return poincare.logmap0(x + change, ball_c) - logarithm, mean, square

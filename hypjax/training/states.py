@@ -69,8 +69,8 @@ def initialize(
     state = with_pretrained(learner, state, pretrained)
     if training.experiment.method.start.head_init == "pca":
         model, dim = state.params["model"], learner.model.head_dim
-        head = functools.partial(pca_head, training_features(training, model), dim)
-        head = processes.arrays_from_first(head, model["head"])
+        compute = functools.partial(pca_head, training_features(training, model), dim)
+        head = processes.arrays_from_first(compute, model["head"])
         state = with_pretrained(learner, state, {"head": head})
     return state
 
@@ -135,8 +135,8 @@ def restore(
 
 def trees(learner: Learner, state: TrainState) -> dict[str, PyTree]:
     """Trees of a checkpoint: the evaluated model, and everything that only training reads."""
-    fields = state._replace(step=None, params=None)._asdict()
-    training = {name: tree for name, tree in fields.items() if tree is not None}
+    fields = state._asdict().items()
+    training = {x: y for x, y in fields if y is not None and x not in ("step", "params")}
     training["objective"] = state.params["objective"]
     if learner.lora is not None or state.average is not None:
         training["model"] = state.params["model"]
