@@ -87,7 +87,11 @@ def assemble_method(
     return Method(
         fields=flatten(config),
         model=create_embedder(config, evaluating=True, device=device),
-        pixels=Pixels(View.of(data), tuple(data.mean), tuple(data.std)),
+        pixels=Pixels(
+            View(data.image_size, data.resize, data.channels, data.test_view),
+            mean=tuple(data.mean),
+            std=tuple(data.std),
+        ),
         objective=_objective(config, saved_space),
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),
@@ -216,8 +220,9 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
     splits = splits._replace(train=train)
     fitted = fit_to_images(config, train.labels)
-    validate_relations(fitted)
-    if fitted is not config:  # An objective may depend on the sizes of batches.
+    if fitted is not config:
+        validate_relations(fitted)
+        # An objective may depend on the sizes of batches.
         config, objective = fitted, create_objective(loss_settings(fitted))
         method = dataclasses.replace(method, fields=flatten(config), objective=objective)
     embedder = _embedder(config, method, splits, experiment.mesh)

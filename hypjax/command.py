@@ -12,10 +12,12 @@ It is an error to set a flag in vain: a description may begin with the condition
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import faulthandler
 import functools
 import inspect
+import io
 import os
 import pathlib
 import re
@@ -93,7 +95,8 @@ def run(main: Callable[..., None], *, resumes: bool = False) -> None:
     """
     warnings.showwarning = _show_warning
     machine.keep_freed_memory()
-    faulthandler.enable()
+    with contextlib.suppress(io.UnsupportedOperation):  # In a notebook, stderr is no file.
+        faulthandler.enable()
     for signum in exits.STATUS_OF_SIGNAL:
         signal.signal(signum, functools.partial(_end, resumes))
     with exits.failing_at_once(), errors.reported():

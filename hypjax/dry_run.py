@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from hypjax import parallel
 from hypjax.assemble import assemble, assemble_learner, assemble_method, assemble_training
-from hypjax.config import Config, flatten, set_fields, validate
+from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.data.plans import TuplePlans
 from hypjax.errors import UserError
 from hypjax.experiment.experiment import Experiment
@@ -52,7 +52,7 @@ def dry_run(config: Config) -> None:
     Saves nothing but caches, and raises the errors that the run would raise in these steps. If data
     or weights are missing, first estimates the hours of training on GPUs.
     """
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     validate(config)
     if flatten(config)["train.total_steps"] == 0:
         params, parts = released_model(assemble_method(config), encoder_only=True)
@@ -91,7 +91,7 @@ def dry_run(config: Config) -> None:
 
 def _print_size(config: Config) -> None:
     """Prints the number of the encoder's parameters, and of its operations on one image."""
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     # XLA does not count operations of cuDNN's attention.
     set_fields(config, {"model.precision": "float32"})
     method = assemble_method(config)
@@ -159,7 +159,7 @@ def _time_steps(training: Training, state: TrainState) -> list[float]:
 
 def step_operations(config: Config, sizes: ProblemSizes | None = None) -> float:
     """Counts the additions and multiplications in the lowered training step."""
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     # XLA counts the body of a loop once, and operations of cuDNN's attention not at all.
     set_fields(config, {"run.microbatch": 0, "model.precision": "float32"})
     learner = assemble_learner(config, parallel.create_mesh((1, 1), jax.devices()[:1]))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hypjax.assemble import assemble, assemble_method, saved_experiment
-from hypjax.config import Config, flatten, set_fields, validate
+from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.config.fitting import fit_to_features
 from hypjax.errors import redacted
 from hypjax.experiment.experiment import Experiment
@@ -50,7 +50,7 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     Raises:
         UserError: The folder holds no such run, or the images have changed.
     """
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     models: dict[str, TrainedModel] = {}  # Only in the first process, which has the folder.
     with contextlib.ExitStack() as stack:
         opened = processes.from_first(lambda: str(stack.enter_context(reading(workdir))))
@@ -119,9 +119,9 @@ def pretrained_features(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     Features are not normalised and use one scale, and the centre crop keeps the shorter side,
     whatever `data.resize` says. Returns features [images, dim], and notes on the images.
     """
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     validate(config)
-    config.data.resize = config.data.image_size
+    set_fields(config, {"data.resize": flatten(config)["data.image_size"]})
     params, _ = released_model(assemble_method(config), encoder_only=True)
     experiment = assemble(config)
     splits, train = experiment.splits, experiment.splits.training_images()

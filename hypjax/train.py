@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 from hypjax.assemble import assemble, assemble_method, assemble_training, choose_dataset
-from hypjax.config import Config, flatten, for_files, read_config, set_fields, validate
+from hypjax.config import Config, flatten, for_files, own_copy, set_fields, validate
 from hypjax.config.custom import choosing
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
@@ -76,8 +76,7 @@ def train_and_evaluate(
     """
     stopwatch = Stopwatch(launched)
     keep_compiled_programs()
-    config = read_config(config) if isinstance(config, str) else config
-    config = config.copy_and_resolve_references()
+    config = own_copy(config)
     images = None if dataset is None else choose_dataset(config, dataset)
     with choosing(config, encoder=encoder, objective=objective):
         validate(config)

@@ -10,6 +10,7 @@ from hypjax.config.identity import for_files as for_files
 from hypjax.config.identity import identity as identity
 from hypjax.config.reading import load_config as load_config
 from hypjax.config.reading import override as override
+from hypjax.config.reading import own_copy as own_copy
 from hypjax.config.reading import read_config as read_config
 from hypjax.config.reading import show_origins as show_origins
 from hypjax.config.rules import FITTED as FITTED

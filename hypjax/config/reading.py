@@ -62,6 +62,12 @@ def read_config(spec: str) -> ConfigDict:
     return config
 
 
+def own_copy(config: ConfigDict | str) -> ConfigDict:
+    """A configuration that its owner may change: a copy, or as `read_config` reads it."""
+    read = read_config(config) if isinstance(config, str) else config
+    return read.copy_and_resolve_references()
+
+
 @contextlib.contextmanager
 def _errors_located(path: pathlib.Path) -> Iterator[None]:
     """Turns any error in the user's file into a `UserError` with the file's line number."""

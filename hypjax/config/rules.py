@@ -231,7 +231,7 @@ def _learned_scalar_rules(config: ConfigDict) -> Rules:
 
 
 def _prefix_rules(config: ConfigDict) -> Rules:
-    trained, dim = trained_prefixes(config.objective), config.model.head_dim
+    trained, dim = trained_prefixes(config.objective.to_dict()), config.model.head_dim
     for field, dims in (("objective.dims", trained), ("eval.prefixes", config.eval.prefixes)):
         is_too_long = dims and config.model.head != "none" and dim and max(dims) >= dim
         yield is_too_long, field, f"below model.head_dim ({dim}), which is added to them"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hypjax import __version__
 from hypjax.assemble import assemble_method
-from hypjax.config import set_fields
+from hypjax.config import own_copy, set_fields
 from hypjax.data.pixels import array, from_array
 from hypjax.errors import UserError, writing
 from hypjax.experiment.embedding import embed_function
@@ -202,7 +202,7 @@ def _add_margin(images: Batch, view: View) -> Batch:
 def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax's model, in float32 on the CPU."""
     cpu = jax.devices("cpu")[0]
-    config = embedder.config.copy_and_resolve_references()
+    config = own_copy(embedder.config)
     set_fields(config, {"model.precision": "float32"})
     method = assemble_method(config, device=cpu, saved_space=embedder.space)
     spaces = {embedder.part: embedder.space}
