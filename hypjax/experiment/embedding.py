@@ -6,6 +6,7 @@ import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from hypjax.settings import Embedding, Pixels
 from hypjax.system import console, machine, progress
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import contiguous, locked
+from hypjax.types import Outputs
 
 ONE_SCALE = (1.0,)
 
@@ -49,7 +51,8 @@ def _features(
     """The features that a name of `Method.spaces` means: the encoder's, the head's or a prefix."""
     if part_of(name) == "encoder":
         return pooled
-    features = model.apply({"params": params}, pooled, method="project").projected
+    outputs = cast(Outputs, model.apply({"params": params}, pooled, method="project"))
+    features = outputs.projected
     prefix_dim, full_dim = prefix_of(name), features.shape[-1]
     # Without a head, the configuration does not know the full dimension.
     if prefix_dim is not None and prefix_dim >= full_dim:
@@ -79,7 +82,7 @@ def encode(
             scaled_images = jax.image.resize(images, shape, "linear", antialias=False)
         with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
             pooled = scaled_model.encoder.apply({"params": scaled_params["encoder"]}, scaled_images)
-        embeddings.append(pooled.astype(jnp.float32))
+        embeddings.append(cast(Array, pooled).astype(jnp.float32))
     return jnp.stack(embeddings, axis=1)
 
 

@@ -132,8 +132,9 @@ class ImageEmbedder(abc.ABC):
 
     def _appended(self, path: pathlib.Path, gallery: Embeddings, images: Dataset) -> Embeddings:
         """Adds images that a gallery lacks, in place of unlisted rows of the same or moved ones."""
-        listed = images.versions
-        is_known = (listed != 0) & np.isin(listed, gallery.versions)
+        listed, versions = images.versions, gallery.versions
+        versions = np.zeros(len(gallery), np.int64) if versions is None else versions
+        is_known = (listed != 0) & np.isin(listed, versions)
         new = images.take(np.flatnonzero(~is_known))
         if not len(new):
             console.say(f"embedded 0 new images, reused {len(gallery):,}")
@@ -141,7 +142,7 @@ class ImageEmbedder(abc.ABC):
         added = self._embed_resuming(path, new)
         gone = {new.path(i) for i in range(len(new))} - {*added.unreadable} | {*_file_keys(added)}
         pairs = zip(gallery.ids.tolist(), _file_keys(gallery), strict=True)
-        stays = np.isin(gallery.versions, listed[is_known]) | [*map(gone.isdisjoint, pairs)]
+        stays = np.isin(versions, listed[is_known]) | [*map(gone.isdisjoint, pairs)]
         remaining = gallery.take(np.flatnonzero(stays))
         counts = f"reused {len(remaining):,}, replaced {len(gallery) - len(remaining):,}"
         console.say(f"embedded {counted(len(added), 'new image')}, {counts}")
@@ -248,7 +249,7 @@ class ExternalEmbedder(ImageEmbedder):
             image = dataset.image(i, channels=3)
             if max(image.size) > _LONGEST * min(image.size):  # Libraries enlarge it, then crop it.
                 raise ValueError(f"it is a line of {image.width} × {image.height} pixels; crop it")
-            brightest[i] = max(high for _, high in image.getextrema())
+            brightest[i] = np.max(image.getextrema())
             return self._encoder.prepare(image)
         except Exception as error:  # Libraries raise almost anything on images of odd shapes.
             return reason(error.__cause__ or error)

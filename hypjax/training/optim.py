@@ -14,7 +14,6 @@ from jaxtyping import Array, PyTree
 
 from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
 from hypjax.objectives import Group
-from hypjax.objectives.base import LEARNED
 from hypjax.training.riemannian import riemannian_adam
 
 _STATISTICS = "statistics"  # A BatchNorm's running statistics, which are never trained.
@@ -224,7 +223,7 @@ def _move_points(
         # A group of `optim.groups` may set rate and decay.
         settings = _group_of(groups, group.path)
         options = {**moments, "weight_decay": settings.weight_decay or 0.0}
-        c = None if group.ball_c == LEARNED else group.ball_c
+        c = None if isinstance(group.ball_c, str) else group.ball_c  # `LEARNED`, if a string.
         return riemannian_adam(lambda step: settings.rate * schedule(step), c=c, **options)
 
     def name_of_group(path: _Path) -> str:
