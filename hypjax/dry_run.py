@@ -100,7 +100,7 @@ def _print_size(config: Config) -> None:
         return
     params, example = encoder_shapes(encoder, view.channels), encoder.example(view)
     lowered = jax.jit(encoder.apply).lower({"params": params}, example)
-    millions, billions = optax.tree.size(params) / 1e6, lowered.cost_analysis()["flops"] / 2e9
+    millions, billions = optax.tree.size(params) / 1e6, _operations(lowered) / 2e9
     print(
         f"the encoder has {millions:.1f} million parameters and takes {billions:.2f} "
         "billion multiplications, each with an addition, for an image"
@@ -170,7 +170,13 @@ def step_operations(config: Config, sizes: ProblemSizes | None = None) -> float:
             fields["train.samples_per_class"],
         )
         sizes = assumed_sizes(learner, batch_size, samples_per_class)
-    return lower_step(learner, sizes).cost_analysis()["flops"]
+    return _operations(lower_step(learner, sizes))
+
+
+def _operations(lowered: jax.stages.Lowered) -> float:
+    analysis = lowered.cost_analysis()
+    assert analysis is not None  # XLA counts operations on all devices that are supported.
+    return analysis["flops"]
 
 
 def _print_gpu_hours(config: Config, sizes: ProblemSizes | None = None) -> None:
