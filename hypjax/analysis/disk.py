@@ -28,6 +28,9 @@ from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 
+# Names of groups may hold dollar signs.
+_TEXT_STYLE = {"text.parse_math": False, "legend.frameon": False}
+_LEGEND_STYLE = {"legend.fontsize": 9, "legend.columnspacing": 1, "legend.handletextpad": 0.3}
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -47,7 +50,7 @@ class Panel(NamedTuple):
     title: str
     positions: Positions | Float[np.ndarray, "n d"]  # Points of a space until laid out.
     labels: Int[np.ndarray, " n"]  # Group of each image.
-    read: Callable[[int], Image.Image] | None  # Reads an image by its index.
+    read: Callable[[int], Image.Image]  # Reads an image by its index.
 
 
 class GroupStyles(NamedTuple):
@@ -96,11 +99,10 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
         if thumbnails:
             _draw_thumbnails(axes, panel, styles)
     handles, labels = row[0].get_legend_handles_labels()
-    labels = [shortened(label, _NAME_LENGTH) for label in labels]
-    style = {"fontsize": 9, "columnspacing": 1, "handletextpad": 0.3, "frameon": False}
-    style |= {"loc": "outside lower center", "ncols": 2, "title": drawing.legend_title}
-    with matplotlib.rc_context({"text.parse_math": False}):
-        legend = figure.legend(handles, labels, **style)
+    names = [shortened(label, _NAME_LENGTH) for label in labels]
+    title, loc = drawing.legend_title, "outside lower center"
+    with matplotlib.rc_context(_TEXT_STYLE | _LEGEND_STYLE):
+        legend = figure.legend(handles, names, loc=loc, ncols=2, title=title)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
     save(figure, output)
@@ -143,17 +145,16 @@ def draw_lines(axes: Axes, lines: Complex[np.ndarray, "lines points"], **style: 
 
 
 def _scatter_groups(axes: Axes, panel: Panel, styles: GroupStyles, names: Sequence[str]) -> None:
-    positions, labels = panel.positions, panel.labels
-    style = {"s": float(np.clip(12000 / max(len(positions), 1), 4, 24)), "linewidths": 0}
+    x, y, labels = panel.positions.real, panel.positions.imag, panel.labels
+    size = float(np.clip(12000 / max(len(labels), 1), 4, 24))
+    scatter = functools.partial(axes.scatter, s=size, linewidths=0)
     for marker, group in zip(styles.markers, styles.named, strict=True):
-        members, colour = positions[labels == group], styles.colours[group]
-        legend = {"label": names[group], "marker": marker, "zorder": 2}
-        axes.scatter(members.real, members.imag, color=colour, **legend, **style)
+        of_group, colour = labels == group, styles.colours[group]
+        scatter(x[of_group], y[of_group], color=colour, label=names[group], marker=marker, zorder=2)
     if len(names) > len(styles.named):
         unnamed = ~np.isin(labels, styles.named)
-        others, colours = positions[unnamed], styles.colours[labels[unnamed]]
-        axes.scatter(others.real, others.imag, c=colours, zorder=1.5, **style)
-        axes.scatter([], [], color=_OTHER, label=styles.others_label, **style)
+        scatter(x[unnamed], y[unnamed], c=styles.colours[labels[unnamed]], zorder=1.5)
+        scatter([], [], color=_OTHER, label=styles.others_label)
 
 
 def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
@@ -165,8 +166,8 @@ def _draw_tree(axes: Axes, images: Positions, proxies: Proxies) -> None:
         children = proxies.image_parents >= 0
         edges = geodesics(images[children], positions[proxies.image_parents[children]])
         draw_lines(axes, edges, color="0.8", linewidths=0.3, zorder=1)
-    style = {"facecolor": "white", "edgecolor": "black", "linewidths": 0.9, "zorder": 4}
-    axes.scatter(positions.real, positions.imag, s=22, label="proxy", **style)
+    scatter = functools.partial(axes.scatter, facecolor="white", edgecolor="black", linewidths=0.9)
+    scatter(positions.real, positions.imag, s=22, label="proxy", zorder=4)
 
 
 def _draw_thumbnails(axes: Axes, panel: Panel, styles: GroupStyles) -> None:
@@ -183,10 +184,10 @@ def _draw_thumbnails(axes: Axes, panel: Panel, styles: GroupStyles) -> None:
         thumbnail = panel.read(index)
         thumbnail.thumbnail((2 * pixels, 2 * pixels))
         # The frame and its padding take the rest of the cell.
-        image = OffsetImage(thumbnail, zoom=0.86 * pixels / max(thumbnail.size) * 72 / DPI)
+        zoom = 0.86 * pixels / max(thumbnail.size) * 72 / DPI
+        image, centre = OffsetImage(np.asarray(thumbnail), zoom=zoom), (centre.real, centre.imag)
         frame = {"edgecolor": styles.colours[panel.labels[index]], "linewidth": 1.5}
-        style = {"pad": 0.1, "bboxprops": frame, "zorder": 5}
-        axes.add_artist(AnnotationBbox(image, (centre.real, centre.imag), **style))
+        axes.add_artist(AnnotationBbox(image, centre, pad=0.1, bboxprops=frame, zorder=5))
 
 
 def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
@@ -197,8 +198,7 @@ def draw_image_grid(panel: Panel, output: pathlib.Path) -> None:
     for i, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
         image = ImageOps.pad(panel.read(i), (_CELL - 2, _CELL - 2), color="white")
         canvas.paste(image, (column * _CELL + 1, row * _CELL + 1))
-    inches = side * _CELL / DPI
-    figure = Figure(figsize=(inches, inches), dpi=DPI)
+    figure = Figure(figsize=(canvas.width / DPI, canvas.height / DPI), dpi=DPI)
     figure.figimage(np.asarray(canvas))
     save(figure, output)
 
@@ -215,8 +215,7 @@ def snap_to_grid(positions: Positions, side: int) -> tuple[np.ndarray, np.ndarra
     unit = side / max(len(positions), 1)
     rows, columns = np.divmod(np.arange(side * side), side)
     cost = (x_rank[:, None] * unit - columns) ** 2 + (y_rank[:, None] * unit - rows) ** 2
-    cells = linear_sum_assignment(cost)[1]
-    return cells // side, cells % side
+    return np.divmod(linear_sum_assignment(cost)[1], side)
 
 
 def drawing_of_gallery(
@@ -268,8 +267,8 @@ def drawing_of_images(
     group_numbers: dict[str, int] = {}  # By name of the group; the same in all panels.
     panels = []
     for (title, images), panel_groupings in zip(images_by_title.items(), by_panel, strict=True):
-        groups, names = panel_groupings[grouping]
-        numbers = [group_numbers.setdefault(name, len(group_numbers)) for name in names]
+        groups, group_names = panel_groupings[grouping]
+        numbers = [group_numbers.setdefault(name, len(group_numbers)) for name in group_names]
         read = tolerant(functools.partial(read_rgb, images))
         panels.append(Panel(title, embed(images), np.array(numbers)[groups], read))
     return Drawing(panels, list(group_numbers), grouping)

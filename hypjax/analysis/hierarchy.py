@@ -1,5 +1,6 @@
 """The hierarchy in a run's embeddings of test images: trees, scores, tables and figures."""
 
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -331,6 +332,7 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
         write_json(tree_file, hierarchy.nodes)
         for optional in (disk_file, leaves_file):
             optional.unlink(missing_ok=True)  # Left by an earlier call.
+    read = functools.partial(disk.read_rgb, images.dataset)
     _draw_affinity(hierarchy, images, affinity_file)
     if hierarchy.positions is not None:  # The proxies' tree, its images coloured by group.
         grouping = disk.default_grouping(images.groupings)
@@ -338,10 +340,10 @@ def write(hierarchy: Hierarchy, images: ChosenImages, parent: pathlib.Path) -> l
         n = hierarchy.tree.leaves
         image_parents, parents = np.split(hierarchy.tree.parents - n, [n])  # The root's: −1 − n.
         proxies = disk.Proxies(hierarchy.positions[n:], np.maximum(parents, -1), image_parents)
-        panel = disk.Panel("", hierarchy.positions[:n], labels, None)
+        panel = disk.Panel("", hierarchy.positions[:n], labels, read)
         disk.draw_disks(disk.Drawing([panel], names, grouping, proxies), disk_file)
     if hierarchy.leaf_images:
-        draw_rows(hierarchy.leaf_images, leaves_file, lambda i: disk.read_rgb(images.dataset, i))
+        draw_rows(hierarchy.leaf_images, leaves_file, read)
     return [file for file in files if file.exists()]
 
 

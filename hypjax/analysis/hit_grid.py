@@ -77,7 +77,7 @@ def draw_rows(
 ) -> list[pathlib.Path]:
     """Draws rows of pictures, 20 to a file; further files end in -2, -3, ..."""
     read = tolerant(read)
-    files = []
+    files: list[pathlib.Path] = []
     for start in range(0, len(rows), _ROWS):
         with matplotlib.rc_context({"text.parse_math": False}):  # Paths may hold dollar signs.
             figure = _grid(rows[start : start + _ROWS], read)
@@ -90,9 +90,9 @@ def save(figure: Figure, file: File) -> None:
     """Writes a figure to a file atomically; the file's suffix selects the format."""
     if isinstance(file, io.BytesIO):
         figure.savefig(file)
-        return
-    with writing(file), replacing(file) as temporary:
-        figure.savefig(temporary, format=file.suffix[1:])
+    else:
+        with writing(file), replacing(file) as temporary:
+            figure.savefig(temporary, format=file.suffix[1:])
 
 
 def shortened(name: str, length: int) -> str:

@@ -123,7 +123,7 @@ def write_records(folder: pathlib.Path, name: str, contents: Contents, part: str
     manifest: dict[str, Any] = {"splits": counts, "tables": [*contents.tables], "part": part}
     manifest["note"] = contents.note
     manifest["checksums"] = {x.name: files.sha256(x) for x in folder.glob("*.parquet")}
-    files.write_checked_json(folder / MANIFEST, manifest)
+    files.write_json(folder / MANIFEST, files.with_checksum(manifest))
 
 
 def _records_path(folder: pathlib.Path, name: str, split: str) -> pathlib.Path:

@@ -27,13 +27,7 @@ from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
 from hypjax.runs import files
 from hypjax.runs.workdir import SPACE
-from hypjax.system.files import (
-    replacing,
-    sha256,
-    write_checked_json,
-    write_json,
-    write_safetensors,
-)
+from hypjax.system.files import replacing, sha256, with_checksum, write_json, write_safetensors
 
 _ELSEWHERE = custom_name("a loop of its own")  # Objective of models not trained by hypjax.
 
@@ -153,4 +147,4 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
         logs = params["scalars"].items()
         content[files.LEARNED] = {name: np.asarray(log).tolist() for name, log in logs}
     content[files.CHECKSUMS] = {x.name: sha256(x) for x in folder.glob("*.safetensors")}
-    write_checked_json(folder / files.PUBLISHED, content)
+    write_json(folder / files.PUBLISHED, with_checksum(content))

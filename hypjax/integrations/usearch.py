@@ -199,8 +199,8 @@ class GraphGallery(ArrayGallery):
             except (OSError, ValueError):
                 files.remove(folder)
                 (path / _NEW).rename(folder)
-            facts["checksums"] = checksums
-            files.write_checked_json(path / _FACTS, facts | {"export": folder.name})
+            facts |= {"checksums": checksums, "export": folder.name}
+            files.write_json(path / _FACTS, files.with_checksum(facts))
             for other in path.iterdir():
                 if other.name not in (_FACTS, folder.name):
                     files.remove(other)

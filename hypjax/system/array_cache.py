@@ -85,9 +85,8 @@ class ArrayCache:
         reasons = reasons or {}
         for i, array in enumerate(arrays):
             failed = i in reasons
-            content = contiguous(array).data
-            if failed:
-                content = reasons[i].encode() or b"?"  # Each entry needs at least one byte.
+            # Each entry needs at least one byte.
+            content = (reasons[i].encode() or b"?") if failed else contiguous(array).tobytes()
             self._file.write(content)
             # The checksum starts from the flag, so that it covers the flag, too.
             entries[i] = self._file.tell(), crc32(content, failed), failed
@@ -102,16 +101,17 @@ class ArrayCache:
         content = self._map[self._ends[i] : self._ends[i + 1]]
         if not self._intact[i]:
             _, checksum, failed = self._entry_of[i]
-            self._intact[i] = crc32(content, failed) == checksum
+            self._intact[i] = crc32(content.data, failed) == checksum
         return content if self._intact[i] else None
 
     def replace(self, i: int, array: Shaped[np.ndarray, "..."]) -> None:
         """Replaces a damaged array for all processes, if its entry is intact and may be written."""
         console.warn_once(f"{self.folder} is damaged; what differs is computed again")
-        content = np.frombuffer(array.tobytes(), np.uint8)
+        content = array.tobytes()
+        start, end = self._ends[i : i + 2]
         with contextlib.suppress(OSError, ValueError):
-            np.memmap(self._arrays, np.uint8, "r+")[self._ends[i] : self._ends[i + 1]] = content
-            np.memmap(self._index, _ENTRY, "r+")[i] = self._ends[i + 1], crc32(content), 0
+            np.memmap(self._arrays, np.uint8, "r+")[start:end] = np.frombuffer(content, np.uint8)
+            np.memmap(self._index, _ENTRY, "r+")[i] = end, crc32(content), 0
 
     def table(self, dtype: Any) -> tuple[Shaped[np.ndarray, "n d"], dict[int, str]] | None:
         """Returns the arrays as rows, 0 for arrays that failed, and by row why those failed.

@@ -29,57 +29,52 @@ class CloudFolder:
 
     def __init__(self, url: str) -> None:
         import fsspec
+        from fsspec.implementations.dirfs import DirFileSystem
 
-        self._storage, base = fsspec.core.url_to_fs(url.rstrip("/"))
-        self._base = base.rstrip("/")
+        storage, self._base = fsspec.core.url_to_fs(url.rstrip("/"))
+        self._files = DirFileSystem(self._base.rstrip("/"), storage)
 
     def sizes(self) -> dict[str, int]:
         """Returns the size in bytes of each file; {} if the folder does not exist."""
-        self._storage.invalidate_cache()
+        self._files.invalidate_cache()
         try:
-            files = self._storage.find(self._base, detail=True)
+            files = self._files.find("", detail=True)
         except FileNotFoundError:
             return {}
-        sizes = {}
-        for path, info in files.items():
-            name = path[len(self._base) :].lstrip("/")
-            # Skip folder markers, which some consoles create, and names that leave the folder.
-            if name and not name.endswith("/") and ".." not in name.split("/"):
-                sizes[name] = info.get("size") or 0
-        return sizes
+        # Skips folder markers, which some consoles create, and names that leave the folder.
+        are_files = {x: x and not x.endswith("/") and ".." not in x.split("/") for x in files}
+        return {name: info.get("size") or 0 for name, info in files.items() if are_files[name]}
 
     def read(self, name: str) -> str | None:
         """Returns the text of a file, or None if it does not exist."""
         try:
-            return self._storage.cat_file(f"{self._base}/{name}").decode()
+            return self._files.cat_file(name).decode()
         except FileNotFoundError:
             return None
 
-    def get(self, names: Iterable[str], folder: pathlib.Path) -> None:
+    def get(self, names: Collection[str], folder: pathlib.Path) -> None:
         """Downloads files into a folder, with a progress bar on a terminal."""
         from fsspec.callbacks import TqdmCallback
 
-        paths = {f"{self._base}/{name}": folder / name for name in names}
-        for path in paths.values():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
         bar = TqdmCallback({"disable": None, "leave": False, "unit": " files"})
-        self._storage.get(list(paths), list(map(str, paths.values())), callback=bar)
+        self._files.get(list(names), [str(folder / name) for name in names], callback=bar)
 
     def put(self, names: Collection[str], folder: pathlib.Path) -> None:
         """Uploads files of a folder."""
-        sources = [str(folder / name) for name in names]
-        targets = [f"{self._base}/{name}" for name in names]
+        sources, targets = [str(folder / name) for name in names], list(names)
         try:
-            self._storage.put(sources, targets)
+            self._files.put(sources, targets)
         except FileNotFoundError:  # Some storage has folders, which its driver does not create.
-            root = re.match("/?[^/]*", self._base)[0]  # A bucket, for example: users create it.
-            if not self._storage.exists(root):
+            bucket = "/".join(self._base.split("/")[: 2 if self._base.startswith("/") else 1])
+            if not self._files.fs.exists(bucket):  # Users create it.
                 raise
-            for target_folder in {target.rpartition("/")[0] for target in targets}:
-                self._storage.makedirs(target_folder, exist_ok=True)
-            self._storage.put(sources, targets)
+            for parent in {name.rpartition("/")[0] for name in names}:
+                self._files.makedirs(parent, exist_ok=True)
+            self._files.put(sources, targets)
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files."""
         for name in names:
-            self._storage.rm_file(f"{self._base}/{name}")
+            self._files.rm_file(name)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from hypjax.errors import on_one_line, redacted
 
-_muted = False
+muted = False  # Whether `mute` has silenced this process.
 _warnings: list[str] = []
 
 
 def say(text: str, *, always: bool = False) -> None:
     """Prints a line on stderr above any progress bar, unless muted; `always` overrides `mute`."""
-    if _muted and not always:
+    if muted and not always:
         return
     if tqdm := sys.modules.get("tqdm"):
         tqdm.tqdm.write(redacted(text), file=sys.stderr)
@@ -24,14 +24,9 @@ def say(text: str, *, always: bool = False) -> None:
 
 def mute() -> None:
     """Silences this process except for errors: the run's first process reports for all."""
-    global _muted
-    _muted = True
+    global muted
+    muted = True
     sys.stdout = open(os.devnull, "w")
-
-
-def is_muted() -> bool:
-    """Whether `mute` has silenced this process."""
-    return _muted
 
 
 def warn(text: str) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hypjax.errors import INTERRUPTED, TRY_AGAIN, Interrupted
 from hypjax.system import console
@@ -37,7 +37,7 @@ def failing_at_once() -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        status = error.code if isinstance(error, SystemExit) else 1
+        status: Any = error.code if isinstance(error, SystemExit) else 1
         # All processes stop together after an interrupt, and the first may still be saving.
         if not process_index or not status or isinstance(error.__context__, Interrupted):
             raise
@@ -55,8 +55,9 @@ def end_with_parent() -> None:
     """Ends this worker when its parent is killed: it would occupy memory and devices."""
 
     def wait() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -71,7 +72,7 @@ def deferred(message: str) -> Iterator[Callable[[], int]]:
 
     def handle(signum: int, frame: object) -> None:
         nonlocal status
-        status = STATUS_OF_SIGNAL[signum]
+        status = STATUS_OF_SIGNAL[signal.Signals(signum)]
         restore()
         console.say(message, always=True)
 

@@ -44,11 +44,6 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_checked_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Writes a JSON object atomically, with a checksum for `check_json`."""
-    write_json(path, with_checksum(fields))
-
-
 def with_checksum(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Adds a checksum for `check_json` to a JSON object."""
     text = json.dumps(fields, sort_keys=True)
@@ -312,9 +307,9 @@ def _reject_objects(error: Exception, name: str) -> None:
 class _Ignored:
     """Stands for classes and functions that a PyTorch file names; each object is an empty dict."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> collections.Counter:
-        ignored = collections.Counter()  # The only dict here that can have its own `__setstate__`.
-        vars(ignored)["__setstate__"] = lambda state: None
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        ignored: Any = collections.Counter()  # The only dict here that can have `__setstate__`.
+        ignored.__setstate__ = lambda state: None
         return ignored
 
 
@@ -337,8 +332,8 @@ def read_torch(path: pathlib.Path, *, ignore_objects: bool = False) -> Any:
         elif ignore_objects:  # Before PyTorch 1.6, the fourth pickle of a file held its objects.
             with path.open("rb") as file:
                 *_, names = map(torch._weights_only_unpickler.get_globals_in_pkl, 4 * [file])
-        allowed = [collections.Counter, *((_Ignored, name) for name in names)]
-        with torch.serialization.safe_globals(allowed):
+        ignored: list[Any] = [(_Ignored, name) for name in names]
+        with torch.serialization.safe_globals([collections.Counter, *ignored]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # PyTorch's message advises to allow running code.
         problem = "damaged, or more than tensors, numbers and strings"

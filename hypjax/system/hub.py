@@ -43,9 +43,9 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
     from huggingface_hub import errors
 
     name, revision = split(location)
-    options = {"revision": revision, "allow_patterns": list(files)}
+    download = huggingface_hub.snapshot_download
     try:
-        return fetch(huggingface_hub.snapshot_download, name, **options)
+        return fetch(download, name, revision=revision, allow_patterns=list(files))
     except errors.RevisionNotFoundError as error:
         raise UserError(f"the repository {name} has no revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
@@ -55,7 +55,7 @@ def download(location: str, files: Sequence[str]) -> pathlib.Path:
         raise UserError(f"{problem}; HF_HUB_OFFLINE=1 reads only the cache") from error
 
 
-def fetch(download: Callable[..., str], *args: Any, **options: Any) -> pathlib.Path:
+def fetch(download: Callable[..., Any], *args: Any, **options: Any) -> pathlib.Path:
     """Calls a download function of huggingface_hub, which falls back to its cache.
 
     Raises `UnreachableError` unless the hub says that the repository, revision or file is missing.
@@ -102,8 +102,10 @@ def upload(
         if marker and marker not in present and not set(present) <= _PLAIN:
             raise UserError(f"the repository {name} holds other files; name another")
         matching = {file for pattern in owned for file in fnmatch.filter(present, pattern)}
-        operations = [CommitOperationDelete(file) for file in sorted(matching - {*files})]
-        operations += [CommitOperationAdd(file, str(folder / file)) for file in files]
+        removed = [CommitOperationDelete(file) for file in sorted(matching - {*files})]
+        added = [CommitOperationAdd(file, str(folder / file)) for file in files]
         message = f"Upload a hypjax {repo_type}"
-        commit = api.create_commit(name, operations, commit_message=message, repo_type=repo_type)
+        commit = api.create_commit(
+            name, [*removed, *added], commit_message=message, repo_type=repo_type
+        )
     return str(commit.commit_url)

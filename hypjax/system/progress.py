@@ -55,13 +55,9 @@ class Progress:
         self._last_line = time.monotonic()
         # The rate counts from the end of the first step, whose time is mostly compilation.
         self._rate_start: tuple[int, float] | None = None  # That step, and the time of its end.
-        hidden = console.is_muted() or not sys.stderr.isatty()
+        hidden, form = console.muted or not sys.stderr.isatty(), "{n}/{total} {bar}{desc}"
         self._bar = Bar(
-            initial=first,
-            total=total,
-            disable=hidden,
-            dynamic_ncols=True,
-            bar_format="{n}/{total} {bar}{desc}",
+            initial=first, total=total, disable=hidden, dynamic_ncols=True, bar_format=form
         )
 
     def advance(self) -> None:

@@ -14,7 +14,7 @@ import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.inference import model as models
-from hypjax.system.files import check_json, write_checked_json
+from hypjax.system.files import check_json, with_checksum, write_json
 from tests.helpers import commands
 
 
@@ -81,11 +81,11 @@ def test_a_strangers_model_cannot_harm(published, tmp_path, name, value, message
     saved = check_json(json.loads((copy / "hypjax.json").read_text()))
     unchanged = saved["all"][name]
     saved["all"] |= {name: value, "run.workers": 10**6}
-    write_checked_json(copy / "hypjax.json", saved)
+    write_json(copy / "hypjax.json", with_checksum(saved))
     with pytest.raises(UserError, match=message):
         hypjax.load(copy, "encoder")
     saved["all"] |= {name: unchanged}
-    write_checked_json(copy / "hypjax.json", saved)
+    write_json(copy / "hypjax.json", with_checksum(saved))
     assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()
 
 
@@ -103,7 +103,7 @@ def test_damaged_or_replaced_weights_are_refused(published, tmp_path, monkeypatc
 
     def replaced(folder, method):
         saved = check_json(json.loads((copy / "hypjax.json").read_text()))
-        write_checked_json(copy / "hypjax.json", saved | {"score_space": None})
+        write_json(copy / "hypjax.json", with_checksum(saved | {"score_space": None}))
         return restore(folder, method)
 
     monkeypatch.setattr(models, "restore_best", replaced)
