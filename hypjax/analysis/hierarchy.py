@@ -52,7 +52,7 @@ def find_hierarchy(
     """Finds the trees of average linkage and of any proxies, and scores both."""
     distances = _distances(space, points, points)
     clusters, heights = trees.average_linkage(distances)
-    scores = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
+    scores: dict[str, Any] = {"run": name, "trees": [_scores("average linkage", clusters, images)]}
     if len(images.groupings) > 1:
         levels = nested_levels(images.groupings)
         scores["known_hierarchy"] = {
@@ -98,21 +98,21 @@ def _with_proxies(
         "radii": _scores_of_radii(to_proxies[:n], radii[:n], radii[n:], used, parents[:n]),
     }
     leaf_images = _leaf_images(to_proxies[:n], tree, used, images)
-    positions = None
-    if space.ball() is not None and space.ball().c:
-        positions = _positions(tree, np.pad(all_points[in_tree], ((0, 1), (0, 0))), space)
+    with_origin = np.pad(all_points[in_tree], ((0, 1), (0, 0)))
+    ball: Any = space.ball()
+    positions = _positions(tree, with_origin, space, ball.c) if ball and ball.c else None
     return hierarchy._replace(
         scores=scores, tree=tree, nodes=nodes, positions=positions, leaf_images=leaf_images
     )
 
 
-def _positions(tree: Tree, points: Points, space: Space) -> disk.Positions:
+def _positions(tree: Tree, points: Points, space: Space, c: float) -> disk.Positions:
     """Places a tree in the disk at its nodes' true distances from the origin.
 
     Angles follow the tree, with siblings in the order of their images' first principal component.
     """
     in_ball = np.asarray(space.to_ball(points.astype(np.float64)))
-    moduli = float(space.ball().c) ** 0.5 * np.linalg.norm(in_ball, axis=1)
+    moduli = float(c) ** 0.5 * np.linalg.norm(in_ball, axis=1)
     images = points[: tree.leaves]
     _, components = np.linalg.eigh(np.cov(images, rowvar=False))
     angles = (tree.starts(images @ components[:, -1]) + tree.sizes / 2) * (2 * np.pi / tree.leaves)
@@ -219,7 +219,7 @@ def _scores_of_radii(
     """Compares distances from the origin of images and proxies; `used` proxies are in the tree."""
     nearest_proxies, nearest = np.unique(np.argmin(distances, axis=1), return_inverse=True)
     medians = [np.median(radii[nearest == i]) for i in range(len(nearest_proxies))]
-    inside = trees.farther_in(proxy_radii[nearest_proxies], medians)
+    inside = trees.farther_in(proxy_radii[nearest_proxies], np.array(medians))
     return {
         "median_of_images": float(np.median(radii)),
         "median_of_proxies_used": float(np.median(proxy_radii[used])) if len(used) else np.nan,
@@ -239,7 +239,7 @@ def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: Ch
     rows = []
     for node in leaf_proxies[np.argsort(-counts[leaf_proxies], kind="stable")][:_ROWS]:
         proxy = used[node - n]
-        row = []
+        row: list[Picture] = []
         for image in np.argsort(distances[:, proxy], kind="stable")[:_COLUMNS].tolist():
             title = "" if row else f"proxy {proxy}, {counts[node]} images\n"
             colour = "tab:blue" if parents[image] == node else "none"
@@ -249,7 +249,7 @@ def _leaf_images(distances: np.ndarray, tree: Tree, used: np.ndarray, images: Ch
 
 
 def _nodes(
-    tree: Tree, lengths: Sequence[float], images: ChosenImages, inner: Sequence[tuple[str, dict]]
+    tree: Tree, lengths: Any, images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
     """Rows of tree.json: the images, then the `inner` nodes, which have names and facts."""
     leaves = []
@@ -358,19 +358,21 @@ def _draw_affinity(hierarchy: Hierarchy, images: ChosenImages, output: pathlib.P
     linkage_order = hierarchy.class_tree.starts()[: len(affinity)]
     order = np.lexsort((linkage_order, *reversed(groups.values())))  # The last key counts most.
     limits = np.quantile(affinity[~np.eye(len(affinity), dtype=bool)], (0.01, 0.995))
-    panels = [("affinity", affinity, limits, {"extend": "both"})]
+    # Each panel's title, matrix, limits, and the colour bar's ticks.
+    panels: list[tuple[str, Any, Any, Any]] = [("affinity", affinity, limits, None)]
     if groups:
         title = "number of equal groups: " if len(groups) > 1 else "same "
         title += ", ".join(groups)
         num_equal = sum(group[:, None] == group for group in groups.values())
-        panels.append((title, num_equal, (0, len(groups)), {"ticks": range(len(groups) + 1)}))
+        panels.append((title, num_equal, (0, len(groups)), range(len(groups) + 1)))
     figure = Figure(figsize=(4.6 * len(panels), 4.6), dpi=DPI, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, matrix, (low, high), bar_style) in zip(row, panels, strict=True):
-        style = {"vmin": low, "vmax": high, "cmap": "cividis", "interpolation": "nearest"}
-        image = axes.imshow(matrix[np.ix_(order, order)], **style)
+    for axes, (title, matrix, limits, ticks) in zip(row, panels, strict=True):
+        image = axes.imshow(matrix[np.ix_(order, order)], "cividis", interpolation="nearest")
+        image.set_clim(*limits)
         axes.set(xticks=[], yticks=[], xlabel=f"{len(affinity)} classes")
         axes.set_title(title, fontsize=11, parse_math=False)
         if matrix is affinity or len(groups) > 1:
-            figure.colorbar(image, ax=axes, shrink=0.85, **bar_style)
+            extend = "both" if matrix is affinity else None
+            figure.colorbar(image, ax=axes, shrink=0.85, ticks=ticks, extend=extend)
     save(figure, output)

@@ -119,7 +119,7 @@ def weigh(
     """
 
     @jax.jit
-    def compare(points, images, positives, negatives):
+    def compare(points: Points, images: Points, positives: Mask, negatives: Mask) -> Any:
         """Distances, infinite to images that are no negatives, and weights."""
         distances = space.distance_matrix(points, images)
         weights = negative_weights(distances, positives, negatives, temperature=temperature)
@@ -128,12 +128,11 @@ def weigh(
     weight_sums = np.zeros(len(images))  # Over anchors, by rank.
     carriers, hardest = [], []
     with jax.enable_x64(True):
-        images = jnp.asarray(images, jnp.float64)
+        images = np.float64(images)
         for start in range(0, len(anchors), _BLOCK):
             block = slice(start, start + _BLOCK)
-            points = jnp.asarray(anchors[block], jnp.float64)
-            distances, weights = compare(points, images, *choice.pairs(block))
-            distances, weights = np.asarray(distances), np.asarray(weights)
+            compared = compare(np.float64(anchors[block]), images, *choice.pairs(block))
+            distances, weights = map(np.asarray, compared)
             descending = -np.sort(-weights, axis=1)
             weight_sums += np.sum(descending, axis=0)
             sums = np.cumsum(descending, axis=1)

@@ -233,8 +233,9 @@ def _disk(searches: RunSearches) -> dict[str, str]:
     facts |= {"rank": rank, "plain_rank": plain_rank, "delta": "", "curvature": ""}
     with contextlib.suppress(UserError):  # Too few points, or all are equal.
         features = np.asarray(spaces.features(searches.space, searches.points))
-        trials = dict(num_samples=_SAMPLES, num_trials=_TRIALS, key=jax.random.key(0))
-        mean = float(np.mean(relative_delta(features, **trials)))
+        key = jax.random.key(0)
+        deltas = relative_delta(features, num_samples=_SAMPLES, num_trials=_TRIALS, key=key)
+        mean = float(np.mean(deltas))
         facts |= {"delta": f"{mean:.3g}", "curvature": f"{curvature_from_delta(mean):.3g}"}
     return facts
 

@@ -94,28 +94,26 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     energy, *histograms = figure.subplots(rows, columns, squeeze=False).ravel()
     for i, (run, axes) in enumerate(zip(runs, histograms, strict=False)):
-        for state in _STATES:
+        for state, line, dots in (("untrained", "--", ":"), ("trained", "-", "-")):
             is_trained = state == "trained"
             shares, similarities = run[state]["cumulative_energy"], run[state]["similarity"]
-            style = {"linestyle": "solid" if is_trained else "dashed", "color": f"C{i}"}
-            style["label"] = run["run"] if is_trained else None
-            energy.plot(np.arange(1, len(shares) + 1), shares, **style)
+            label = run["run"] if is_trained else None
+            energy.plot(np.arange(1, len(shares) + 1), shares, line, color=f"C{i}", label=label)
             for kind, (name, colour) in _PAIRS.items():
                 counts = np.array(similarities[f"pairs_of_{kind}"])
-                style = {"color": colour, "fill": is_trained, "alpha": 0.5 if is_trained else 1.0}
-                style["label"] = name if is_trained else f"{name}, untrained"
-                style["linestyle"] = "solid" if is_trained else ":"
-                axes.stairs(counts / counts.sum(), similarities["edges"], **style)
+                histogram = axes.stairs(counts / counts.sum(), similarities["edges"], color=colour)
+                histogram.set(fill=is_trained, alpha=0.5 if is_trained else 1.0, linestyle=dots)
+                histogram.set_label(name if is_trained else f"{name}, untrained")
         axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
         axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
-    labels = {"xlabel": "principal components", "ylabel": "cumulative share of the variance"}
-    energy.set(xscale="log", ylim=(0, 1.02), **labels)
+    energy.set(xscale="log", xlabel="principal components")
+    energy.set(ylim=(0, 1.02), ylabel="cumulative share of the variance")
     energy.grid(alpha=0.3)
     for name in energy.legend(fontsize=8).get_texts():
         name.set_parse_math(False)  # Names of folders may hold dollar signs.
     for axes in histograms[len(runs) :]:
         axes.set_axis_off()
-    style = {"loc": "outside lower center", "ncols": 4, "frameon": False}
-    figure.legend(*histograms[0].get_legend_handles_labels(), **style)
+    entries = histograms[0].get_legend_handles_labels()
+    figure.legend(*entries, loc="outside lower center", ncols=4, frameon=False)
     save(figure, output)

@@ -1,5 +1,6 @@
 """Tables of finished runs, and figures of their scores against a field of their configurations."""
 
+import functools
 import itertools
 import math
 import pathlib
@@ -136,12 +137,12 @@ def _mean_and_std(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
     """Mean and sample standard deviation of the scores over runs; {} for a single run."""
     if len(runs) < 2:
         return {}
-    spread: dict[str, Recalls] = {"mean": {}, "std": {}}
+    mean, std = {}, {}
     for part, values in next(iter(runs.values())).items():
         samples = {name: [run[part][name] for run in runs.values()] for name in values}
-        spread["mean"][part] = {name: statistics.mean(x) for name, x in samples.items()}
-        spread["std"][part] = {name: statistics.stdev(x) for name, x in samples.items()}
-    return spread
+        mean[part] = {name: statistics.mean(x) for name, x in samples.items()}
+        std[part] = {name: statistics.stdev(x) for name, x in samples.items()}
+    return {"mean": mean, "std": std}
 
 
 def draw(runs: Sequence[FinishedRun], field: str, output: pathlib.Path) -> None:
@@ -211,8 +212,8 @@ def _figure(lines: Mapping[str, Curve], values: Sequence[Any], field: str, metri
                     mean = statistics.mean(scores)
                     points.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, means, *bars = np.array(points).reshape(-1, 4).T
-            style = {"elinewidth": 1, "color": colour, "marker": marker, "label": label}
-            axis.errorbar(x, means, yerr=bars, clip_on=False, **style)
+            draw_line = functools.partial(axis.errorbar, elinewidth=1, clip_on=False, label=label)
+            draw_line(x, means, yerr=bars, color=colour, marker=marker)
         low, high = axis.get_ylim()
         axis.set(title=title, xlabel=field, ylim=(max(low, 0), min(high, 1)))
     axes[0].set_ylabel(f"{metric} of the head")

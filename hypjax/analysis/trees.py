@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 _TOLERANCE = 1e-5
 
 Labels = Int[ArrayLike, " leaves"]
-Radii = Float[ArrayLike, "*#b"]  # Distances from the origin.
+Radii = Float[np.ndarray, "*#b"]  # Distances from the origin.
 Distances = Float[np.ndarray, "n n"]
 Heights = Float[np.ndarray, " nodes"]  # Mean distances at which clusters merge; 0 for leaves.
 
@@ -158,7 +158,7 @@ def separation(tree: Tree, labels: Labels, groups: Labels) -> tuple[float, float
 
 def farther_in(radii: Radii, others: Radii) -> Bool[np.ndarray, "*b"]:
     """Whether radii are smaller than other radii by more than a relative 1e-5; elementwise."""
-    return np.asarray(radii) < (1 - _TOLERANCE) * np.asarray(others)
+    return radii < (1 - _TOLERANCE) * others
 
 
 def ancestors(
@@ -168,7 +168,7 @@ def ancestors(
 
     Returns indices of proxies, the first of equally near proxies; −1 if no proxy is closer.
     """
-    closer = farther_in(proxy_radii, np.asarray(radii)[:, None])
+    closer = farther_in(proxy_radii, radii[:, None])
     return np.where(closer.any(axis=1), np.argmin(np.where(closer, distances, np.inf), axis=1), -1)
 
 

@@ -4,7 +4,7 @@ import itertools
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -50,25 +50,22 @@ class Candidate(NamedTuple):
         """The configuration's file and variant."""
         return f"{self.file}:{self.variant}"
 
-    def _all_overrides(self, seed: str) -> list[str]:
-        return [*self.overrides, *self.settings, f"seed={seed}"]
-
     def arguments(self, seed: str) -> str:
         """Arguments of `hypjax.main`, quoted for a shell."""
-        flags = (f"--config.{override}" for override in self._all_overrides(seed))
-        return shlex.join([f"--config={self.spec}", *flags])
+        fields = [*self.overrides, *self.settings, f"seed={seed}"]
+        return shlex.join([f"--config={self.spec}", *(f"--config.{field}" for field in fields)])
 
     def config(self, seed: str) -> Config:
         """The run's configuration."""
-        return load_config(self.spec, self._all_overrides(seed))
+        return load_config(self.spec, [*self.overrides, *self.settings, f"seed={seed}"])
 
     def folder(self, seed: str) -> str:
         """The run's default folder."""
         return default_workdir(self.config(seed), read_config(self.spec))
 
-    def run(self, seed: str) -> Workdir:
-        """Opens the run's default folder; raises a `UserError` if it has another configuration."""
-        return Workdir(pathlib.Path(self.folder(seed)), flatten(self.config(seed)))
+    def results(self, seed: str) -> dict[str, Any]:
+        """The finished run's results, or {}; rejects a folder with another configuration."""
+        return Workdir(pathlib.Path(self.folder(seed)), flatten(self.config(seed))).results or {}
 
 
 def candidates(file: str, overrides: Sequence[str], text: str) -> list[Candidate]:
@@ -105,14 +102,14 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
 def unfinished(candidates: Sequence[Candidate], seeds: Sequence[str]) -> list[str]:
     """Arguments of `hypjax.main` for each run without results."""
     runs = itertools.product(candidates, seeds)
-    return [row.arguments(seed) for row, seed in runs if row.run(seed).results is None]
+    return [row.arguments(seed) for row, seed in runs if not row.results(seed)]
 
 
 def validation_scores(candidates: Sequence[Candidate], seed: str) -> Scores:
     """Scores of finished runs on the validation images, by which settings are chosen."""
     scores = {}
     for candidate in candidates:
-        validation = candidate.run(seed).results["validation"]
+        validation = candidate.results(seed)["validation"]
         recalls = validation.get("best", validation["final"])["head"]
         metric = selection_metric(recalls)
         scores[candidate] = metric, recalls[metric]
@@ -146,7 +143,8 @@ def print_choice(scores: Scores, winners: Sequence[Sequence[Candidate]], seed: s
 
 def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     """Prints scores on test images, and their differences from the first, with intervals."""
-    runs = [[score_queries(candidate.run(seed).path) for seed in seeds] for candidate in chosen]
+    folders = [[pathlib.Path(row.folder(seed)) for seed in seeds] for row in chosen]
+    runs = [[score_queries(folder) for folder in of_method] for of_method in folders]
     first_scores, labels = runs[0][0]
     metric = selection_metric(first_scores)
     methods = []
@@ -163,9 +161,9 @@ def print_comparison(chosen: Sequence[Candidate], seeds: Sequence[str]) -> None:
     )
     rows = []
     for row, mean, difference in zip(chosen, means, differences_from_first, strict=True):
-        cells = [row.variant, "", "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)]
-        cells.append("{:+.1f}  [{:+.1f}, {:+.1f}]".format(*difference) if rows else "")
-        rows.append(cells)
+        interval = "{:.1f}  [{:.1f}, {:.1f}]".format(*mean)
+        rows.append([row.variant, "", interval, "{:+.1f}  [{:+.1f}, {:+.1f}]".format(*difference)])
+    rows[0][-1] = ""  # The first method's difference from itself.
     print(aligned(rows))
     print("folders:")
     print(aligned([[row.variant, row.folder(seed)] for row in chosen for seed in seeds]))

@@ -23,7 +23,7 @@ from hypjax.system import console, machine, progress
 def summarise(steps: Sequence[Mapping[str, Any]], latest: Collection[str]) -> dict[str, float]:
     """Averages metrics over finite steps; min of *_min, max of *_max, last of `latest`."""
     steps = jax.device_get(steps)
-    summary = {"skipped": int(steps[-1]["skipped"])}
+    summary: dict[str, float] = {"skipped": int(steps[-1]["skipped"])}
     finite_steps = [metrics for metrics in steps if metrics["finite"]]
     for name in set().union(*finite_steps) - {"finite", "skipped"}:
         values = [metrics[name] for metrics in finite_steps]

@@ -93,8 +93,8 @@ def _listen() -> None:
     """Registers a listener for JAX's compilation events, once: not every JAX can remove it."""
     from jax import monitoring
 
-    def on_duration(event: str, seconds: float, **_: object) -> None:
+    def on_duration(event: str, duration_secs: float, **_: object) -> None:
         if event.startswith(_COMPILING) and hasattr(_threads, "stopwatch"):
-            _threads.stopwatch._count_compiling(seconds)
+            _threads.stopwatch._count_compiling(duration_secs)
 
     monitoring.register_event_duration_secs_listener(on_duration)

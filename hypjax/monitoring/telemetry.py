@@ -91,7 +91,7 @@ class _EventFiles:
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
         self._folder = folder / "tensorboard"
         self._first_step = first_step + 1 if first_step else 0  # Step 0 is written again.
-        self._writer: EventsWriter | None = None
+        self._writer: Any = None  # An `EventsWriter`, from the first values on.
 
     def write(self, step: int, values: Values) -> None:
         try:

@@ -5,11 +5,12 @@ exact. A batch may also be embedded in slices (microbatches), one after the othe
 holds the activations of only one slice.
 """
 
+import dataclasses
 import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,20 +31,19 @@ def create_mesh(
 ) -> Mesh:
     """Creates a mesh of shape (copies of the parameters, shards of each); −1 uses all devices."""
     copies, shards = shape
-    is_whole_run = devices is None
-    if is_whole_run:
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    copies = len(devices) // shards if copies == -1 else copies
-    needed, present = max(copies, 1) * shards, len(devices)
+    chosen = devices or sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    copies = len(chosen) // shards if copies == -1 else copies
+    needed, present = max(copies, 1) * shards, len(chosen)
     # Processes without a device of the mesh would wait forever.
-    leaves_process_idle = is_whole_run and jax.process_count() > 1 and needed < present
+    leaves_process_idle = not devices and jax.process_count() > 1 and needed < present
     if needed > present or leaves_process_idle:
         problem = f"config.run.mesh is {shape}, {needed} devices, but there are {present}"
         raise UserError(f"{problem}; let copies times shards be {present}")
-    return Mesh(np.array(devices[:needed]).reshape(copies, shards), AXES)
+    return Mesh(np.array(chosen[:needed]).reshape(copies, shards), AXES)
 
 
-class Slices(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Slices:
     """How a batch is split into slices (microbatches), which are sharded over devices."""
 
     count: int  # Number of slices, which are computed one after the other.
@@ -60,8 +60,8 @@ def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
 def local_rows(mesh: Mesh, num_rows: int) -> range:
     """The rows that this process's devices hold of a sharded array with `num_rows` rows."""
     indices = sharded(mesh).addressable_devices_indices_map((num_rows,)).values()
-    bounds = [row_slice.indices(num_rows) for (row_slice,) in indices]
-    return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+    rows = [range(num_rows)[row_slice] for (row_slice,) in indices]
+    return range(min(x.start for x in rows), max(x.stop for x in rows))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
@@ -155,9 +155,10 @@ def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..
     """Splits a function over the devices like `map_images`, but leaves its result sharded."""
 
     def mapped(params: PyTree, *images: PyTree) -> PyTree:
-        specs = {"in_specs": (P(), *(P(AXES) for _ in images)), "out_specs": P(AXES)}
+        inputs, outputs = (P(), *(P(AXES) for _ in images)), P(AXES)
         # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
         # before they are cast back to float32.
-        return jax.shard_map(function, mesh=mesh, **specs, check_vma=False)(params, *images)
+        split = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+        return split(function, in_specs=inputs, out_specs=outputs)(params, *images)
 
     return mapped

@@ -31,27 +31,29 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     after its heartbeat timeout of 100 seconds. `coordinator` is the first process's HOST:PORT, or
     "auto", with which JAX detects Slurm, Open MPI, Kubernetes or a TPU.
     """
-    options: dict[str, Any] = {"num_processes": num_processes, "process_id": process_id}
-    options["initialization_timeout"] = 2 * _JOIN_TIMEOUT
-    if coordinator != "auto":
+    if is_named := coordinator != "auto":
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal():
             raise UserError(f"--coordinator is {coordinator}; it must be HOST:PORT, or auto")
-        if None in (num_processes, process_id) or process_id >= num_processes:
+        if num_processes is None or process_id is None or process_id >= num_processes:
             rule = "--num_processes, and a --process_id below it"
             raise UserError(f"--coordinator={coordinator} needs {rule}")
-        options["coordinator_address"] = coordinator
-        options["cluster_detection_method"] = "deactivate"
     jax.config.update("jax_enable_preemption_service", False)  # It would intercept SIGTERM.
-    if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
-        options["shutdown_timeout_seconds"] = _UPLOAD_TIMEOUT  # JAX 0.8 waits five minutes.
+    initialize = functools.partial(
+        jax.distributed.initialize,
+        coordinator_address=coordinator if is_named else None,
+        cluster_detection_method="deactivate" if is_named else None,
+        initialization_timeout=2 * _JOIN_TIMEOUT,
+    )
+    if "shutdown_timeout_seconds" in inspect.signature(initialize).parameters:  # JAX 0.8 has none.
+        initialize = functools.partial(initialize, shutdown_timeout_seconds=_UPLOAD_TIMEOUT)
     unconnected = f"cannot connect to --coordinator={coordinator}; all processes must reach it"
     timed_out = f"{unconnected} (not within {_JOIN_TIMEOUT} seconds)"
     # On a timeout of its own, JAX would abort with a stack trace.
     alarm = threading.Timer(_JOIN_TIMEOUT, _give_up, [timed_out])
     alarm.start()
     try:
-        jax.distributed.initialize(**options)
+        initialize(num_processes=num_processes, process_id=process_id)
     except (ValueError, TypeError) as error:
         remedy = "pass --coordinator=HOST:PORT --num_processes=N --process_id=I"
         problem = f"--coordinator={coordinator} detected no cluster ({error})"

@@ -64,7 +64,7 @@ def format_recalls(recalls: Recalls) -> str:
     return ", ".join(f"{part} {name} {value:.4f}" for part, (name, value) in firsts.items())
 
 
-def selection_metric(scores: Mapping[str, float]) -> str:
+def selection_metric(scores: Mapping[str, Any]) -> str:
     """The metric that chooses models: recall at the smallest K, else "medium/…", else the first."""
     recalls = [name for name in scores if name.startswith("recall@")]
     if recalls:
