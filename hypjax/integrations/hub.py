@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hypjax import __version__
 from hypjax.assemble import saved_method
@@ -27,57 +27,8 @@ from hypjax.runs.workdir import saved_fingerprint
 from hypjax.system import console, hub
 from hypjax.system.files import write_text
 
-_CARD = """\
----
-{metadata}
----
-
-# {name}
-
-Embeddings for image retrieval: {description}.
-
-## Use
-
-In hypjax, which scales the pixels and maps the embeddings into their space:
-
-```python
-import hypjax
-
-model = hypjax.load("{name}")
-points = model.embed(["one.jpg", "two.jpg"])  # Points of {space}
-hits = model.search("photos/", "query.jpg", k=10)
-print(hits[0])
-```
-
-{elsewhere}## Data
-
-{data}
-
-## Recipe
-
-Trained by hypjax {version}. These fields differ from its defaults; `hypjax.json` has all of them.
-
-| field | value |
-|---|---|
-{fields}
-
-## Results
-
-{results}
-"""
-_IN_TIMM = """\
-In timm, whose output hypjax maps into that space:
-
-```python
-import timm
-
-model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-```
-
-"""
+_TEMPLATE = pathlib.Path(__file__).with_name("model_card.md.j2")
 _TASK = "image-feature-extraction"
-_CUSTOM = "The encoder is not part of hypjax: pass its Flax module to `load` as `encoder=`.\n\n"
 
 
 @at_the_call
@@ -151,39 +102,36 @@ def _model_card(
     name: str, trained: TrainedModel, results: Mapping[str, Any], base_model: str | None
 ) -> str:
     method, model = trained.method, trained.model
-    tags = ["image-retrieval", "metric-learning"]
-    elsewhere = _CUSTOM
-    if not isinstance(model.encoder, CustomEncoder):
-        tags.append("timm")
-        elsewhere = _IN_TIMM.format(name=name)
-        if model.head_kind == "norm_dense":
-            elsewhere += "timm's model lacks the head, a Dense layer after a LayerNorm.\n\n"
-        if not pools_as_timm(model.encoder):
-            elsewhere += f"timm's model lacks the pooling `{model.encoder.pooling}`.\n\n"
-    notes = [f"Note: {note}." for note in results.get("notes", ())]
+    is_custom = isinstance(model.encoder, CustomEncoder)
     defaults = identity(flatten(default_config(method.fields["objective.name"])))
-    changed = {k: value for k, value in identity(method.fields).items() if value != defaults.get(k)}
     states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
     tables = filter(None, [format_results(states), beside_published(results, method.fields)])
     metadata = ModelCardData(
         library_name="hypjax",
         pipeline_tag=_TASK,
-        tags=tags,
+        tags=["image-retrieval", "metric-learning", *([] if is_custom else ["timm"])],
         model_name=name,
         base_model=base_model,
         eval_results=_scores(method.fields["data.name"], results),
     )
-    return _CARD.format(
+    card = ModelCard.from_template(
+        metadata,
+        str(_TEMPLATE),
         name=name,
         description=describe(method),
         space=method.trained_objective(trained.params).score_space,
-        metadata=metadata.to_yaml(),
-        elsewhere=elsewhere,
-        data="\n".join([f"`{method.fields['data.name']}`, in hypjax's split.", *notes]),
+        is_custom=is_custom,
+        has_norm=model.head_kind == "norm_dense",
+        lacking_pooling="" if pools_as_timm(model.encoder) else model.encoder.pooling,
+        dataset=method.fields["data.name"],
+        notes=results.get("notes", ()),
         version=__version__,
-        fields="\n".join(f"| `{field}` | `{value}` |" for field, value in changed.items()),
-        results="\n".join(["```", *tables, "```"]) if results else "The run is not finished.",
+        fields={
+            k: value for k, value in identity(method.fields).items() if value != defaults.get(k)
+        },
+        tables="\n".join(tables) if results else "",
     )
+    return str(card)
 
 
 def _base_model(weights: str) -> str | None:

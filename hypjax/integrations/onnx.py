@@ -7,6 +7,7 @@ import pathlib
 import warnings
 
 import jax
+import jinja2
 import numpy as np
 import onnx
 import onnxruntime
@@ -36,65 +37,13 @@ _NUM_INPUTS = 64  # Random images or features for comparing the file with hypjax
 _BATCH = 8
 Batch = Shaped[np.ndarray, "batch ..."]  # Images, features or points.
 
-# The test view of `hypjax.data.views`, for images of any size. Each channel is resized as an image:
-# otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and then refuses it. If
-# one side is more than eight times the other, it is resized and cropped first: a line of 20,000
-# pixels, enlarged to the view's height, would take gigabytes. Negative padding crops.
-_VIEW = """
-<ir_version: 8, opset_import: ["" : 18]>
-view (uint8[batch, height, width, {channels}] images)
-  => (uint8[batch, {side}, {side}, {channels}] seen)
-<int64[1] v_0 = {{0}}, int64[1] v_1 = {{1}}, int64[1] v_3 = {{3}}, int64[1] v_8 = {{8}},
- int64[2] v_axes = {{2, 3}}, int64[2] v_side = {{{side}, {side}}}, double[1] v_half = {{0.5}},
- int64[2] v_flat = {{-1, 1}}, int64[4] v_channels = {{-1, {channels}, {side}, {side}}}>
-{{
-  v_shape = Shape(images)
-  v_image_size = Slice(v_shape, v_1, v_3)
-  v_channels_first = Transpose<perm = [0, 3, 1, 2]>(images)
-  v_flat_shape = Concat<axis = 0>(v_flat, v_image_size)
-  v_planes = Reshape(v_channels_first, v_flat_shape)
-  v_longer = ReduceMax<keepdims = 1>(v_image_size)
-  {size}
-  v_free = Sub(v_side, v_size)
-  v_float_free = Cast<to = 11>(v_free)
-  v_float_half = Mul(v_float_free, v_half)
-  v_rounded_half = Round(v_float_half)
-  v_before = Cast<to = 7>(v_rounded_half)
-  v_after = Sub(v_free, v_before)
-  v_pads = Concat<axis = 0>(v_before, v_after)
-  v_eighth = Div(v_longer, v_8)
-  v_first = GreaterOrEqual(v_image_size, v_eighth)
-  v_first_pads = Concat<axis = 0>(v_first, v_first)
-  v_size_1 = Where(v_first, v_size, v_image_size)
-  v_pads_1 = Where(v_first_pads, v_pads, v_0)
-  v_resized_1 = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
-    exclude_outside = 1>(v_planes, , , v_size_1)
-  v_cropped_1 = Pad(v_resized_1, v_pads_1, , v_axes)
-  v_size_2 = Where(v_first, v_side, v_size)
-  v_pads_2 = Sub(v_pads, v_pads_1)
-  v_resized_2 = Resize<axes = [2, 3], mode = "cubic", cubic_coeff_a = -0.5, antialias = 1,
-    exclude_outside = 1>(v_cropped_1, , , v_size_2)
-  v_cropped_2 = Pad(v_resized_2, v_pads_2, , v_axes)
-  v_square = Reshape(v_cropped_2, v_channels)
-  seen = Transpose<perm = [0, 2, 3, 1]>(v_square)
-}}
-"""
-# The size to which each test view resizes an image, which is then cropped or padded to the square.
-_SIZES = {
-    "squash": "v_size = Identity(v_side)",
-    "centre_crop": """v_resize = Constant<value_ints = [{resize}]>()
-  v_shorter = ReduceMin<keepdims = 1>(v_image_size)
-  v_scaled = Mul(v_image_size, v_resize)
-  v_size = Div(v_scaled, v_shorter)""",
-    "letterbox": """v_float_longer = Cast<to = 11>(v_longer)
-  v_float_size = Cast<to = 11>(v_image_size)
-  v_ratio = Div(v_float_size, v_float_longer)
-  v_float_side = Cast<to = 11>(v_side)
-  v_scaled = Mul(v_ratio, v_float_side)
-  v_rounded = Round(v_scaled)
-  v_whole = Cast<to = 7>(v_rounded)
-  v_size = Max(v_whole, v_1)""",
-}
+# The test view of `hypjax.data.views`, for images of any size, in ONNX's language. Each channel is
+# resized as an image: otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and
+# then refuses it. If one side is more than eight times the other, it is resized and cropped first:
+# a line of 20,000 pixels, enlarged to the view's height, would take gigabytes. Negative padding
+# crops.
+_VIEW = pathlib.Path(__file__).with_name("test_view.onnx.j2")
+_VIEWS = ("squash", "centre_crop", "letterbox")  # For which the template computes a size.
 
 
 def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
@@ -170,10 +119,9 @@ def to_onnx(embedder: Model) -> onnx.ModelProto:
 
 def view_model(view: View) -> onnx.ModelProto:
     """The model that resizes and crops `images` as a test view does; its output is `seen`."""
-    if view.test not in _SIZES:
-        raise UserError(f"ONNX files have no steps for the test view {view.test}; add its _SIZES")
-    size = _SIZES[view.test].format(resize=view.resize)
-    return parser.parse_model(_VIEW.format(side=view.side, channels=view.channels, size=size))
+    if view.test not in _VIEWS:
+        raise UserError(f"ONNX files have no steps for the test view {view.test}; add them")
+    return parser.parse_model(jinja2.Template(_VIEW.read_text()).render(view._asdict()))
 
 
 def _random_inputs(embedder: Model) -> tuple[str, Batch]:

@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from huggingface_hub import DatasetCard, DatasetCardData
 
 from hypjax import __version__
 from hypjax.errors import UserError, writing
@@ -17,43 +18,7 @@ from hypjax.system import hub
 from hypjax.system.files import replacing, sha256, write_text
 
 _TABLE, _CARD = "gallery.parquet", "README.md"
-_README = """\
----
-tags:
-- hypjax
-- image-retrieval
-configs:
-- config_name: gallery-{table_hash}
-  data_files:
-  - split: gallery
-    path: gallery.parquet
----
-
-# {name}
-
-Embeddings of {count} images, by hypjax {version}: points of {space}.
-
-| column | content |
-|---|---|
-| `id` | path or name of the image |
-| `label` | its class, if known |
-| `vector` | the point, {dim} coordinates |
-| `search_vector` | {search_dim} coordinates; inner products with a query's rank as distances do |
-
-The ten nearest to an image, here the first:
-
-```python
-import datasets
-import numpy as np
-from hypjax.geometry.registry import space_of
-
-gallery = datasets.load_dataset("{name}", split="gallery").with_format("numpy")
-points, space = gallery["vector"][:], space_of({space_facts})
-distances = space.distance(points[0], points)
-for i in np.argsort(distances)[:10].tolist():
-    print(f"{{distances[i]:.4f}} {{gallery[i]['id']}}")
-```
-"""
+_TEMPLATE = pathlib.Path(__file__).with_name("dataset_card.md.j2")
 
 
 def export_parquet(embeddings: Embeddings, path: pathlib.Path) -> str:
@@ -81,9 +46,12 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         export_parquet(dataclasses.replace(embeddings, ids=np.array(ids)), folder / _TABLE)
-        card = _README.format(
-            # `datasets` notices that a table has changed only if the configuration's name changes.
-            table_hash=sha256(folder / _TABLE)[:12],
+        # `datasets` notices that a table has changed only if the configuration's name changes.
+        files = [{"split": "gallery", "path": _TABLE}]
+        content = {"config_name": f"gallery-{sha256(folder / _TABLE)[:12]}", "data_files": files}
+        card = DatasetCard.from_template(
+            DatasetCardData(tags=["hypjax", "image-retrieval"], configs=[content]),
+            str(_TEMPLATE),
             name=name or folder.name,
             count=len(embeddings),
             version=__version__,
@@ -92,7 +60,7 @@ def export_dataset(embeddings: Embeddings, folder: pathlib.Path, name: str = "")
             search_dim=embeddings.search_vectors().shape[1],
             space_facts=describe_space(embeddings.space),
         )
-        write_text(folder / _CARD, card)
+        write_text(folder / _CARD, f"{card}\n")
     return str(folder)
 
 
