@@ -2,8 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from hypjax import command
 from hypjax.errors import UserError, require_package
@@ -29,6 +28,21 @@ class Sample:
     seed: command.Natural = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The flags that say how images lie in the disk.
+
+    Args:
+        layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
+        neighbours: disk, grid: number of neighbours of a point in umap's graph.
+        thumbnails: disk: draw images, as many as do not overlap.
+    """
+
+    layout: Literal["mds", "umap"] = "mds"
+    neighbours: command.Positive = 15
+    thumbnails: bool = False
+
+
 def main(
     kind: Literal["disk", "grid", "hits"] = "disk",
     /,
@@ -38,9 +52,7 @@ def main(
     embeddings: str | None = None,
     output: command.Figure,
     sample: Sample,
-    layout: Literal["mds", "umap"] = "mds",
-    neighbours: command.Positive = 15,
-    thumbnails: bool = False,
+    layout: Layout,
     queries: command.Positive = 8,
     k: command.Positive = 8,
 ) -> None:
@@ -53,9 +65,7 @@ def main(
         embeddings: disk, grid: file written by python -m hypjax.embed, instead of --workdir.
         output: Figure to write, such as disk.png or disk.svg.
         sample: The images to draw.
-        layout: disk, grid: mds preserves distances, umap neighbours (extra viz).
-        neighbours: disk, grid: number of neighbours of a point in umap's graph.
-        thumbnails: disk: draw images, as many as do not overlap.
+        layout: How they lie in the disk.
         queries: hits: number of queries; half of them, if possible, find a wrong image first.
         k: hits: number of nearest images of each query.
 
@@ -63,44 +73,47 @@ def main(
         python -m hypjax.plot disk --workdir=runs/glyphs-hyp --output=disk.png
     """
     command.require_one(workdir=workdir, embeddings=embeddings)
-    _require_drawable(kind, sample.parts, layout)
-    from hypjax.analysis import disk, run_embeddings, run_hits
-    from hypjax.system import caches, console
-
-    limit = sample.images or (400 if kind == "grid" else 5000)
-    seed = None if sample.first else sample.seed
-    caches.keep_compiled_programs()
+    if kind == "grid" and len(sample.parts) > 1:
+        raise UserError("a grid shows one part; give --parts=train or --parts=test")
+    if layout.layout == "umap":
+        require_package("umap", "a layout by UMAP", "hypjax[viz]")
     if embeddings:
         command.refuse_overrides(overrides)
-        path = pathlib.Path(embeddings).expanduser()
-        drawing, space = disk.drawing_of_gallery(path, limit, seed, sample.colour)
+    from hypjax.analysis.run_embeddings import open_runs
+    from hypjax.analysis.run_hits import draw_hits
+    from hypjax.system import caches, console
+
+    caches.keep_compiled_programs()
+    runs = open_runs([workdir], overrides) if workdir else []
+    if kind == "hits":
+        print(draw_hits(runs[0], queries, k, sample.seed, output))
     else:
-        (run,) = run_embeddings.open_runs([str(workdir)], overrides)
-        if kind == "hits":
-            print(run_hits.draw_hits(run, queries, k, sample.seed, output))
-            console.say(f"wrote {output}")
-            return
-        drawing, space = disk.drawing_of_run(run, sample.parts, limit, seed, sample.colour)
-    drawing, ranks = disk.place_in_disk(drawing, space, layout, sample.seed, neighbours)
-    _print_ranks(ranks, f"{space}", layout)
-    if kind == "grid":
-        disk.draw_image_grid(drawing.panels[0], output)
-    else:
-        disk.draw_disks(drawing, output, thumbnails)
+        _draw_layout(kind, runs[0] if runs else str(embeddings), sample, layout, output)
     console.say(f"wrote {output}")
 
 
-def _require_drawable(kind: str, parts: Sequence[str], layout: str) -> None:
-    if kind == "grid" and len(parts) > 1:
-        raise UserError("a grid shows one part; give --parts=train or --parts=test")
-    if layout == "umap":
-        require_package("umap", "a layout by UMAP", "hypjax[viz]")
+def _draw_layout(
+    kind: str, source: Any, sample: Sample, layout: Layout, output: pathlib.Path
+) -> None:
+    """Draws the images of a `Run` or of a file of embeddings; prints how faithful the layout is."""
+    from hypjax.analysis import disk
 
-
-def _print_ranks(ranks: tuple[float, float] | None, space: str, layout: str) -> None:
+    limit = sample.images or (400 if kind == "grid" else 5000)
+    seed = None if sample.first else sample.seed
+    if isinstance(source, str):
+        path = pathlib.Path(source).expanduser()
+        drawing, space = disk.drawing_of_gallery(path, limit, seed, sample.colour)
+    else:
+        drawing, space = disk.drawing_of_run(source, sample.parts, limit, seed, sample.colour)
+    name = layout.layout
+    drawing, ranks = disk.place_in_disk(drawing, space, name, sample.seed, layout.neighbours)
     if ranks:
-        correlations = f"{ranks[0]:.3f} ({layout}); of two principal components: {ranks[1]:.3f}"
+        correlations = f"{ranks[0]:.3f} ({name}); of two principal components: {ranks[1]:.3f}"
         print(f"rank correlation of distances in the picture and in {space}: {correlations}")
+    if kind == "grid":
+        disk.draw_image_grid(drawing.panels[0], output)
+    else:
+        disk.draw_disks(drawing, output, layout.thumbnails)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,6 @@ from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, spaces
 from hypjax.geometry import layout as layouts
 
-# Names of groups may hold dollar signs.
-_TEXT_STYLE = {"text.parse_math": False, "legend.frameon": False}
-_LEGEND_STYLE = {"legend.fontsize": 9, "legend.columnspacing": 1, "legend.handletextpad": 0.3}
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and markers for print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -100,9 +97,12 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
             _draw_thumbnails(axes, panel, styles)
     handles, labels = row[0].get_legend_handles_labels()
     names = [shortened(label, _NAME_LENGTH) for label in labels]
-    title, loc = drawing.legend_title, "outside lower center"
-    with matplotlib.rc_context(_TEXT_STYLE | _LEGEND_STYLE):
-        legend = figure.legend(handles, names, loc=loc, ncols=2, title=title)
+    style: Any = {"legend.columnspacing": 1, "legend.handletextpad": 0.3, "text.parse_math": False}
+    with matplotlib.rc_context(style):
+        legend = figure.legend(
+            handles, names, loc="outside lower center", ncols=2, fontsize=9, frameon=False
+        )
+        legend.set_title(drawing.legend_title)
     for handle in legend.legend_handles:
         handle.set_sizes([36])
     save(figure, output)
@@ -303,9 +303,7 @@ def place_in_disk(
         distances = np.abs((x - p) / (1 - x.conj() * p))  # Monotonic in the hyperbolic distance.
         parents = ancestors(distances, np.abs(positions), np.abs(p))
         image_parents, proxy_parents = np.split(parents, panel_ends[-1:])
-        proxies = proxies._replace(parents=proxy_parents)
-        if len(panels) == 1:
-            proxies = proxies._replace(image_parents=image_parents)
+        proxies = Proxies(p, proxy_parents, image_parents if len(panels) == 1 else None)
     return drawing._replace(panels=panels, proxies=proxies), ranks
 
 

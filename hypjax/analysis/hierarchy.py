@@ -252,15 +252,15 @@ def _nodes(
     tree: Tree, lengths: Any, images: ChosenImages, inner: Sequence[tuple[str, dict]]
 ) -> list[dict[str, Any]]:
     """Rows of tree.json: the images, then the `inner` nodes, which have names and facts."""
-    leaves = []
+    named = []
     for i, index in enumerate(images.indices.tolist()):
         groups = {name: names[labels[i]] for name, (labels, names) in images.groupings.items()}
-        leaves.append((images.dataset.name(i), {"kind": "image", "index": index, **groups}))
-    nodes = []
-    for i, (name, facts) in enumerate([*leaves, *inner]):
-        parent = int(tree.parents[i]) if tree.parents[i] >= 0 else None
-        nodes.append({"parent": parent, "name": name, "length": float(lengths[i]), **facts})
-    return nodes
+        named.append((images.dataset.name(i), {"kind": "image", "index": index, **groups}))
+    rows = zip(tree.parents.tolist(), lengths, [*named, *inner], strict=True)
+    return [
+        {"parent": parent if parent >= 0 else None, "name": name, "length": float(x), **facts}
+        for parent, x, (name, facts) in rows
+    ]
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> str:

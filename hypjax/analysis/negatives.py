@@ -19,6 +19,7 @@ from hypjax.errors import UserError, on_one_line
 from hypjax.experiment.experiment import Experiment
 from hypjax.geometry import Space
 from hypjax.objectives import negative_weights, softmax_temperature
+from hypjax.retrieval.inputs import blocks
 from hypjax.runs.tables import aligned
 
 _BLOCK = 64  # Anchors that are compared with all images at once.
@@ -128,10 +129,9 @@ def weigh(
     weight_sums = np.zeros(len(images))  # Over anchors, by rank.
     carriers, hardest = [], []
     with jax.enable_x64(True):
-        images = np.float64(images)
-        for start in range(0, len(anchors), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            compared = compare(np.float64(anchors[block]), images, *choice.pairs(block))
+        images = images.astype(np.float64)
+        for block in blocks(len(anchors), _BLOCK):
+            compared = compare(anchors[block].astype(np.float64), images, *choice.pairs(block))
             distances, weights = map(np.asarray, compared)
             descending = -np.sort(-weights, axis=1)
             weight_sums += np.sum(descending, axis=0)

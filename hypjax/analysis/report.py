@@ -40,13 +40,6 @@ _CLASSES = 20  # Classes with the lowest recall that are listed.
 _DISK_IMAGES = 5000  # Images in the disk.
 _SAMPLES, _TRIALS = 500, 20  # Points and draws for δ.
 _NO_CURVES = {"step", "test", "mining", "host_memory_peak"}  # Fields of metrics.jsonl.
-_STATES = {
-    "untrained": "the model before its first step",
-    "final": "the model after its last step",
-    "best": "the model that scored highest on the validation images, the latest of equal ones",
-    "head": "the embedding that is trained, compared in the space of the loss",
-    "encoder": "the embedding that enters the head, compared by its cosine",
-}
 
 Row = tuple[str, Sequence[Any]]  # A label, and a cell for each run.
 
@@ -81,7 +74,6 @@ def write_report(
         runs=runs,
         compare=beside_published,
         about=_rows([_facts(run) for run in runs]) + differing,
-        meanings=_STATES,
         scores=_rows([_scores(run) for run in runs]),
         curves=_curves(runs),
         disks=[_disk(run.searches) for run in runs],
