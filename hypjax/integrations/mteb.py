@@ -42,7 +42,7 @@ class MtebEncoder:
         dataset = PREPARED.get(self._model.method.fields["data.name"])
         known = {dataset.mteb} if dataset and dataset.mteb else None
         facts = {"name": name, "revision": self._model.fingerprint, "training_datasets": known}
-        return ModelMeta.create_empty({**facts, "framework": ["JAX"], "modalities": ["image"]})
+        return ModelMeta.create_empty(facts | {"framework": ["JAX"], "modalities": ["image"]})
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> _Points:
         """Embeds the images of mteb's batches as points of the model's space, float32."""

@@ -34,8 +34,6 @@ _CLASSES_SAMPLE = 1000  # Images whose classes `classes` lists.
 _SCAN_KILOBYTES = 10_000  # Up to this size of vectors, Qdrant builds no graph: a scan is exact.
 _EXACT_CANDIDATES = 1024  # Candidates in the scan that finds a sample's exact neighbours.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FULL = {"with_payload": True, "with_vectors": True}
-
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 for no image.
 _Results = tuple[list[Any], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
@@ -75,12 +73,14 @@ class QdrantGallery:
     def read(self, keys: Sequence[str]) -> list[GalleryItem]:
         """The images with these keys, in order, without unknown keys; see `point_id`."""
         keys = [key for key in keys if _UUID.fullmatch(key)]
-        items = {item.key: item for item in self._items(self._ask("retrieve", ids=keys, **_FULL))}
+        records = self._ask("retrieve", ids=keys, with_payload=True, with_vectors=True)
+        items = {item.key: item for item in self._items(records)}
         return [items[key] for key in keys if key in items]
 
     def sample(self, most: int) -> list[GalleryItem]:
         """Up to `most` images, those with the lowest keys; since keys are hashes, at random."""
-        return self._items(self._ask("scroll", limit=most, **_FULL)[0])
+        records, _ = self._ask("scroll", limit=most, with_payload=True, with_vectors=True)
+        return self._items(records)
 
     def _items(self, records: Sequence[Any]) -> list[GalleryItem]:
         points = self._points(records).astype(np.float32, copy=False)

@@ -21,9 +21,8 @@ class Integration(NamedTuple):
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
-_ONNX = {"convert": "onnx:write_onnx", "encode": "onnx_encoder:OnnxEncoder"}
-_QDRANT = {"export": "qdrant:export_qdrant", "open": "qdrant:QdrantGallery.open"}
-_USEARCH = {"export": "usearch:export_usearch", "open": "usearch:GraphGallery.open"}
+_QDRANT = Integration("qdrant_client", "hypjax[qdrant]", export="qdrant:export_qdrant")
+_QDRANT = _QDRANT._replace(open="qdrant:QdrantGallery.open")
 _HF = "torch_encoders:TransformersEncoder"
 # Keys are names, which are also suffixes of exported files, or schemes of URLs.
 INTEGRATIONS = {
@@ -32,14 +31,24 @@ INTEGRATIONS = {
     "hf": Integration("torch transformers", "hypjax[hf]", encode=_HF),
     "hf://": Integration("huggingface_hub", "huggingface_hub", export="parquet:push_dataset"),
     "hyperview": Integration("hyperview", "hyperview", export="hyperview:export_hyperview"),
-    "onnx": Integration("onnx onnxruntime", "hypjax[onnx]", **_ONNX),
+    "onnx": Integration(
+        "onnx onnxruntime",
+        "hypjax[onnx]",
+        convert="onnx:write_onnx",
+        encode="onnx_encoder:OnnxEncoder",
+    ),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
-    "qdrant://": Integration("qdrant_client", "hypjax[qdrant]", **_QDRANT),
-    "qdrant+https://": Integration("qdrant_client", "hypjax[qdrant]", **_QDRANT),
+    "qdrant://": _QDRANT,
+    "qdrant+https://": _QDRANT,
     # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
-    "usearch": Integration("usearch numba", "hypjax[ann]", **_USEARCH),
+    "usearch": Integration(
+        "usearch numba",
+        "hypjax[ann]",
+        export="usearch:export_usearch",
+        open="usearch:GraphGallery.open",
+    ),
 }
 
 

@@ -77,11 +77,13 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
     """Creates the server, which also answers to `names` and ends after SIGINT or SIGTERM."""
     # Malformed forms are answered, so they need not be logged.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    handlers = _Handlers(searcher)
+    handlers, about = _Handlers(searcher), searcher.about
+    facts = {"status": "ok", "version": __version__, "model": searcher.model.fingerprint}
+    facts |= {"images": about["images"], "space": about["space"]}
     app = Starlette(
         routes=[
-            Route("/health", handlers.health),
-            Route("/gallery", handlers.gallery),
+            Route("/health", JSONResponse(facts), methods=["GET"]),
+            Route("/gallery", JSONResponse(about), methods=["GET"]),
             Route("/thumbnail/{key}", handlers.thumbnail),
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
@@ -104,14 +106,6 @@ class _Handlers:
         self._searcher = searcher
         self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
         self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
-
-    async def health(self, _: Request) -> Response:
-        model, about = self._searcher.model, self._searcher.about
-        facts = {"status": "ok", "version": __version__, "model": model.fingerprint}
-        return JSONResponse(facts | {name: about[name] for name in ("images", "space")})
-
-    async def gallery(self, _: Request) -> Response:
-        return JSONResponse(self._searcher.about)
 
     async def thumbnail(self, request: Request) -> Response:
         key = request.path_params["key"]
