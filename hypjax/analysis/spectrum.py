@@ -1,5 +1,6 @@
 """The spread of embeddings before and after training (IRT, Analysis)."""
 
+import functools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -99,11 +100,12 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
             shares, similarities = run[state]["cumulative_energy"], run[state]["similarity"]
             label = run["run"] if is_trained else None
             energy.plot(np.arange(1, len(shares) + 1), shares, line, color=f"C{i}", label=label)
+            alpha = 0.5 if is_trained else 1.0
+            stairs = functools.partial(axes.stairs, fill=is_trained, alpha=alpha, linestyle=dots)
             for kind, (name, colour) in _PAIRS.items():
                 counts = np.array(similarities[f"pairs_of_{kind}"])
-                histogram = axes.stairs(counts / counts.sum(), similarities["edges"], color=colour)
-                histogram.set(fill=is_trained, alpha=0.5 if is_trained else 1.0, linestyle=dots)
-                histogram.set_label(name if is_trained else f"{name}, untrained")
+                label = name if is_trained else f"{name}, untrained"
+                stairs(counts / counts.sum(), similarities["edges"], color=colour, label=label)
         axes.set(xlabel="similarity (1 − distance / 2)", ylabel="share of the pairs", yticks=[])
         axes.set_title(run["run"], fontsize=10, parse_math=False)
     energy.plot([], [], color="grey", linestyle="dashed", label="untrained")
