@@ -5,37 +5,39 @@ No function has special cases at c = 0, at the origin or at equal points.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Real
 
-Scalar = float | int | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+AnyArray = Array | np.ndarray
+Scalar = float | int | np.floating | Float[Array, ""]
 # Types of arguments and results. The leading axes of operands broadcast.
-Vectors = Real[ArrayLike, "*b d"]
-Operand = Real[ArrayLike, "*#b d"]
+Vectors = Real[AnyArray, "*b d"]
+Operand = Real[AnyArray, "*#b d"]
 Points = Float[Array, "*b d"]
-PointSets = Real[ArrayLike, "*b n d"]
-Weights = Real[ArrayLike, "*b n"] | None  # Of the points in each set; None for equal weights.
+PointSets = Real[AnyArray, "*b n d"]
+Weights = Real[AnyArray, "*b n"] | None  # Of the points in each set; None for equal weights.
 Numbers = Float[Array, "*b"]
-Rows = Real[ArrayLike, "n d"]
-Cols = Real[ArrayLike, "m d"]
+Rows = Real[AnyArray, "n d"]
+Cols = Real[AnyArray, "m d"]
 Matrix = Float[Array, "n m"]  # A value for each pair of rows.
 
 
-def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
+def broadcasting(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Lets the operands of a function broadcast under jax_numpy_rank_promotion='raise', too.
 
     To reshape operands to one rank instead would change the lowered programs of all train steps.
     """
 
     @functools.wraps(function)
-    def broadcast(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_numpy_rank_promotion == "allow":  # The context would trace `where` again.
+    def broadcast(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if jax.numpy_rank_promotion.value == "allow":  # The context would trace `where` again.
             return function(*args, **kwargs)
         with jax.numpy_rank_promotion("allow"):
             return function(*args, **kwargs)
@@ -43,14 +45,14 @@ def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast
 
 
-def floating(*arrays: ArrayLike) -> list[Array]:
+def floating(*arrays: AnyArray) -> list[Array]:
     """Converts the inputs to one dtype: float64 if one of them is, otherwise float32."""
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(jnp.float32, *arrays)
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
-def inexact(*arrays: ArrayLike) -> list[Array]:
+def inexact(*arrays: AnyArray) -> list[Array]:
     """Converts integers, whose differences and squares may wrap around, to floats."""
     converted = map(jnp.asarray, arrays)
     with jax.numpy_dtype_promotion("standard"):
@@ -168,14 +170,14 @@ def square_distances(x: Rows, y: Cols, subtract: bool | Bool[Array, ""] = False)
     return lax.cond(subtract, _subtracted, _from_products, x, y)
 
 
-def _from_products(x: Rows, y: Cols) -> Matrix:
+def _from_products(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Matrix:
     half = x.shape[-1] // 2
     xy = inner_products(x[:, :half], y[:, :half]) + inner_products(x[:, half:], y[:, half:])
     s = (jnp.sum(x * x, axis=-1)[:, None] - xy) + (jnp.sum(y * y, axis=-1)[None] - xy)
     return jnp.where(s > 0, s, 0)
 
 
-def _subtracted(x: Rows, y: Cols) -> Matrix:
+def _subtracted(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Matrix:
     # Without the checkpoint, the gradient would hold the differences of all coordinates, [d, n, m].
     square = jax.checkpoint(lambda a, b: (a[:, None] - b[None]) ** 2)
 

@@ -1,20 +1,19 @@
 """Composite spaces: weighted sums of distances, and products."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
-from hypjax.geometry.arithmetic import Numbers, Points, Vectors
+from hypjax.geometry.arithmetic import AnyArray, Numbers, Points, Vectors
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import InnerProductSpace, Space, require_nonnegative
+from hypjax.geometry.spaces import InnerProductSpace, Space, pytree, require_nonnegative
 from hypjax.geometry.sphere import Sphere
 
 
@@ -28,7 +27,7 @@ class Composite(Space):
     """
 
     # Pairs of a space and the weight of its distance, which is at least 0.
-    parts: tuple[tuple[InnerProductSpace, float | Float[Array, ""]], ...]
+    parts: tuple[tuple[InnerProductSpace, arithmetic.Scalar], ...]
 
     def __post_init__(self) -> None:
         """Raises a `ValueError` for no parts, a composite part or a negative weight."""
@@ -41,16 +40,16 @@ class Composite(Space):
         pairs = ((w if isinstance(w, jax.Array) else round(w, 4), space) for space, w in self.parts)
         return " + ".join(f"{weight} × {space}" for weight, space in pairs)
 
-    def features_by_part(self, features: Vectors) -> list[Float[ArrayLike, "*b k"]]:
+    def features_by_part(self, features: Vectors) -> Sequence[Float[AnyArray, "*b k"]]:
         """The features that each part embeds: by default, an equal share of the coordinates."""
         return self.split(features)
 
     def combine(self, distances: Iterable[Numbers]) -> Numbers:
         """An increasing function of the distances in the parts: by default, their weighted sum."""
         pairs = zip(self.parts, distances, strict=True)
-        return sum(weight * distance for (_, weight), distance in pairs)
+        return jnp.asarray(sum(weight * distance for (_, weight), distance in pairs))
 
-    def split(self, x: Float[ArrayLike, "*b md"]) -> list[Points]:
+    def split(self, x: Float[AnyArray, "*b md"]) -> list[Points]:
         """Splits points into equally many coordinates for each part, or raises a `UserError`."""
         count = len(self.parts)
         if jnp.shape(x)[-1] % count:
@@ -67,16 +66,16 @@ class Composite(Space):
         pairs = zip(self.parts, self.features_by_part(features), strict=True)
         return jnp.any(jnp.stack([space.clipped(v) for (space, _), v in pairs]), axis=0)
 
-    def _by_part(self, *points: ArrayLike) -> Iterable[tuple[Any, ...]]:
+    def _by_part(self, *points: AnyArray) -> Iterable[tuple[Any, ...]]:
         """Yields (space, coordinates of the points x, coordinates of the points y, ...) by part."""
         return zip((space for space, _ in self.parts), *map(self.split, points), strict=True)
 
-    def distance(self, x: Float[ArrayLike, "*#b md"], y: Float[ArrayLike, "*#b md"]) -> Numbers:
+    def distance(self, x: Float[AnyArray, "*#b md"], y: Float[AnyArray, "*#b md"]) -> Numbers:
         """The combined distances of the parts."""
         return self.combine(space.distance(a, b) for space, a, b in self._by_part(x, y))
 
     def distance_matrix(
-        self, x: Float[ArrayLike, "n md"], y: Float[ArrayLike, "k md"]
+        self, x: Float[AnyArray, "n md"], y: Float[AnyArray, "k md"]
     ) -> Float[Array, "n k"]:
         """The combined distance matrices of the parts."""
         return self.combine(space.distance_matrix(a, b) for space, a, b in self._by_part(x, y))
@@ -97,13 +96,13 @@ class Composite(Space):
         parts = tuple((replaced(space), weight) for space, weight in self.parts)
         return dataclasses.replace(self, parts=parts)
 
-    def check(self, x: Float[ArrayLike, "n md"], *, first: int = 0) -> None:
+    def check(self, x: Float[AnyArray, "n md"], *, first: int = 0) -> None:
         """Raises a `UserError` unless the coordinates of all rows are points of their parts."""
         for space, coordinates in self._by_part(x):
             space.check(coordinates, first=first)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Fused(Composite):
     """Adds the distances of several spaces, each of which embeds all features (HypMix, Eq. 10).
@@ -116,25 +115,24 @@ class Fused(Composite):
 
     normalized: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def features_by_part(self, features: Vectors) -> list[Vectors]:
+    def features_by_part(self, features: Vectors) -> Sequence[Vectors]:
         """All features, for each part."""
         return [Sphere().embed(features) if self.normalized else features] * len(self.parts)
 
-    def features(self, x: Float[ArrayLike, "*b md"]) -> Points:
+    def features(self, x: Float[AnyArray, "*b md"]) -> Points:
         """Features from the points' coordinates in the first part."""
         return self.parts[0][0].features(self.split(x)[0])
 
     def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
         """The first part's norms of features, and all parts' norms of points."""
         norms = xp.ones_like(norms) if self.normalized else norms
-        radii_by_part = [space.radii(norms, xp) for space, _ in self.parts]
-        if any(radii is None for radii in radii_by_part):
+        by_part = [radii for space, _ in self.parts if (radii := space.radii(norms, xp))]
+        if len(by_part) < len(self.parts):
             return None
-        feature_norms, _ = radii_by_part[0]
-        return feature_norms, [norm for _, point_norms in radii_by_part for norm in point_norms]
+        return by_part[0][0], [norm for _, point_norms in by_part for norm in point_norms]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Product(Composite):
     """A product of spaces, which share the features equally (Gu et al., ICLR 2019, Section 3).
@@ -154,8 +152,9 @@ class Product(Composite):
         if self.summed:
             return super().combine(distances)
         pairs = zip(self.parts, distances, strict=True)
-        return arithmetic.sqrt(sum((w * part.length(d)) ** 2 for (part, w), d in pairs))
+        squares = sum((w * part.length(d)) ** 2 for (part, w), d in pairs)
+        return arithmetic.sqrt(jnp.asarray(squares))
 
-    def features(self, x: Float[ArrayLike, "*b md"]) -> Float[Array, "*b md"]:
+    def features(self, x: Float[AnyArray, "*b md"]) -> Float[Array, "*b md"]:
         """Concatenated features from the points' coordinates in each part."""
         return jnp.concatenate([space.features(a) for space, a in self._by_part(x)], axis=-1)

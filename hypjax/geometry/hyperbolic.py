@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
-from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, require_nonnegative
+from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, pytree, require_nonnegative
 
 _MAX_SQUARE_NORM = 1e37  # Above this ‖x‖², the search terms of a point would overflow in float32.
 _BOUNDARY_MARGIN = 1e-6  # Smallest 1 − c‖x‖² of a valid point: float32 may round others to 0.
@@ -62,17 +61,13 @@ class CurvedSpace(InnerProductSpace):
     def _embed(self, features: Vectors) -> Points:
         return self.from_tangent(self._shortened(features))
 
-    def from_tangent(self, v: Vectors) -> Points:
-        """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
-        return self.from_ball(poincare.point_at(v, self.c))
-
     def _shortened(self, v: Vectors, max_norm: float = _MAX_SQUARE_NORM**0.5) -> Points:
         """Clips or rescales features; clips to at most `max_norm`, whose square is finite."""
         if self.max_distance is not None:
             return poincare.rescale_features(v, self.max_distance)
         return poincare.clip_features(v, min(self.max_feature_norm, max_norm))
 
-    def _unshortened(self, v: Vectors) -> Points:
+    def _unshortened(self, v: Points) -> Points:
         """Inverts the rescaling of features, if any."""
         if self.max_distance is None:
             return v
@@ -90,7 +85,7 @@ class CurvedSpace(InnerProductSpace):
         """sinh²(√c·d/2)/c for points at distance d."""
         return self.functions.separation(x, y, self.c)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
+    def distance_at(self, separation: Float[arithmetic.AnyArray, "*b"]) -> Numbers:
         """(2/√c)·asinh(√(c·separation))."""
         return poincare.dist_at(separation, self.c)
 
@@ -122,6 +117,10 @@ class CurvedSpace(InnerProductSpace):
         rescaled = longest * xp.tanh(factor * norms)  # As by `poincare.rescale_features`.
         return norms, [self._point_norms(root_c * rescaled, xp) / root_c]
 
+    def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
+        """Norms of points from norms of shortened features, both times √c."""
+        raise NotImplementedError
+
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points and c is 0 or at least 1e-12."""
         if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
@@ -129,7 +128,7 @@ class CurvedSpace(InnerProductSpace):
         super().check(x, first=first)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class PoincareBall(CurvedSpace):
     """The Poincaré ball of radius 1/√c with the geodesic distance (Hyp-ViT, Eq. 2).
@@ -143,7 +142,7 @@ class PoincareBall(CurvedSpace):
             instead of being clipped (`poincare.rescale_features`); None for no rescaling.
     """
 
-    functions = poincare
+    functions: ClassVar[ModuleType] = poincare
     c: Scalar = 0.1
     clip_radius: float | None = static(2.3)
     riemannian: bool = static(False)
@@ -163,7 +162,6 @@ class PoincareBall(CurvedSpace):
         return self._unshortened(poincare.logmap0(x, self.c))
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of shortened features, both times √c."""
         return xp.tanh(norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
@@ -180,7 +178,7 @@ class PoincareBall(CurvedSpace):
         return jnp.concatenate([x, xx], axis=-1) / (1 - self.c * xx)
 
     @arithmetic.broadcasting
-    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[arithmetic.AnyArray, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         The separation of points x and y is s/P, with s = ‖x − y‖² and P = (1 − c‖x‖²)(1 − c‖y‖²).
@@ -214,7 +212,7 @@ class PoincareBall(CurvedSpace):
         }
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Lorentz(CurvedSpace):
     """The hyperboloid of curvature −c with the geodesic distance (MERU, ICML 2023).
@@ -233,7 +231,7 @@ class Lorentz(CurvedSpace):
         max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
     """
 
-    functions = lorentz
+    functions: ClassVar[ModuleType] = lorentz
     c: Scalar = 0.1
     clip_radius: float | None = static(2.3)
     feature_scale: Scalar = dataclasses.field(default=1.0, metadata={"learnable": True})
@@ -251,15 +249,14 @@ class Lorentz(CurvedSpace):
         max_norm = _MAX_SQUARE_NORM**0.5 / 2  # `from_tangent` doubles the vectors.
         return self.from_tangent(self._shortened(self._scaled(features), max_norm))
 
-    def from_tangent(self, v: Vectors) -> Points:
-        """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
+    def from_tangent(self, v: Vectors) -> Points:  # noqa: D102
         return lorentz.point_at(2 * v, self.c)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that exceed the clip radius after scaling."""
         return self.ball().clipped(self._scaled(features))
 
-    def _scaled(self, features: Vectors) -> Vectors:
+    def _scaled(self, features: Vectors) -> Points:
         (features,) = arithmetic.inexact(features)
         return features * jnp.asarray(self.feature_scale, features.dtype)
 
@@ -269,7 +266,6 @@ class Lorentz(CurvedSpace):
         return v / jnp.asarray(self.feature_scale, v.dtype)
 
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of shortened features, both times √c."""
         return xp.sinh(2 * norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
@@ -284,7 +280,7 @@ class Lorentz(CurvedSpace):
         return jnp.concatenate([x, -cosh if role == "query" else xx / (1 + cosh)], axis=-1)
 
     @arithmetic.broadcasting
-    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[arithmetic.AnyArray, " d"]) -> SearchTerms:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
 
         Let w be the point after the boost that moves the centre to the origin, and σ its separation

@@ -72,7 +72,7 @@ def place_among(
     points: Float[np.ndarray, "n d"],
     positions: Positions,
     space: Space,
-) -> Positions:
+) -> Complex[np.ndarray, " m"]:
     """Positions of added points in a layout, by inverse distance weighting (Shepard, 1968).
 
     An added point lies at the centroid, on the hyperboloid, of its 8 nearest points of the layout.

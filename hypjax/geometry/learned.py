@@ -16,15 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from hypjax.geometry.spaces import Space
-
 Scalars = Mapping[str, float | Sequence[float]]  # By the name of the field.
 ScalarParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
 Bounds = Mapping[str, tuple[float, float]]  # By the name of the field.
 CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
 
 
-def has_curvature(space: type[Space]) -> bool:
+def has_curvature(space: type) -> bool:
     """Whether spaces of this class have a curvature c."""
     return "c" in {field.name for field in dataclasses.fields(space)}
 
@@ -40,8 +38,10 @@ def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
 def bounds(fields: Mapping[str, Any]) -> Bounds:
     """Bounds of learned scalars: `c_bounds` for curvatures, else 0.1 and 10 times the start."""
     return {
-        name: tuple(fields["c_bounds"]) if name in CURVATURES else (start / 10, start * 10)
-        for name, start in initial_scalars(fields).items()
+        name: tuple(fields["c_bounds"])
+        if name in CURVATURES
+        else (fields[name] / 10, fields[name] * 10)
+        for name in initial_scalars(fields)
     }
 
 
@@ -66,8 +66,8 @@ def scalar_values(params: ScalarParameters) -> dict[str, Any]:
 def _value(log: Float[Array, "..."]) -> Any:
     if isinstance(log, jax.core.Tracer):
         return jnp.exp(log)
-    values = np.float32(np.exp(np.asarray(log, np.float64)))
-    return tuple(float(str(x)) for x in values) if np.ndim(values) else float(str(values))
+    values = np.asarray(np.exp(np.asarray(log, np.float64)), np.float32)
+    return tuple(float(str(x)) for x in values) if values.ndim else float(str(values))
 
 
 def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]
 
 def named_scalars(params: ScalarParameters) -> dict[str, Any]:
     """Scalars for reports; each item of a vector has a name, such as "curvatures_0"."""
-    named = {}
+    named: dict[str, Any] = {}
     for name, value in scalar_values(params).items():
         if np.ndim(value):
             named |= {f"{name}_{index}": item for index, item in enumerate(value)}

@@ -40,7 +40,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import arithmetic, poincare
@@ -156,7 +155,7 @@ def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights
 
 
 def centroids(
-    x: Float[ArrayLike, "n d"], groups: Int[ArrayLike, " n"], count: int, c: Scalar
+    x: Rows, groups: Int[arithmetic.AnyArray, " n"], count: int, c: Scalar
 ) -> Float[Array, "count d"]:
     """Centroids of `count` groups of points; the origin for an empty group.
 

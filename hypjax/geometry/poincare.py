@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic
@@ -43,6 +42,7 @@ MAX_NORM = 1 - 1e-5
 MAX_PRODUCT_RADIUS = 5.0
 
 _MAX_FRECHET_STEPS = 1000
+_Carry = tuple[Array, Array, Array | int]  # Means, whether each still moves, and steps so far.
 _LONGEST = 1e18  # Vectors are clipped to this norm, since the ‖v‖² of longer ones may overflow.
 RESCALING = float(np.arctanh(0.99)) / 3  # Factor of small distances in `rescale_features`.
 
@@ -250,7 +250,7 @@ def separation(x: Operand, y: Operand, c: Scalar) -> Numbers:
     return s / (x_gap * y_gap)
 
 
-def dist_at(separation: Float[ArrayLike, "*b"], c: Scalar) -> Numbers:
+def dist_at(separation: Float[arithmetic.AnyArray, "*b"], c: Scalar) -> Numbers:
     """Geodesic distances (2/√c)·asinh(√(c·q)), [...], of points with separations q, [...]."""
     (q,) = arithmetic.floating(separation)
     return arithmetic.distance_from_ratio(q, c)
@@ -344,7 +344,7 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
     # take it across the boundary.
     farthest = jnp.sqrt(jnp.max(arithmetic.square_norm(x), axis=-2))
 
-    def step(carry):
+    def step(carry: _Carry) -> _Carry:
         mean, moving, count = carry
         w, s, p = _mobius_difference(mean[..., None, :], x, c)
         q = s / p
@@ -365,11 +365,12 @@ def _mean(x: Array, c: Scalar, weights: Array) -> Array:
         moving &= arithmetic.square_norm(move) > least**2
         return mean, moving, count + 1
 
-    def unfinished(carry):
+    def unfinished(carry: _Carry) -> Array:
         return jnp.any(carry[1]) & (carry[2] < _MAX_FRECHET_STEPS)
 
     origin = jnp.zeros_like(x[..., 0, :])
-    return lax.while_loop(unfinished, step, (origin, jnp.ones_like(origin[..., :1], bool), 0))[0]
+    start: _Carry = origin, jnp.ones_like(origin[..., :1], bool), 0
+    return lax.while_loop(unfinished, step, start)[0]
 
 
 @_mean.defjvp

@@ -12,7 +12,7 @@ from hypjax.errors import UserError, require_free
 from hypjax.geometry.fused import Composite, Fused, Product
 from hypjax.geometry.hyperbolic import Lorentz, PoincareBall
 from hypjax.geometry.learned import has_curvature
-from hypjax.geometry.spaces import Space
+from hypjax.geometry.spaces import InnerProductSpace, Space
 from hypjax.geometry.sphere import Sphere
 
 SPACES: dict[str, type[Space]] = {
@@ -54,7 +54,7 @@ def space_name(space: Space) -> str | None:
     return next((name for name, kind in SPACES.items() if type(space) is kind), None)
 
 
-def describe_space(space: Space) -> dict[str, object]:
+def describe_space(space: Space) -> dict[str, Any]:
     """Describes a space by JSON values; `space_of` is the inverse."""
     if (name := space_name(space)) is None:
         raise UserError(f"{type(space).__name__} has no name; call hypjax.register_space first")
@@ -66,7 +66,7 @@ def describe_space(space: Space) -> dict[str, object]:
     return {"name": name, **fields}
 
 
-def space_of(description: dict[str, object]) -> Space:
+def space_of(description: Mapping[str, Any]) -> Space:
     """Inverts `describe_space`; an invalid description is a KeyError, TypeError or ValueError."""
     fields = dict(description)
     if "parts" in fields:
@@ -109,16 +109,22 @@ def create_space(fields: Mapping[str, Any]) -> Space:
         names = [field.name for field in dataclasses.fields(SPACES[space])]
         return SPACES[space](**{name: fields[name] for name in names if name in fields} | parts)
 
+    def create_part(name: str) -> InnerProductSpace:
+        space = create(name)
+        if not isinstance(space, InnerProductSpace):
+            raise UserError(f"{name} defines no inner products, so it cannot be a part of a space")
+        return space
+
     name = fields["space"]
     curvatures = fields["curvatures"]
     scalars = {"curvatures": curvatures} if curvatures else {}
     if has_parts(name):
         weights = fields["weights"] or [1.0] * len(fields["parts"])
-        parts = tuple(zip(map(create, fields["parts"]), weights, strict=True))
+        parts = tuple(zip(map(create_part, fields["parts"]), weights, strict=True))
         return create(name, parts=parts).with_scalars(scalars)
     if not scalars or not has_curvature(SPACES[name]):
         return create(name)
-    parts = ((create(name), 1 / len(curvatures)),) * len(curvatures)
+    parts = ((create_part(name), 1 / len(curvatures)),) * len(curvatures)
     return Fused(parts, normalized=False).with_scalars(scalars)
 
 

@@ -3,22 +3,35 @@
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
-from hypjax.geometry import arithmetic
+from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
+
+if TYPE_CHECKING:
+    import hypjax.geometry.hyperbolic
 
 Role = Literal["query", "gallery"]
 SpaceT = TypeVar("SpaceT", bound="Space")  # Beartype rejects Self outside decorated classes.
+ClassT = TypeVar("ClassT", bound=type)
 _INFINITE = "is not finite"
 _MAX_PADDED_ROWS = 2**12  # Up to this many, `check` pads rows to a power of two.
 
@@ -47,7 +60,8 @@ class Space(Protocol):
     """Interface of a space, as losses, evaluation and search use it.
 
     Points are float32, or float64 where JAX has it enabled, and results have the points' dtype.
-    Only `check` tests if points are valid. Methods with a body are defaults for subclasses.
+    Only `check` tests if points are valid. Methods with a body are defaults for subclasses, which
+    are frozen dataclasses.
 
     Attributes:
         squared: Whether distances are squares of Euclidean distances, as on the sphere.
@@ -55,9 +69,10 @@ class Space(Protocol):
         parts: Spaces that make up a composite space, with their weights.
     """
 
-    squared: ClassVar[bool] = False
-    normalized: ClassVar[bool] = False
-    parts: ClassVar[Sequence[tuple[Any, Any]]] = ()
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    squared: bool = False
+    normalized: bool = False
+    parts: "Sequence[tuple[InnerProductSpace, arithmetic.Scalar]]" = ()
 
     def embed(self, features: Vectors) -> Points:
         """Maps features (the head's unbounded output) to points of the space."""
@@ -69,12 +84,13 @@ class Space(Protocol):
     def distance(self, x: Operand, y: Operand) -> Numbers:
         """Distances, elementwise over the leading axes; accurate for close points."""
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+    def similarity(self, distance: Float[arithmetic.AnyArray, "*b"]) -> Numbers:
         """Similarities, which fall from 1 as distances grow; by default e^−distance (HIER)."""
         return jnp.exp(-arithmetic.inexact(distance)[0])
 
-    def length(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+    def length(self, distance: Float[arithmetic.AnyArray, "*b"]) -> Numbers:
         """The distances; if they are `squared`, their roots, with gradient 0 at 0."""
+        distance = jnp.asarray(distance)
         if not self.squared:
             return distance
         zero = distance <= 0  # NaN must remain.
@@ -91,6 +107,10 @@ class Space(Protocol):
         """
         return None
 
+    def split(self, x: Vectors) -> Sequence[Points]:
+        """Splits points into their coordinates in each of the `parts`."""
+        return []
+
     def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """Weighted means of sets of points, [..., n, d].
 
@@ -104,26 +124,32 @@ class Space(Protocol):
         """
         return self.distance(x, y)
 
-    def distance_at(self, separation: Float[ArrayLike, "*b"]) -> Numbers:
+    def distance_at(self, separation: Float[arithmetic.AnyArray, "*b"]) -> Numbers:
         """The distances of points with these separations."""
         return jnp.asarray(separation)
 
     def distance_matrix(self, x: Rows, y: Cols) -> Matrix:
         """Distances of all pairs, in O(n·m) memory."""
 
-    def ball(self) -> "Space | None":
+    def ball(self) -> "hypjax.geometry.hyperbolic.PoincareBall | None":
         """The `PoincareBall` to which the space is isometric, or None."""
         return None
 
-    def to_ball(self, x: Vectors) -> Vectors:
+    def to_ball(self, x: Vectors) -> Points:
         """The isometry to the space's `ball`; the identity for a ball."""
         if self.ball() is not self:  # Other coordinates must not pass for the ball's.
             raise TypeError(f"{self} defines no isometry to a ball")
-        return x
+        return jnp.asarray(x)
 
-    def from_ball(self, x: Vectors) -> Vectors:
+    def from_ball(self, x: Vectors) -> Points:
         """The inverse of `to_ball`."""
         return Space.to_ball(self, x)  # The identity, or the same error.
+
+    def from_tangent(self, v: Vectors) -> Points:
+        """Points in the directions v, at distances 2‖v‖ from the origin but at most 12.2/√c."""
+        if (ball := self.ball()) is None:
+            raise TypeError(f"{self} defines no isometry to a ball")
+        return self.from_ball(poincare.point_at(v, ball.c))
 
     def flaws(self, x: Rows) -> dict[str, Bool[Array, " n"]]:
         """Marks finite rows that are not points of the space, as {message: rows}."""
@@ -168,12 +194,35 @@ class InnerProductSpace(Space, Protocol):
         The vectors of queries are multiplied with the vectors of gallery items.
         """
 
-    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[arithmetic.AnyArray, " d"]) -> SearchTerms:
         """Terms whose inner products rank points like `separation`.
 
         An isometry first moves `centre`, a point in the convex hull of the space, to the origin:
         products of points close to the origin keep more digits.
         """
+
+
+def pytree(space: ClassT) -> ClassT:
+    """Registers a frozen dataclass as a pytree; fields with "static" metadata are its structure.
+
+    JAX also builds trees of placeholders. No constructor is called for them, unlike by
+    `jax.tree_util.register_dataclass`: its arguments must be what the fields' types say.
+    """
+    fields = dataclasses.fields(space)
+    static = [field.name for field in fields if field.metadata.get("static")]
+    leaves = [field.name for field in fields if field.name not in static]
+
+    def flatten(value: object) -> tuple[list[tuple[GetAttrKey, Any]], tuple[Any, ...]]:
+        children = [(GetAttrKey(name), getattr(value, name)) for name in leaves]
+        return children, tuple(getattr(value, name) for name in static)
+
+    def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        value: Any = object.__new__(space)
+        vars(value).update(zip((*static, *leaves), (*structure, *children), strict=True))
+        return value
+
+    jax.tree_util.register_pytree_with_keys(space, flatten, unflatten)
+    return space
 
 
 # Methods of a space, each jitted as one program instead of one for each operation.
@@ -187,11 +236,7 @@ def _flaws(space: Space, x: Rows) -> dict[str, Bool[Array, " n"]]:
     return {_INFINITE: ~jnp.isfinite(jnp.sum(x * x, axis=-1))} | space.flaws(x)
 
 
-def require_nonnegative(name: str, value: Any) -> None:
-    """Raises a `ValueError` for a string, and for a number that is negative or not finite.
-
-    Arrays and other objects pass: JAX also builds spaces of traced numbers and of placeholders.
-    """
-    is_number = isinstance(value, numbers.Real)
-    if isinstance(value, str) or (is_number and not 0 <= value < math.inf):
+def require_nonnegative(name: str, value: arithmetic.Scalar) -> None:
+    """Raises a `ValueError` for a number, unless an array, that is negative or not finite."""
+    if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")

@@ -4,20 +4,18 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Vectors
-from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms
+from hypjax.geometry.spaces import InnerProductSpace, Role, SearchTerms, pytree
 
 _LENGTH_TOLERANCE = 2**-7  # Error in the length of unit vectors: bfloat16's.
 _SQRT2 = 2**0.5
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
@@ -41,7 +39,7 @@ class Sphere(InnerProductSpace):
         x, y = arithmetic.inexact(x, y)
         return jnp.sum((x - y) ** 2, axis=-1)
 
-    def similarity(self, distance: Float[ArrayLike, "*b"]) -> Numbers:
+    def similarity(self, distance: Float[arithmetic.AnyArray, "*b"]) -> Numbers:
         """The cosine."""
         return 1 - jnp.asarray(distance) / 2
 
@@ -65,10 +63,10 @@ class Sphere(InnerProductSpace):
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d"]:
         """The points themselves, in both roles: the inner product is the cosine."""
-        return x
+        return jnp.asarray(x)
 
     @arithmetic.broadcasting
-    def search_terms(self, x: Rows, centre: Float[ArrayLike, " d"]) -> SearchTerms:
+    def search_terms(self, x: Rows, centre: Float[arithmetic.AnyArray, " d"]) -> SearchTerms:
         """Vectors √2·(x − centre), in both roles, and offsets ‖x − centre‖².
 
         They rank by ‖x − y‖², even if rounding has changed the lengths of points.

@@ -278,7 +278,7 @@ def test_embedding_does_not_depend_on_overflow():
 
 @pytest.mark.parametrize("space", [PoincareBall, Lorentz])
 def test_a_curved_space_that_does_not_exist_is_refused(space):
-    for fields in ({"c": -1}, {"c": np.nan}, {"c": "a"}, {"clip_radius": -2.3}):
+    for fields in ({"c": -1}, {"c": np.nan}, {"clip_radius": -2.3}):
         with pytest.raises(ValueError, match=f"{next(iter(fields))} is .*; it must be"):
             space(**fields)
 
