@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +13,15 @@ class Rule:
 
     holds: Callable[[Any], bool]
     words: str  # The condition in words, which messages append to 'it must be'.
+
+
+@runtime_checkable
+class Values(Protocol):
+    """Values of fields by name: a mapping, or a `ConfigDict`, which is no `Mapping`."""
+
+    def keys(self) -> Iterable[str]: ...  # noqa: D102
+    def __contains__(self, name: object, /) -> bool: ...
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 _LARGEST = sys.float_info.max

@@ -16,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from hypjax.fields import Values
+from hypjax.geometry.arithmetic import AnyArray
+
 Scalars = Mapping[str, float | Sequence[float]]  # By the name of the field.
-ScalarParameters = Mapping[str, Float[Array, "..."]]  # {"log_c": ...}
+ScalarParameters = Mapping[str, Float[AnyArray, "..."]]  # {"log_c": ...}
 Bounds = Mapping[str, tuple[float, float]]  # By the name of the field.
 CURVATURES = ("c", "curvatures")  # Fields whose bounds and rate are `c_bounds` and `c_rate`.
 
@@ -27,7 +30,7 @@ def has_curvature(space: type) -> bool:
     return "c" in {field.name for field in dataclasses.fields(space)}
 
 
-def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
+def initial_scalars(fields: Values) -> Scalars:
     """Initial values, above 0, of the scalars that `config.objective` makes learned."""
     names = list(fields["learn"])
     if fields["learn_c"]:
@@ -35,7 +38,7 @@ def initial_scalars(fields: Mapping[str, Any]) -> Scalars:
     return {name: fields[name] for name in names}
 
 
-def bounds(fields: Mapping[str, Any]) -> Bounds:
+def bounds(fields: Values) -> Bounds:
     """Bounds of learned scalars: `c_bounds` for curvatures, else 0.1 and 10 times the start."""
     return {
         name: tuple(fields["c_bounds"])
@@ -63,14 +66,14 @@ def scalar_values(params: ScalarParameters) -> dict[str, Any]:
     return {name.removeprefix("log_"): _value(log) for name, log in params.items()}
 
 
-def _value(log: Float[Array, "..."]) -> Any:
+def _value(log: Float[AnyArray, "..."]) -> Any:
     if isinstance(log, jax.core.Tracer):
         return jnp.exp(log)
     values = np.asarray(np.exp(np.asarray(log, np.float64)), np.float32)
     return tuple(float(str(x)) for x in values) if values.ndim else float(str(values))
 
 
-def learned_scalars(fields: Mapping[str, Any], params: PyTree) -> dict[str, Any]:
+def learned_scalars(fields: Values, params: PyTree) -> dict[str, Any]:
     """Scalars from a model's parameters; {} if `config.objective` learns none.
 
     Missing parameters are a `KeyError`, since the initial values would be wrong.

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from hypjax.errors import UserError, require_free
+from hypjax.fields import Values
 from hypjax.geometry.fused import Composite, Fused, Product
 from hypjax.geometry.hyperbolic import Lorentz, PoincareBall
 from hypjax.geometry.learned import has_curvature
@@ -93,12 +94,12 @@ def is_product(name: str) -> bool:
     return issubclass(SPACES[name], Product)
 
 
-def named_parts(fields: Mapping[str, Any]) -> Sequence[str]:
+def named_parts(fields: Values) -> Sequence[str]:
     """Names of the parts of the space in `config.objective`; without parts, the space's name."""
     return fields["parts"] if has_parts(fields["space"]) else [fields["space"]]
 
 
-def create_space(fields: Mapping[str, Any]) -> Space:
+def create_space(fields: Values) -> Space:
     """Builds the space that `config.objective` describes.
 
     With several curvatures, each curved part gets one, in order. A curved space without parts is
@@ -128,7 +129,7 @@ def create_space(fields: Mapping[str, Any]) -> Space:
     return Fused(parts, normalized=False).with_scalars(scalars)
 
 
-def unused_fields(fields: Mapping[str, Any]) -> set[str]:
+def unused_fields(fields: Values) -> set[str]:
     """Names of fields of `config.objective` that have no effect.
 
     They are the fields of other spaces, `c` if there are several curvatures, and the bounds and

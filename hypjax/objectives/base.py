@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -16,6 +16,8 @@ Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
 LossResult = tuple[Loss, tuple[PyTree, Metrics]]  # (loss, (state, metrics)).
 LEARNED = "learned"  # Value of `Group.ball_c` for a learned curvature.
+BallC = float | str | None
+ObjectiveT = TypeVar("ObjectiveT", bound="Objective")  # Beartype rejects Self, see `SpaceT`.
 LOSS_ARGUMENTS = ("params", "state", "outputs", "teacher", "batch", "key")
 
 
@@ -60,10 +62,11 @@ class Group(NamedTuple):
     # If the parameters are points of a ball, its c; if they are tangent vectors at the origin of a
     # ball with learned c, `LEARNED`; otherwise None. `riemannian_adam` moves points and tangent
     # vectors, without gradient clipping and only with the group's own weight decay.
-    ball_c: float | str | None = None
+    ball_c: BallC = None
 
 
-class Landmarks(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Landmarks:
     """Trained points that belong to no class: pictures show them, and released files hold them."""
 
     name: str  # Their entry in the objective's parameters.
@@ -98,7 +101,7 @@ class Objective(Protocol):
     def score_space(self) -> Space:  # noqa: D102
         return self.space
 
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+    def with_scalars(self: ObjectiveT, scalars: Mapping[str, Any]) -> ObjectiveT:
         """Replaces scalars by values, which may be traced; ignores unknown names.
 
         Scalars are fields of the dataclass, arguments of partial functions in its fields, and
@@ -141,6 +144,7 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 
 
 Create = Callable[[LossSettings, Space], Objective]
+ExtensionT = TypeVar("ExtensionT", bound="Extension")
 
 
 def setting(*arguments: Any, **options: Any) -> Any:
@@ -166,12 +170,14 @@ class Extension(Objective):
         return {name: data["declared"] for name, data in fields.items() if "declared" in data}
 
     @classmethod
-    def create(
-        cls, create_base: Create, settings: LossSettings, space: Space, **fields: Any
-    ) -> Self:
-        """Builds a run's objective and its base; `fields` are those not declared by `setting`."""
-        values = {name.removeprefix(cls.prefix): settings.fields[name] for name in cls.declared()}
-        return cls(base=create_base(settings, space), **values, **fields)
+    def configured(cls, settings: LossSettings) -> dict[str, Any]:
+        """A run's values of the fields declared by `setting`."""
+        return {name.removeprefix(cls.prefix): settings.fields[name] for name in cls.declared()}
+
+    @classmethod
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
+        """Builds a run's objective and its base."""
+        return cls(create_base(settings, space), **cls.configured(settings))
 
     space = property(lambda self: self.base.space)
     score_space = property(lambda self: self.base.score_space)
@@ -179,11 +185,11 @@ class Extension(Objective):
     teacher_decay = property(lambda self: self.base.teacher_decay)
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[Group]:  # type: ignore[override]
         """The base's groups."""
         return tuple(group._replace(path=("base", *group.path)) for group in self.base.groups)
 
-    def with_scalars(self, scalars: Mapping[str, Any]) -> Self:
+    def with_scalars(self: ExtensionT, scalars: Mapping[str, Any]) -> ExtensionT:
         """Replaces the base's scalars."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import Space, Sphere
+from hypjax.geometry.arithmetic import AnyArray
 from hypjax.objectives.base import Metrics
 
 SPHERE = Sphere()
-Embeddings = Float[ArrayLike, "n dim"]  # Points of a space.
-Labels = Int[ArrayLike, " n"] | Sequence[int]  # Class numbers of up to 32 bits.
+Embeddings = Float[AnyArray, "n dim"]  # Points of a space.
+Labels = Int[AnyArray, " n"] | Sequence[int]  # Class numbers of up to 32 bits.
 
 
 def similarity(distance: Float[Array, "*b"]) -> Float[Array, "*b"]:
@@ -85,7 +85,7 @@ def compare_proxies(
     space: Space,
     points: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes centres dim"],
+    proxies: Float[AnyArray, "classes centres dim"],
 ) -> tuple[Float[Array, "n classes centres"], Bool[Array, "n classes"]]:
     """Distances from images to the proxies of all classes, and a mask of each image's class.
 
@@ -107,7 +107,7 @@ def _batch(points: Embeddings, labels: Labels) -> tuple[Float[Array, "n dim"], I
     return points, labels
 
 
-def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
+def class_numbers(labels: Labels) -> Int[AnyArray, " n"]:
     """Converts labels, unless traced, to a NumPy array.
 
     Raises a `ValueError` unless they are a vector of one or more 32-bit integers.
@@ -122,7 +122,7 @@ def class_numbers(labels: Labels) -> Int[ArrayLike, " n"]:
     return labels
 
 
-def class_indices(labels: Labels, classes: int) -> Int[ArrayLike, " n"]:
+def class_indices(labels: Labels, classes: int) -> Int[AnyArray, " n"]:
     """Converts labels by `class_numbers`; a `ValueError` unless traced or 0 to `classes` − 1."""
     labels = class_numbers(labels)
     if isinstance(labels, jax.core.Tracer):
@@ -162,14 +162,16 @@ def log_sum_exp(x: Float[Array, "n m"], where: Bool[Array, "n m"]) -> Float[Arra
     return jax.nn.logsumexp(x, axis=-1, where=where | ~has_selected)
 
 
-def mean_where(values: Float[Array, "*b"], where: Bool[Array, "*b"]) -> Float[Array, ""]:
+def mean_where(
+    values: Float[Array, "*b"] | Bool[Array, "*b"], where: Bool[Array, "*b"]
+) -> Float[Array, ""]:
     """Mean of selected elements; 0 if none is selected."""
     total = jnp.sum(values, where=where)
     return total / jnp.maximum(jnp.sum(where), 1).astype(total.dtype)
 
 
 def norms(
-    space: Space, features: Float[Array, "*b dim"], points: Float[Array, "*b coordinates"]
+    space: Space, features: Float[Array, "*b dim"], points: Float[Array, "*n coordinates"]
 ) -> Metrics:
     """Mean norms of the head's outputs and of their points, and the share of clipped outputs."""
     return {

@@ -8,19 +8,19 @@ lie outside a cone (Ganea et al., ICML 2018), prevent this.
 
 import dataclasses
 import math
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, at_least
 from hypjax.geometry import Space, arithmetic, cones, lorentz
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import AnyArray, Scalar
 from hypjax.objectives.base import (
     Create,
     Extension,
@@ -28,6 +28,7 @@ from hypjax.objectives.base import (
     Loss,
     LossSettings,
     Metrics,
+    Objective,
     ProblemSizes,
     setting,
 )
@@ -36,9 +37,9 @@ from hypjax.types import Batch, Outputs
 
 
 def entailment(
-    points: Float[ArrayLike, "n d"],
+    points: Float[AnyArray, "n d"],
     labels: Labels,
-    apexes: Float[ArrayLike, "g d"],
+    apexes: Float[AnyArray, "g d"],
     *,
     c: Scalar,
     radius: float = 0.1,
@@ -93,19 +94,22 @@ class Cones(Extension):
     rate: float = setting(1.0, at_least(0))  # Factor of the apexes' learning rate.
 
     @classmethod
-    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Self:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
         """Builds a run's objective, in a hyperbolic space."""
         fields, ball = settings.fields, space.ball()
         if ball is None:
             raise UserError(f"objective.space is {fields['space']}; cones need poincare or lorentz")
         # Without clipping, features reach the initial apexes at any radius.
-        if ball.c == 0 or _initial_norm(fields["cone_radius"], ball.c) >= ball.max_feature_norm:
+        if (
+            ball.c == 0
+            or _initial_norm(fields["cone_radius"], float(ball.c)) >= ball.max_feature_norm
+        ):
             problem = f"at config.objective.c={fields['c']} no cone is narrower than 90 degrees"
             raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
         return super().create(create_base, settings, space)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> Sequence[Group]:  # type: ignore[override]
         """The base's groups, and the apexes."""
         return (*super().groups, Group(("apexes",), rate=self.rate))
 
@@ -129,16 +133,24 @@ class Cones(Extension):
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
     ) -> tuple[Loss, tuple[dict, Metrics]]:
         """The base's loss plus the weighted entailment loss, see `Objective.loss`."""
-        base = {"params": params["base"], "state": state["base"]}
-        loss, (base_state, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
+        loss, (base_state, metrics) = self.base_loss(
+            params=params["base"], state=state["base"], outputs=outputs, batch=batch, **others
+        )
         c = self.space.ball().c
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
             for features in (params["apexes"], outputs.projected)
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
-        weights = {"negatives": self.negatives, "margin": self.margin}
-        cone_loss = entailment(points, coarse, apexes, c=c, radius=self.radius, **weights)
+        cone_loss = entailment(
+            points,
+            coarse,
+            apexes,
+            c=c,
+            radius=self.radius,
+            negatives=self.negatives,
+            margin=self.margin,
+        )
         inside = lax.stop_gradient(_angles_outside(points, apexes, c, self.radius)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))[None]
         metrics |= {

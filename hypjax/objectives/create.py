@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from hypjax.errors import UserError, require_free
-from hypjax.fields import ANY
+from hypjax.fields import ANY, Values
 from hypjax.geometry import Space
 from hypjax.geometry.registry import create_space
 from hypjax.objectives import matryoshka
@@ -93,7 +93,7 @@ def create_objective(settings: LossSettings) -> Objective:
 
 def declaration(name: str | None) -> Declaration:
     """The declaration of a loss; for the unknown loss of a saved run, one without fields."""
-    return OBJECTIVES.get(name, _UNKNOWN)
+    return OBJECTIVES.get(name or "", _UNKNOWN)
 
 
 def _refuse(settings: LossSettings, space: Space) -> Objective:
@@ -104,9 +104,7 @@ def _refuse(settings: LossSettings, space: Space) -> Objective:
 _UNKNOWN = Declaration(_refuse, {})
 
 
-def softmax_temperature(
-    fields: Mapping[str, Any], scalars: Mapping[str, Any] | None = None
-) -> float:
+def softmax_temperature(fields: Values, scalars: Mapping[str, Any] | None = None) -> float:
     """The divisor of distances in the softmax of the loss that `config.objective` describes.
 
     `scalars` are learned values, which replace those of the fields. Raises a `UserError` if the
@@ -116,7 +114,7 @@ def softmax_temperature(
     name = fields["name"]
     if name not in divisors:
         raise UserError(f"{name} has no softmax over negatives; {', '.join(divisors)} have one")
-    if fields.get("loss_weights"):
+    if "loss_weights" in fields and fields["loss_weights"]:
         raise UserError("with objective.loss_weights, each part of the space has its own softmax")
     return float(divisors[name]({**fields, **(scalars or {})}))
 

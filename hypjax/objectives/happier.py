@@ -5,7 +5,7 @@ images by the cosine; on other spaces than the sphere, hypjax uses `comparisons.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, within
 from hypjax.geometry import Space
+from hypjax.geometry.arithmetic import AnyArray
 from hypjax.objectives.base import Extension, Group, LossResult, LossSettings, ProblemSizes, declare
 from hypjax.objectives.comparisons import compare_images, similarity
 from hypjax.objectives.proxy_losses import PROXY_LOSSES, ProxyObjective, proxy_parameters
@@ -24,7 +25,7 @@ _SOFTMAX = PROXY_LOSSES["normalized_softmax"]
 _COMPARISONS = 2**24  # Triples (query, k, j) that are compared at once, 64 MB per array.
 
 
-def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Array, "n n"]:
+def relevances(labels: Int[AnyArray, "levels n"], alpha: float = 1.0) -> Float[Array, "n n"]:
     """Relevance of each image (column) for each query (row); every image is also a query.
 
     An image of level l shares exactly l of the query's L labels. Its relevance is
@@ -41,8 +42,8 @@ def relevances(labels: Int[Array, "levels n"], alpha: float = 1.0) -> Float[Arra
 
 
 def smooth_hap(
-    similarities: Float[Array, "n n"],
-    relevances: Float[Array, "n n"],
+    similarities: Float[AnyArray, "queries n"],
+    relevances: Float[AnyArray, "queries n"],
     *,
     rank_temperature: float = 0.01,
     slope: float = 100.0,
@@ -92,7 +93,7 @@ class Happier(Extension):
     alpha: float  # Exponent of levels in relevances.
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> Sequence[Group]:  # type: ignore[override]
         """The proxies, without weight decay, as in the released code."""
         return tuple(group._replace(weight_decay=0.0) for group in super().groups)
 
@@ -124,6 +125,7 @@ class Happier(Extension):
 
 def _create(hap: Callable[..., Array], settings: LossSettings, space: Space) -> Happier:
     base, fields = _SOFTMAX.create(settings, space), settings.fields
+    assert isinstance(base, ProxyObjective)
     return Happier(base, hap, fields["weight"], fields["alpha"])
 
 
@@ -132,5 +134,9 @@ HAPPIER = declare(
     smooth_hap,
     {"rank_temperature": ABOVE_0, "slope": at_least(0), "margin": at_least(0)},
     build=_create,
-    shared={"weight": Field(0.9, within(0, 1)), "alpha": Field(1.0, at_least(0))} | _SOFTMAX.fields,
+    shared={
+        "weight": Field(0.9, within(0, 1)),
+        "alpha": Field(1.0, at_least(0)),
+        **_SOFTMAX.fields,
+    },
 )

@@ -1,18 +1,19 @@
 """HIER: hierarchical proxies as common ancestors of images (Kim et al., CVPR 2023)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, PoincareBall, Space, Sphere
+from hypjax.geometry.arithmetic import AnyArray
 from hypjax.objectives.base import (
+    BallC,
     Create,
     Extension,
     Group,
@@ -20,6 +21,7 @@ from hypjax.objectives.base import (
     Loss,
     LossResult,
     LossSettings,
+    Objective,
     ProblemSizes,
     setting,
 )
@@ -36,15 +38,15 @@ class Triplets(NamedTuple):
 
 
 def hier(
-    points: Float[ArrayLike, "n dim"],
-    proxies: Float[ArrayLike, "p dim"],
-    triplets: Int[ArrayLike, "t 3"],
-    noise: Float[ArrayLike, "2 t p"],
+    points: Float[AnyArray, "n dim"],
+    proxies: Float[AnyArray, "p dim"],
+    triplets: Int[AnyArray, "t 3"],
+    noise: Float[AnyArray, "2 t p"],
     *,
     space: Space,
     margin: float = 0.1,
     temperature: float = 0.1,
-    valid: Bool[ArrayLike, " t"] | None = None,
+    valid: Bool[AnyArray, " t"] | None = None,
 ) -> Float[Array, ""]:
     """Loss of triplets and their lowest common ancestors among proxies (HIER, Section 3).
 
@@ -67,7 +69,7 @@ def hier(
     farther = jnp.maximum(d_i, d_j)
     lca_ij = _choose(-farther / temperature + noise[0])
     lca_ijk = _choose(-jnp.maximum(farther, d_k) / temperature + noise[1])
-    different = lca_ij.index != lca_ijk.index
+    different = lca_ij.proxy != lca_ijk.proxy
     near_and_far = (d_i, lca_ij, lca_ijk), (d_j, lca_ij, lca_ijk), (d_k, lca_ijk, lca_ij)
     terms = [_distance_to(near, d) - _distance_to(far, d) for d, near, far in near_and_far]
     losses = sum(jax.nn.relu(term + margin) for term in terms)
@@ -79,7 +81,7 @@ def hier(
 class _Choice(NamedTuple):
     """The proxy that each triplet chooses."""
 
-    index: Int[Array, " t"]
+    proxy: Int[Array, " t"]
     gradient: Float[Array, "t p"]  # Zeros, with the gradient of the softmax over proxies.
 
 
@@ -90,12 +92,12 @@ def _choose(logits: Float[Array, "t p"]) -> _Choice:
 
 def _distance_to(choice: _Choice, distances: Float[Array, "t p"]) -> Float[Array, " t"]:
     """Distance to the chosen proxy, with the gradient of a product with its one-hot vector."""
-    chosen = jnp.take_along_axis(distances, choice.index[:, None], axis=1)[:, 0]
+    chosen = jnp.take_along_axis(distances, choice.proxy[:, None], axis=1)[:, 0]
     return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
 
 
 def reciprocal_triplets(
-    similarity: Float[ArrayLike, "n n"],
+    similarity: Float[AnyArray, "n n"],
     key: PRNGKeyArray,
     *,
     neighbors: int = 20,
@@ -126,7 +128,9 @@ def reciprocal_triplets(
     return Triplets(indices, jnp.repeat(valid, per_anchor))
 
 
-def draw_columns(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
+def draw_columns(
+    key: PRNGKeyArray, mask: Bool[AnyArray, "n n"], count: int
+) -> Int[Array, "n count"]:
     """Draws `count` true columns of each row, with replacement; any column if none is true."""
     columns = jnp.argsort(~mask, axis=1, stable=True)  # True columns first.
     num_true = jnp.sum(mask, axis=1, keepdims=True)
@@ -160,17 +164,18 @@ class Hier(Extension):
     optimizer: str = setting("adam", one_of("adam", "riemannian"))
     # Weight decay of the proxies. None: the optimiser's for vectors, no decay for points.
     decay: float | None = setting(None, at_least(0), kind=float, optional=True)
-    ball_c: float | str | None = None  # `Group.ball_c` of the hierarchical proxies.
+    ball_c: BallC = None  # `Group.ball_c` of the hierarchical proxies.
 
     @classmethod
-    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Self:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
         """Builds a run's objective; `create_base` builds the base, a loss of angles."""
         ball_c = proxy_ball_c("hier_optimizer", settings.fields, space)
-        create_on_sphere = lambda settings, _: create_base(settings, Sphere())  # noqa: E731
-        return super().create(create_on_sphere, settings, space, head_space=space, ball_c=ball_c)
+        assert isinstance(space, PoincareBall | Lorentz)  # As the declaration says.
+        base = create_base(settings, Sphere())
+        return cls(base, head_space=space, ball_c=ball_c, **cls.configured(settings))
 
     @property
-    def space(self) -> PoincareBall | Lorentz:
+    def space(self) -> PoincareBall | Lorentz:  # type: ignore[override]
         """The head's space, with gradients of features scaled by the inverse metric."""
         return dataclasses.replace(self.head_space, riemannian=True)
 
@@ -182,12 +187,12 @@ class Hier(Extension):
         return dataclasses.replace(super().with_scalars(scalars), head_space=head_space)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> Sequence[Group]:  # type: ignore[override]
         """The base's groups, and the hierarchical proxies."""
         return (*super().groups, Group(("hierarchy",), self.rate, self.decay, ball_c=self.ball_c))
 
     @property
-    def landmarks(self) -> Landmarks:
+    def landmarks(self) -> Landmarks:  # type: ignore[override]
         """The hierarchical proxies."""
         space, ball_c = self.head_space, self.ball_c
         return Landmarks(
@@ -219,8 +224,9 @@ class Hier(Extension):
         proxies = proxy_points(params["hierarchy"], self.space, self.ball_c)
         # Points have the angles of the outputs, but their gradients pass through the space.
         angles = outputs._replace(projected=points)
-        arguments = {"params": params["base"], "outputs": angles, "batch": batch, "key": base_key}
-        loss, (state, metrics) = self.base_loss(**arguments, **others)
+        loss, (state, metrics) = self.base_loss(
+            params=params["base"], outputs=angles, batch=batch, key=base_key, **others
+        )
         labels = jnp.asarray(batch.labels)
         same_class = labels[:, None] == labels[None]
         image_loss, image_anchors = self._triplet_loss(points, proxies, same_class, image_key)

@@ -16,27 +16,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
-from hypjax.geometry.arithmetic import Scalar
+from hypjax.geometry.arithmetic import AnyArray, Scalar
 from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import mean_where
 from hypjax.objectives.hier import Triplets, draw_columns
 from hypjax.types import Batch, Outputs
 
-Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
+Levels = Int[AnyArray, "levels n"]  # Labels at each level, finest first.
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
-    """Adds a subclass's `tree_loss` to a base loss in any space.
+    """Adds a subclass's `tree_loss` to a base loss in any space."""
 
-    `tree_loss` takes `params`, `outputs` and `key`; `levels`, the images' labels at each level of
-    the tree from the classes up to the root; and `counts`, the number of labels at each level.
-    """
+    def tree_loss(
+        self,
+        *,
+        params: dict,
+        outputs: Outputs,
+        key: PRNGKeyArray,
+        levels: Levels,
+        counts: Sequence[int],
+    ) -> tuple[Loss, Metrics]:
+        """Loss of a batch, and its metrics.
+
+        `levels` are the images' labels at each level of the tree from the classes up to the root,
+        and `counts` the numbers of labels at each level.
+        """
+        raise NotImplementedError
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters, and its state with the tree.
@@ -54,18 +65,31 @@ class TreeExtension(Extension):
         return {"base": params}, {"base": state, "tree": tuple(tree)}
 
     def loss(
-        self, params: dict, state: dict, outputs: Outputs, batch: Batch, key: PRNGKeyArray, **others
+        self,
+        params: dict,
+        state: dict,
+        outputs: Outputs,
+        batch: Batch,
+        key: PRNGKeyArray,
+        **others: Any,
     ) -> tuple[Loss, tuple[dict, Metrics]]:
         """Loss of a batch, see `Objective.loss`."""
         base_key, tree_key = jax.random.split(key)
-        base = {"params": params["base"], "state": state["base"], "key": base_key}
-        loss, (base_state, metrics) = self.base_loss(**base, outputs=outputs, batch=batch, **others)
+        loss, (base_state, metrics) = self.base_loss(
+            params=params["base"],
+            state=state["base"],
+            outputs=outputs,
+            batch=batch,
+            key=base_key,
+            **others,
+        )
         levels = [jnp.asarray(batch.labels, jnp.int32)]
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
         counts = [len(parents) for parents in state["tree"]] + [1]
-        values = {"params": params, "outputs": outputs, "key": tree_key}
-        tree_loss, tree_metrics = self.tree_loss(**values, levels=jnp.stack(levels), counts=counts)
+        tree_loss, tree_metrics = self.tree_loss(
+            params=params, outputs=outputs, key=tree_key, levels=jnp.stack(levels), counts=counts
+        )
         return loss + tree_loss, (state | {"base": base_state}, metrics | tree_metrics)
 
 
@@ -89,8 +113,7 @@ def hyp_cpcc(
     nodes = [unique(x, size=size) for x, size in zip(levels, sizes, strict=True)]
     labels, first_rows, groups_by_level = zip(*nodes, strict=True)
     groups_and_sizes = zip(groups_by_level, sizes, strict=True)
-    centres = [lorentz.centroids(points, groups, size, c) for groups, size in groups_and_sizes]
-    centres = jnp.concatenate(centres)
+    centres = jnp.concatenate([lorentz.centroids(points, *pair, c) for pair in groups_and_sizes])
     present = jnp.concatenate(labels) >= 0  # Other nodes are padding.
     # Computed by subtraction: a parent coincides with its only child, at distance exactly 0.
     # Without the checkpoint, the gradient would hold [m, m, d], a gigabyte for 900 classes.
@@ -106,7 +129,7 @@ def hyp_cpcc(
 
 
 def _path_lengths(
-    node_levels: Int[np.ndarray, " m"], ancestors: Int[Array, "levels m"]
+    node_levels: Int[np.ndarray, " m"], ancestors: Int[AnyArray, "levels m"]
 ) -> Int[Array, "m m"]:
     """Lengths of paths between all pairs of nodes, from each node's ancestors at all levels."""
     # The lowest common ancestor lies above the higher of two nodes by the number of levels, from
@@ -159,11 +182,11 @@ class HypStructure(TreeExtension):
 
 
 def hyphc(
-    leaves: Float[ArrayLike, "n d"],
+    leaves: Float[AnyArray, "n d"],
     triples: Triplets,
-    similarities: Float[ArrayLike, "n n"],
+    similarities: Float[AnyArray, "n n"],
     *,
-    temperature: float = 0.05,
+    temperature: Scalar = 0.05,
 ) -> Float[Array, ""]:
     """Loss of triples of leaves in the ball of c = 1 (HypHC, Section 4).
 
@@ -183,7 +206,9 @@ def hyphc(
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
-def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int) -> Triplets:
+def label_triples(
+    levels: Levels, ids: Int[AnyArray, " n"], key: PRNGKeyArray, count: int
+) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
     At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as

@@ -1,22 +1,25 @@
 """Matryoshka: a loss summed over nested prefixes of the embedding (Kusupati et al., 2022)."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
 from hypjax.errors import UserError
-from hypjax.fields import Rule, is_ascending
+from hypjax.fields import Rule, Values, is_ascending
 from hypjax.objectives.base import Extension, LossResult, ProblemSizes, setting
 from hypjax.types import Outputs
 
 PREFIX = "matryoshka+"  # Beginning of the objectives' names.
 
 
-def trained_prefixes(fields: Mapping[str, Any]) -> tuple[int, ...]:
+def trained_prefixes(fields: Values) -> tuple[int, ...]:
     """Dimensions of the prefixes that the loss of `config.objective` trains; () for others."""
     return tuple(fields["dims"]) if fields["name"].startswith(PREFIX) else ()
+
+
+def _prefix(outputs: Outputs, dim: int | None) -> Outputs:
+    return outputs._replace(projected=outputs.projected[:, :dim])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +54,12 @@ class Matryoshka(Extension):
         """
 
         def prefix_loss(dim: int | None) -> LossResult:
-            prefixes = {"outputs": outputs._replace(projected=outputs.projected[:, :dim])}
-            prefixes["teacher"] = None
-            if teacher is not None:
-                prefixes["teacher"] = teacher._replace(projected=teacher.projected[:, :dim])
-            return self.base_loss(params=params["base"], **prefixes, **others)
+            return self.base_loss(
+                params=params["base"],
+                outputs=_prefix(outputs, dim),
+                teacher=None if teacher is None else _prefix(teacher, dim),
+                **others,
+            )
 
         total, (state, metrics) = prefix_loss(None)
         prefix_losses = {f"loss@{dim}": prefix_loss(dim)[0] for dim in self.dims}

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, ANY, Field, Rule, at_least, one_of, within
 from hypjax.geometry import Space
+from hypjax.geometry.arithmetic import AnyArray, Scalar
 from hypjax.objectives.base import LossResult, LossSettings, Objective, ProblemSizes, declare
 from hypjax.objectives.comparisons import (
     SPHERE,
@@ -127,7 +127,7 @@ def circle(
 
 
 def supcon(
-    embeddings: Embeddings, labels: Labels, *, temperature: float = 0.1, **options: Unpack[Options]
+    embeddings: Embeddings, labels: Labels, *, temperature: Scalar = 0.1, **options: Unpack[Options]
 ) -> Float[Array, ""]:
     """Supervised contrastive loss L_out (Khosla et al., NeurIPS 2020, Eq. 2).
 
@@ -146,7 +146,11 @@ def supcon(
 
 
 def scalable_nca(
-    embeddings: Embeddings, labels: Labels, *, temperature: float = 0.05, **options: Unpack[Options]
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    temperature: Scalar = 0.05,
+    **options: Unpack[Options],
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).
 
@@ -224,7 +228,7 @@ def _semihard(pairs: Pairs, margin: float, max_samples: int) -> Float[Array, ""]
 
 
 def tuple_contrastive(
-    embeddings: Float[ArrayLike, "n dim"], *, size: int, space: Space = SPHERE, margin: float = 0.85
+    embeddings: Float[AnyArray, "n dim"], *, size: int, space: Space = SPHERE, margin: float = 0.85
 ) -> Float[Array, ""]:
     """Contrastive loss of tuples (Radenović et al., TPAMI 2019, Eq. 7), as IRT trains on SfM-120k.
 
@@ -250,7 +254,7 @@ _LEAST_DISTANCE = 1e-8  # Distance below which points do not repel each other in
 
 
 def koleo(
-    points: Float[ArrayLike, "n dim"], *, space: Space = SPHERE, ids: Labels | None = None
+    points: Float[AnyArray, "n dim"], *, space: Space = SPHERE, ids: Labels | None = None
 ) -> Float[Array, ""]:
     """KoLeo, −(1/n) Σ_i log min_{j≠i} d(i, j), an estimate of the differential entropy.
 
@@ -326,8 +330,8 @@ class PairObjective(Objective):
         loss = self.function(points, labels, space=space, samples_per_class=samples)
         metrics = batch_metrics(outputs.projected, points, labels, space, samples)
         if self.memory:
-            has_teacher = self.memory_decay > 0
-            keys = self.space.embed(teacher.projected) if has_teacher else lax.stop_gradient(points)
+            has_teacher = teacher is not None
+            keys = self.space.embed(teacher.projected) if teacher else lax.stop_gradient(points)
             memory = state["memory"].write(keys, labels)
             exclude_own = self.memory_only or not has_teacher
             own_rows = state["memory"].next_rows(len(labels)) if exclude_own else None
@@ -386,11 +390,13 @@ def _create(function: Callable[..., Array], settings: LossSettings, space: Space
 
 
 pair_loss = functools.partial(declare, build=_create, shared={**MEMORY, **KOLEO})
-_TEMPERATURE = {
-    "rules": {"temperature": ABOVE_0},
-    "learnable": ("temperature",),
-    "divisor": lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
-}
+_softmax_loss = functools.partial(
+    pair_loss,
+    rules={"temperature": ABOVE_0},
+    learnable=("temperature",),
+    divisor=lambda fields: 2 * fields["temperature"],  # −distance / 2 stands for the cosine.
+    by_class=True,
+)
 # Defaults are the papers', with these exceptions. The triplets' margin is Schroff et al.'s. The
 # contrastive margin is from unofficial code of IRT. Multi-similarity's defaults are those of HIER
 # and pytorch-metric-learning; the paper has base 1. Circle's are for fine-grained retrieval.
@@ -408,8 +414,8 @@ PAIR_LOSSES = {
         variant="ms",
     ),
     "circle": pair_loss(circle, {"scale": ABOVE_0, "margin": within(-1, 1)}, by_class=True),
-    "scalable_nca": pair_loss(scalable_nca, **_TEMPERATURE, by_class=True, variant="snca"),
-    "supcon": pair_loss(supcon, **_TEMPERATURE, by_class=True),
+    "scalable_nca": _softmax_loss(scalable_nca, variant="snca"),
+    "supcon": _softmax_loss(supcon),
     "triplet": pair_loss(
         triplet, {"margin": at_least(0), "mining": one_of(*MININGS)}, by_class=True
     ),

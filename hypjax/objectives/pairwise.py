@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, each
 from hypjax.geometry import Fused, PoincareBall, Space, Sphere
+from hypjax.geometry.arithmetic import AnyArray, Scalar
 from hypjax.objectives.base import Declaration, LossSettings, Metrics, Objective
 from hypjax.objectives.comparisons import Labels, class_numbers, norms
 from hypjax.types import Outputs
 
 
 def pairwise_cross_entropy(
-    embeddings: Float[ArrayLike, "classes samples dim"] | Float[ArrayLike, "images dim"],
+    embeddings: Float[AnyArray, "classes samples dim"] | Float[AnyArray, "images dim"],
     *,
     space: Space,
-    temperature: float,
+    temperature: Scalar,
     labels: Labels | None = None,
     samples_per_class: int | None = None,
 ) -> Float[Array, ""]:
@@ -60,7 +60,7 @@ def pairwise_cross_entropy(
 
 def _by_class(
     embeddings: Float[Array, "images dim"], labels: Labels, samples: int | None
-) -> tuple[Float[Array, "classes samples dim"], Bool[ArrayLike, ""]]:
+) -> tuple[Float[Array, "classes samples dim"], Bool[AnyArray, ""]]:
     """Groups a flat batch by class; also returns whether each class has `samples` images."""
     if np.shape(labels) != embeddings.shape[:1]:
         raise ValueError(f"needs a label per embedding {embeddings.shape}, got {np.shape(labels)}")
@@ -82,7 +82,7 @@ def _by_class(
 
 
 def _logits(
-    space: Space, points: Float[Array, "images dim"], samples: int, temperature: float
+    space: Space, points: Float[Array, "images dim"], samples: int, temperature: Scalar
 ) -> Float[Array, "images images"]:
     """Logits −distance / temperature of all pairs of points, which are ordered by subset."""
     # Training pulls positives together, so their distances are computed by subtraction: from inner
@@ -119,8 +119,8 @@ class PairwiseCrossEntropy(Objective):
     """Objective of Hyp-ViT (in a `PoincareBall`) and Sph-ViT (on the `Sphere`)."""
 
     space: Space
-    temperature: float
-    samples_per_class: int
+    temperature: Scalar
+    samples_per_class: int  # 0 until fitted to the images.
     # Factor of the sum over pairs of subsets, see `pairwise_cross_entropy`.
     pair_weight: float = 1.0
     # Weights of losses in the parts of the space, which are summed; () for one loss in the space.
@@ -145,16 +145,16 @@ class PairwiseCrossEntropy(Objective):
     def _sum_over_parts(self, points: Float[Array, "images dim"]) -> Float[Array, ""]:
         """Sums the losses in each part of the space, times `loss_weights`."""
         samples = self.samples_per_class
-        total = 0.0
         parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
+        losses = []
         for (part, weight), coordinates, loss_weight in parts:
             logits = weight * _logits(part, coordinates, samples, self.temperature)
-            total += loss_weight * _cross_entropy(logits, samples)
-        return total
+            losses.append(loss_weight * _cross_entropy(logits, samples))
+        return jnp.asarray(sum(losses))
 
 
 def _create(settings: LossSettings, space: Space) -> PairwiseCrossEntropy:
-    fields, samples = settings.fields, settings.samples_per_class
+    fields, samples = settings.fields, settings.samples_per_class or 0
     weights = tuple(fields["loss_weights"])
     count = len(space.parts)
     if weights and len(weights) != count:
@@ -168,7 +168,7 @@ def _create(settings: LossSettings, space: Space) -> PairwiseCrossEntropy:
 def _metrics(
     space: Space,
     features: Float[Array, "classes samples dim"],
-    points: Float[Array, "images dim"],
+    points: Float[Array, "images coordinates"],
     logits: Float[Array, "images images"],
 ) -> Metrics:
     """Norms, the recall within the batch, the range of logits and the loss at chance."""
@@ -203,7 +203,7 @@ _HYPMIX = {
 
 
 def mixed_space(
-    ball: PoincareBall, *, sphere_temperature: float, ball_temperature: float, ball_weight: float
+    ball: PoincareBall, *, sphere_temperature: Scalar, ball_temperature: Scalar, ball_weight: Scalar
 ) -> Fused:
     """Space in which the pairwise cross-entropy at temperature 1 is HypMix's loss.
 
@@ -220,15 +220,20 @@ class HypMix(Objective):
     """Pairwise cross-entropy in a `mixed_space`, whose docstring explains the fields."""
 
     ball: PoincareBall
-    sphere_temperature: float
-    ball_temperature: float
-    ball_weight: float
+    sphere_temperature: Scalar
+    ball_temperature: Scalar
+    ball_weight: Scalar
     samples_per_class: int
 
     @property
-    def space(self) -> Fused:
+    def space(self) -> Fused:  # type: ignore[override]
         """Space in which the head's outputs are trained and scored."""
-        return mixed_space(self.ball, **{name: getattr(self, name) for name in _HYPMIX})
+        return mixed_space(
+            self.ball,
+            sphere_temperature=self.sphere_temperature,
+            ball_temperature=self.ball_temperature,
+            ball_weight=self.ball_weight,
+        )
 
     def loss(self, outputs: Outputs) -> tuple[Float[Array, ""], Metrics]:
         """Loss of a batch whose images are grouped by class, see `Objective.loss`."""
@@ -236,8 +241,15 @@ class HypMix(Objective):
 
 
 def _create_hypmix(settings: LossSettings, space: Space) -> HypMix:
-    weights = {name: settings.fields[name] for name in _HYPMIX}
-    return HypMix(space, **weights, samples_per_class=settings.samples_per_class)
+    assert isinstance(space, PoincareBall)  # As the declaration says.
+    fields = settings.fields
+    return HypMix(
+        space,
+        fields["sphere_temperature"],
+        fields["ball_temperature"],
+        fields["ball_weight"],
+        settings.samples_per_class or 0,
+    )
 
 
 PAIRWISE_LOSSES = {
@@ -271,11 +283,11 @@ PAIRWISE_LOSSES = {
 
 
 def negative_weights(
-    distances: Float[ArrayLike, "anchors items"],
-    positives: Bool[ArrayLike, "anchors items"],
-    negatives: Bool[ArrayLike, "anchors items"],
+    distances: Float[AnyArray, "anchors items"],
+    positives: Bool[AnyArray, "anchors items"],
+    negatives: Bool[AnyArray, "anchors items"],
     *,
-    temperature: float,
+    temperature: Scalar,
 ) -> Float[Array, "anchors items"]:
     """Weights p(x⁻) of negatives in the gradient of an anchor's loss (HypMix, Eqs. 8, 9 and 11).
 

@@ -7,20 +7,21 @@ trained with the model. `proxy_anchor` documents the common arguments and errors
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least, one_of, within
 from hypjax.geometry import Space, poincare
+from hypjax.geometry.arithmetic import AnyArray, Scalar
 from hypjax.objectives.base import (
     LEARNED,
+    BallC,
     Group,
     Loss,
     LossSettings,
@@ -45,7 +46,7 @@ from hypjax.types import Batch, Outputs
 def proxy_anchor(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes dim"],
+    proxies: Float[AnyArray, "classes dim"],
     *,
     space: Space = SPHERE,
     margin: float = 0.1,
@@ -72,10 +73,10 @@ def proxy_anchor(
 def proxy_nca(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes dim"],
+    proxies: Float[AnyArray, "classes dim"],
     *,
     space: Space = SPHERE,
-    temperature: float = 1.0,
+    temperature: Scalar = 1.0,
 ) -> Float[Array, ""]:
     """Proxy-NCA loss (Movshovitz-Attias et al., ICCV 2017), normalised as a probability.
 
@@ -91,10 +92,10 @@ def proxy_nca(
 def normalized_softmax(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes dim"],
+    proxies: Float[AnyArray, "classes dim"],
     *,
     space: Space = SPHERE,
-    temperature: float = 0.05,
+    temperature: Scalar = 0.05,
 ) -> Float[Array, ""]:
     """Normalised softmax loss (Zhai and Wu, BMVC 2019, Eq. 4).
 
@@ -107,10 +108,10 @@ def normalized_softmax(
 def soft_triple(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes centres dim"],
+    proxies: Float[AnyArray, "classes centres dim"],
     *,
     space: Space = SPHERE,
-    scale: float = 20.0,
+    scale: Scalar = 20.0,
     gamma: float = 0.1,
     margin: float = 0.01,
     regularization: float = 0.2,
@@ -138,10 +139,10 @@ def soft_triple(
 def arcface(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes centres dim"],
+    proxies: Float[AnyArray, "classes centres dim"],
     *,
     space: Space = SPHERE,
-    scale: float = 64.0,
+    scale: Scalar = 64.0,
     margin: float = 0.5,
     cosine_margin: float = 0.0,
 ) -> Float[Array, ""]:
@@ -170,10 +171,10 @@ def arcface(
 def cosface(
     embeddings: Embeddings,
     labels: Labels,
-    proxies: Float[ArrayLike, "classes centres dim"],
+    proxies: Float[AnyArray, "classes centres dim"],
     *,
     space: Space = SPHERE,
-    scale: float = 64.0,
+    scale: Scalar = 64.0,
     margin: float = 0.35,
 ) -> Float[Array, ""]:
     """CosFace, with sub-centres as in `arcface` (Wang et al., CVPR 2018, Eq. 4).
@@ -219,28 +220,28 @@ def _spread(space: Space, proxies: Float[Array, "classes centres dim"]) -> Float
 # Adam moves. If the ball's c is learned, the points are stored as tangent vectors
 # `poincare.logmap0`(x, c): they keep their distances from the origin while c changes.
 _Vectors = Float[Array, "*b dim"]
-_BallC = float | str | None
 
 
-def proxy_ball_c(field: str, fields: Mapping[str, Any], space: Space) -> _BallC:
+def proxy_ball_c(field: str, fields: Mapping[str, Any], space: Space) -> BallC:
     """The proxies' `Group.ball_c`, from their optimiser `config.objective[field]`."""
     if fields[field] == "adam":
         return None
     if (ball := space.ball()) is None:
         rule = "must be adam unless objective.space is poincare or lorentz"
         raise UserError(f"config.objective.{field} is {fields[field]}; it {rule}")
-    return LEARNED if fields["learn_c"] else ball.c
+    return LEARNED if fields["learn_c"] else float(ball.c)
 
 
-def proxy_parameters(vectors: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+def proxy_parameters(vectors: _Vectors, space: Space, ball_c: BallC) -> _Vectors:
     """Converts free vectors to parameters of the proxies that `space.embed` makes of them."""
-    if ball_c is None:
+    ball = space.ball()
+    if ball is None or ball_c is None:
         return vectors
     points = space.to_ball(space.embed(vectors))
-    return poincare.logmap0(points, space.ball().c) if ball_c == LEARNED else points
+    return poincare.logmap0(points, ball.c) if ball_c == LEARNED else points
 
 
-def proxy_points(parameters: _Vectors, space: Space, ball_c: _BallC) -> _Vectors:
+def proxy_points(parameters: _Vectors, space: Space, ball_c: BallC) -> _Vectors:
     """Converts the parameters of proxies to points of the space."""
     if ball_c is None:
         return space.embed(parameters)
@@ -260,11 +261,11 @@ class ProxyObjective(Objective):
     function: Callable[..., Array]  # The loss, with its settings.
     centres: int | None  # Proxies of each class; None for one proxy, without an axis of centres.
     rate: float  # Factor of the proxies' learning rate.
-    ball_c: float | str | None  # `Group.ball_c` of the proxies.
+    ball_c: BallC  # `Group.ball_c` of the proxies.
     samples_per_class: int | None  # None if images are not grouped by class.
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> Sequence[Group]:  # type: ignore[override]
         """The proxies, with their learning rate."""
         return (Group(("proxies",), self.rate, ball_c=self.ball_c),)
 
@@ -310,7 +311,9 @@ def _centres(default: int) -> dict[str, Field]:
 
 
 proxy_loss = functools.partial(declare, build=_create)
-_TEMPERATURE = {"rules": {"temperature": ABOVE_0}, "learnable": ("temperature",), "shared": _SHARED}
+_softmax_loss = functools.partial(
+    proxy_loss, rules={"temperature": ABOVE_0}, learnable=("temperature",), shared=_SHARED
+)
 # Defaults are the papers', see the functions.
 PROXY_LOSSES = {
     "arcface": proxy_loss(
@@ -327,8 +330,8 @@ PROXY_LOSSES = {
     "proxy_anchor": proxy_loss(
         proxy_anchor, {"margin": at_least(0), "alpha": ABOVE_0}, shared=_SHARED, variant="pa"
     ),
-    "proxy_nca": proxy_loss(proxy_nca, **_TEMPERATURE, variant="nca"),
-    "normalized_softmax": proxy_loss(normalized_softmax, **_TEMPERATURE, variant="softmax"),
+    "proxy_nca": _softmax_loss(proxy_nca, variant="nca"),
+    "normalized_softmax": _softmax_loss(normalized_softmax, variant="softmax"),
     "soft_triple": proxy_loss(
         soft_triple,
         {"scale": ABOVE_0, "gamma": ABOVE_0, "margin": at_least(0), "regularization": at_least(0)},

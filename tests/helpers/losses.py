@@ -41,8 +41,12 @@ def embedded(space, features):
     return points, space.distance(points[:, None], points)
 
 
+def _array(x):
+    return None if x is None else jnp.asarray(x)
+
+
 def loss_of(objective, started, features, labels=None, *, ids=None, key=None, teacher=None):
     """(loss, (state, metrics)) of a batch, for the result of `objective.init`."""
     batch = Batch(None, None if labels is None else jnp.asarray(labels), ids, None)
-    outputs, taught = (x if x is None else Outputs(x, x) for x in (features, teacher))
+    outputs, taught = (x if x is None else Outputs(x, x) for x in map(_array, (features, teacher)))
     return loss_function(objective)(*started, outputs, taught, batch, key)

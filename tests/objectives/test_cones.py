@@ -26,7 +26,7 @@ class Counting(Objective):
     space: Space
 
     def loss(self, state, outputs):
-        return jnp.sum(outputs.projected), ({"steps": state["steps"] + 1}, {"own": 1.0})
+        return jnp.sum(outputs.projected), ({"steps": state["steps"] + 1}, {"own": jnp.ones(())})
 
 
 @pytest.mark.parametrize("space", ["poincare", "lorentz"])

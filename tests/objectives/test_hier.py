@@ -3,6 +3,7 @@
 import importlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +50,9 @@ def test_all_mutual_neighbours_are_equally_likely():
 
 def test_each_ancestor_has_noise_of_its_own(monkeypatch):
     drawn, module = [], importlib.import_module("hypjax.objectives.hier")
-    monkeypatch.setattr(module, "hier", lambda *points, **_: drawn.append(points[3]) or 0.0)
+    monkeypatch.setattr(
+        module, "hier", lambda *points, **_: drawn.append(points[3]) or jnp.zeros(())
+    )
     built = objective("hier+supcon", hier_neighbors=4, hier_triplets=2, hier_proxies=3)
 
     @jax.jit  # Without the loss, it compiles faster.

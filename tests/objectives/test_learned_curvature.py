@@ -102,11 +102,11 @@ def test_a_product_has_fields_and_learns_a_curvature_for_each_curved_part():
 def test_learned_scalars_replace_those_of_the_configuration():
     config = configured("pairwise_cross_entropy")
     assert objective_of(config).space.c == config.objective.c == 0.1
-    learned = learned_scalars(config.objective, {"scalars": {"log_c": np.log(0.5)}})
+    learned = learned_scalars(config.objective, {"scalars": scalar_parameters({"c": 0.5})})
     assert objective_of(config).with_scalars(learned).space.c == 0.5
     config.objective.space, config.objective.learn = "lorentz", ("feature_scale",)
     validate(config)
-    scalars = scalar_values({"log_c": np.log(0.5), "log_feature_scale": np.log(2.0)})
+    scalars = scalar_values(scalar_parameters({"c": 0.5, "feature_scale": 2.0}))
     assert objective_of(config).with_scalars(scalars).space == Lorentz(0.5, 2.3, 2.0)
     with pytest.raises(KeyError):  # No caller gets the first curvature in place of a learned one.
         learned_scalars(config.objective, {})
