@@ -22,7 +22,7 @@ from hypjax import parallel
 from hypjax.models.layers import compute_dtype
 from hypjax.training.states import random_state
 from hypjax.training.step import shard_batch
-from hypjax.types import Batch
+from hypjax.types import IMAGES, Batch
 
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "train.batch_size=120")
 # Steps to measure, and fields of Hyp-ViT's recipe.
@@ -86,9 +86,9 @@ class Trainer:
         self._state = random_state(*learner_and_spec(config, mesh))
         size, side = config.train.batch_size, config.data.image_size
         rng, ids = np.random.default_rng(0), np.arange(size, dtype=np.int32)
-        pixels = rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)
+        inputs = {IMAGES: rng.integers(0, 256, (size, side, side, 3), dtype=np.uint8)}
         labels = ids // config.train.samples_per_class
-        self._batch = shard_batch(mesh, Batch(pixels, labels, ids, rng.random(size) < 0.5))
+        self._batch = shard_batch(mesh, Batch(inputs, labels, ids, rng.random(size) < 0.5))
         config.run.eval_batch_size = size
         self.programs = {
             "train": compiled_step(config, mesh),
@@ -103,5 +103,5 @@ class Trainer:
 
     def embed(self, count: int) -> None:
         """Embeds the batch `count` times, as evaluation does."""
-        params, images = self._state.params["model"], self._batch.images
+        params, images = self._state.params["model"], self._batch.inputs[IMAGES]
         jax.block_until_ready([self.programs["embed"].run(params, images) for _ in range(count)])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from hypjax.errors import UserError
 
@@ -24,6 +24,7 @@ SPLITS = {
 }
 _SPLIT_OF = {name: split for split, synonyms in SPLITS.items() for name in (split, *synonyms)}
 _SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # The end of names such as training_set.
+IMAGES = "images"  # Name of the tower that embeds images, which every model has.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 MISSING = {"none", "nan", "nat", "<na>"}  # Printed forms of None, NaN, NaT and pandas' NA.
 
@@ -126,15 +127,14 @@ class View(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The box of an image, or of each image of a batch, that a view crops after resizing."""
+    """The box of an image that a view crops after resizing."""
 
-    size: tuple[int, int] | Int[np.ndarray, "batch 2"]  # Height and width to resize to first.
-    # Top, left, height and width, in pixels of the resized image.
-    box: tuple[int, int, int, int] | Int[np.ndarray, "batch 4"]
+    size: tuple[int, int]  # Height and width to resize to first.
+    box: tuple[int, int, int, int]  # Top, left, height and width, in pixels of the resized image.
 
     @property
     def is_padded(self) -> bool:
-        """Whether the box of one image extends beyond the image, where it is black."""
+        """Whether the box extends beyond the image, where it is black."""
         top, left, height, width = self.box
         return min(top, left, self.size[0] - top - height, self.size[1] - left - width) < 0
 
@@ -148,33 +148,34 @@ class Frame(NamedTuple):
 class Crops(NamedTuple):
     """Crop boxes of images in the device cache, which the device crops itself."""
 
-    row: Int[Array, " rows"]  # First row of each image in the device cache.
-    transposed: Bool[Array, " rows"]  # Whether the cache holds the image transposed.
-    boxes: Int[Array, "rows 4"]  # Top, left, height and width, in the untransposed image.
+    row: Int[Any, " rows"]  # First row of each image in the device cache.
+    transposed: Bool[Any, " rows"]  # Whether the cache holds the image transposed.
+    boxes: Int[Any, "rows 4"]  # Top, left, height and width, in the untransposed image.
+
+
+class CachedFeatures(NamedTuple):
+    """What frozen layers computed for images before training, in place of the pixels."""
+
+    values: Float[Any, "rows ..."]  # The encoder's embeddings, or the output of a block.
 
 
 class Batch(NamedTuple):
-    """A batch of training images, first as planned, then as the input pipeline delivers it.
+    """A batch as the train step takes it: arrays of the host, then of the devices.
 
     Where batches are drawn by class, images of one class are adjacent. With several devices,
-    `images` and `flips` may end in padding; `labels` and `ids` do not.
+    `inputs` and `flips` may end in padding; `labels` and `ids` do not.
     """
 
-    # A plan holds frames to crop. The pipeline replaces them by cropped pixels, crops for the
-    # device, or the encoder's cached embeddings. The device normalises and flips pixels.
-    images: (
-        Frame
-        | UInt8[Array, "rows height width channels"]
-        | Crops
-        | Float[Array, "rows encoder_dim"]
-    )
-    labels: Int[Array, " batch"]  # Training classes.
-    ids: Int[Array, " batch"]  # Indices in the training set.
-    flips: Bool[Array, " rows"]  # Whether to mirror each image left to right.
+    # What each tower embeds, by the tower's name, with a row for each image. The tower of images
+    # takes pixels (uint8, [rows, height, width, channels]), `Crops` or `CachedFeatures`.
+    inputs: Mapping[str, PyTree]
+    labels: Int[Any, " batch"]  # Training classes.
+    ids: Int[Any, " batch"]  # Indices in the training set.
+    flips: Bool[Any, " rows"]  # Whether the tower of images mirrors each image left to right.
 
 
 class Outputs(NamedTuple):
-    """A model's outputs for a batch, before a space embeds them; float32."""
+    """Outputs of a tower for a batch, before a space embeds them; float32."""
 
     pooled: Float[Array, "batch encoder_dim"]  # The encoder's embedding.
     projected: Float[Array, "batch head_dim"]  # The head's output.

@@ -16,7 +16,7 @@ from hypjax import parallel
 from hypjax.data import pixels
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_crops import Store
-from hypjax.data.plans import padded_rows
+from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError
 from hypjax.system import console, machine
 from hypjax.system.progress import Bar
@@ -62,13 +62,13 @@ class CacheLayout:
         target = slab[end - rows : end].reshape(rows, self.channels, -1)
         target[:, :, :columns] = values.swapaxes(1, 2)
 
-    def crops(self, plan: Batch, rows: range) -> Crops:
+    def crops(self, plan: Plan, rows: range) -> Crops:
         """Returns the crops of the given rows of a batch, padded beyond the batch's end."""
         first_rows = self.end_rows[plan.ids] - self.stored_sizes[plan.ids, 0]
         return Crops(
             row=padded_rows(first_rows.astype(np.int32), rows, 0),
             transposed=padded_rows(self.transposed[plan.ids], rows, False),
-            boxes=padded_rows(plan.images.box, rows, (0, 0, 1, 1)),  # Padding shows one pixel.
+            boxes=padded_rows(plan.boxes, rows, (0, 0, 1, 1)),  # Padding shows one pixel.
         )
 
 
@@ -132,9 +132,8 @@ def fill(layout: CacheLayout, dataset: Dataset, mesh: Mesh) -> Store:
 
 
 def crop_batches(
-    layout: CacheLayout, plans: Callable[[int], Batch], steps: range, rows: range
+    layout: CacheLayout, plans: Callable[[int], Plan], steps: range, rows: range
 ) -> Generator[Batch, None, None]:
     """Yields batches like `training_batches`, with crops for the device in place of pixels."""
     for plan in map(plans, steps):
-        flips = padded_rows(plan.flips, rows, False)
-        yield plan._replace(images=layout.crops(plan, rows), flips=flips)
+        yield plan.batch(layout.crops(plan, rows), rows)

@@ -18,11 +18,11 @@ from absl import flags
 from jaxtyping import Int, UInt8
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.plans import padded_rows
+from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError, reason
 from hypjax.system import console, exits
 from hypjax.system.machine import usable_cores
-from hypjax.types import Batch, Frame, View
+from hypjax.types import Batch, View
 
 if TYPE_CHECKING:
     import grain
@@ -119,18 +119,17 @@ def _start_worker(index: int, count: int) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _planned(plans: Callable[[int], Batch], step: int) -> Batch:  # All pieces of a batch share it.
+def _planned(plans: Callable[[int], Plan], step: int) -> Plan:  # All pieces of a batch share it.
     return plans(step)
 
 
 def _planned_crop(
-    dataset: Dataset, plans: Callable[[int], Batch], view: View, step: int, row: int
+    dataset: Dataset, plans: Callable[[int], Plan], view: View, step: int, row: int
 ) -> Pixels | None:
     plan = _planned(plans, step)
     if row >= len(plan.ids):
         return None
-    frame = Frame(*(tuple(values[row].tolist()) for values in plan.images))
-    return dataset.crop(int(plan.ids[row]), frame, view.side, view.channels)
+    return dataset.crop(int(plan.ids[row]), plan.frame(row), view.side, view.channels)
 
 
 def _test_view(
@@ -142,7 +141,7 @@ def _test_view(
 
 def training_batches(
     dataset: Dataset,
-    plans: Callable[[int], Batch],
+    plans: Callable[[int], Plan],
     steps: range,
     view: View,
     workers: int = 0,
@@ -150,7 +149,7 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Yields the batches of the given steps, counted from 0, prefetched.
 
-    Images and flips cover the given rows of a batch (default: all), padded with black images beyond
+    Pixels and flips cover the given rows of a batch (default: all), padded with black images beyond
     its end; labels and ids cover the full batch. Close the generator to end the workers.
     """
     # A plan depends only on (seed, step), here and in each worker. So pixels depend neither on the
@@ -162,8 +161,7 @@ def training_batches(
     pieces = _Pieces(read_image, steps, rows, view, tolerant=False)
     with contextlib.closing(pieces.assembled(workers)) as batches:
         for step, (images, _) in zip(steps, batches, strict=True):
-            plan = _planned(plans, step)
-            yield plan._replace(images=images, flips=padded_rows(plan.flips, rows, False))
+            yield _planned(plans, step).batch(images, rows)
 
 
 def readable_batches(

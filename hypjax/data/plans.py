@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, PyTree, Shaped
 
 from hypjax.data.views import TrainView
-from hypjax.types import Batch, Frame
+from hypjax.types import IMAGES, Batch, Frame
 
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
@@ -28,6 +29,25 @@ def padded_rows(
     present = values[rows.start : rows.stop]
     padded[: len(present)] = present
     return padded
+
+
+class Plan(NamedTuple):
+    """The images of a step, and how each is cropped and mirrored."""
+
+    ids: Int[np.ndarray, " batch"]  # Indices in the training set.
+    labels: Int[np.ndarray, " batch"]  # Training classes.
+    sizes: Int[np.ndarray, "batch 2"]  # Heights and widths to resize to before the crop.
+    boxes: Int[np.ndarray, "batch 4"]  # Top, left, height and width, in the resized image.
+    flips: Bool[np.ndarray, " batch"]  # Whether to mirror each image left to right.
+
+    def frame(self, row: int) -> Frame:
+        """Returns the crop of one image."""
+        return Frame(tuple(self.sizes[row].tolist()), tuple(self.boxes[row].tolist()))
+
+    def batch(self, images: PyTree, rows: range) -> Batch:
+        """Returns the batch, with these rows of what the tower of images takes."""
+        flips = padded_rows(self.flips, rows, False)
+        return Batch({IMAGES: images}, self.labels, self.ids, flips)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,17 +69,14 @@ class Plans(abc.ABC):
     def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
         """Returns the indices of a step's images."""
 
-    def __call__(self, step: int) -> Batch:
-        """Returns the plan of a step, counted from 0: its batch, with frames as images."""
+    def __call__(self, step: int) -> Plan:
+        """Returns the plan of a step, counted from 0."""
         ids = self.choose_images(step)
-        sizes = self.sizes[ids]
+        sizes, labels = self.sizes[ids], self.labels[ids].astype(np.int32)
         rng = self.rng(_CROPS, step)
-        return Batch(
-            images=Frame(sizes, self.crop.boxes(rng, sizes)),
-            labels=self.labels[ids].astype(np.int32),
-            ids=ids.astype(np.int32),
-            flips=rng.random(len(ids)) < self.crop.flip,
-        )
+        boxes = self.crop.boxes(rng, sizes)
+        flips = rng.random(len(ids)) < self.crop.flip
+        return Plan(ids.astype(np.int32), labels, sizes, boxes, flips)
 
     def rng(self, stream: int, index: int) -> np.random.Generator:
         """Returns the random generator of a stream for a step or an epoch."""

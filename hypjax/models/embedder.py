@@ -1,12 +1,14 @@
-"""The model: an encoder and a head, which map images to an objective's inputs."""
+"""The model: towers of an encoder and a head, which map images to an objective's inputs."""
 
 import math
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 from jax.typing import ArrayLike
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from hypjax.geometry.learned import Scalars, initial_parameters
@@ -15,21 +17,25 @@ from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, CustomEncoder, custom_e
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer
-from hypjax.types import Outputs, View
+from hypjax.types import IMAGES, CachedFeatures, Outputs, View
 
 
 class Embedder(nn.Module):
-    """An encoder, and a head that maps its embedding to a lower dimension.
+    """The tower of images: an encoder, and a head that maps its embedding to a lower dimension.
 
     `head_kind` is "dense", a float32 Dense layer, initialised with a semi-orthogonal kernel and
     zero bias (Hyp-ViT, Section 3.2); "norm_dense", a LayerNorm without parameters (ε = 1e-5, as in
     HIER's code) and then this layer; or "none" (IRT), with the encoder's dimension as `head_dim`.
     The head's output is not yet embedded in a space.
+
+    `towers` embed further inputs, such as texts: their encoders take these, and their parameters
+    lie below "towers_NAME".
     """
 
     encoder: Encoder
     head_dim: int
     head_kind: str = "dense"
+    towers: Mapping[str, "Embedder"] = FrozenDict()
 
     def setup(self) -> None:
         """Declares the head."""
@@ -60,6 +66,25 @@ class Embedder(nn.Module):
             return Outputs(pooled=pooled, projected=pooled)
         features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
         return Outputs(pooled=pooled, projected=self.head(features))
+
+    def embed(
+        self,
+        inputs: Mapping[str, PyTree],
+        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
+    ) -> dict[str, Outputs]:
+        """Embeds what each tower takes; images may be the encoder's embeddings, cached."""
+        images = inputs[IMAGES]
+        if isinstance(images, CachedFeatures):
+            outputs = {IMAGES: self.project(images.values)}
+        else:
+            outputs = {IMAGES: self(images, drop_path_masks)}
+        return outputs | {name: tower(inputs[name]) for name, tower in self.towers.items()}
+
+    def initial_parameters(self, key: PRNGKeyArray, view: View) -> PyTree:
+        """Random parameters of all towers."""
+        encoders = {IMAGES: self.encoder} | {name: x.encoder for name, x in self.towers.items()}
+        examples = {name: encoder.example(view) for name, encoder in encoders.items()}
+        return self.init(key, examples, method="embed")["params"]
 
 
 def create_embedder(
@@ -103,8 +128,8 @@ def pooled_by(model: Embedder, pooling: str) -> Embedder:
 
 def model_shapes(model: Embedder, view: View, scalars: Scalars | None = None) -> PyTree:
     """Shapes of a model's parameters and learned scalars, a tree of `jax.ShapeDtypeStruct`."""
-    init = jax.eval_shape(model.init, jax.random.key(0), model.encoder.example(view))
-    return init["params"] | jax.eval_shape(lambda: initial_parameters(scalars or {}))
+    params = jax.eval_shape(lambda key: model.initial_parameters(key, view), jax.random.key(0))
+    return params | jax.eval_shape(lambda: initial_parameters(scalars or {}))
 
 
 def scaled_side(encoder: Encoder, scale: float) -> int:

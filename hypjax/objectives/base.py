@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from hypjax.errors import UserError
 from hypjax.fields import Field, Rule
 from hypjax.geometry import Space
+from hypjax.types import IMAGES, Outputs
 
 Loss = Float[Array, ""]
 Metrics = dict[str, Float[Array, ""]]
@@ -89,6 +90,7 @@ class Objective(Protocol):
         teacher_decay: Decay of the teacher, a moving average of the model's parameters: teacher ←
             decay · teacher + (1 − decay) · parameters, after each update. None without a teacher.
         landmarks: Trained points that belong to no class; None without any.
+        towers: Names of the towers whose outputs the loss compares.
     """
 
     space: Space
@@ -96,6 +98,7 @@ class Objective(Protocol):
     lasting_state: Sequence[str] = ()
     teacher_decay: float | None = None
     landmarks: Landmarks | None = None
+    towers: Sequence[str] = (IMAGES,)
 
     @property
     def score_space(self) -> Space:  # noqa: D102
@@ -124,7 +127,8 @@ class Objective(Protocol):
         An implementation takes, by name, the arguments that it needs:
 
         - `params` and `state`: the objective's parameters and state,
-        - `outputs`: the model's `Outputs` for the images of the batch, float32,
+        - `outputs`: the `Outputs` of the loss's tower for the batch, float32; if the loss compares
+          several `towers`, a dict of theirs by name,
         - `teacher`: its outputs before the step, without a gradient; None without a teacher,
         - `batch`: the `Batch`, whose labels and ids a loss may read,
         - `key`: the random key of the step, a function of the run's seed and the step.
@@ -183,6 +187,7 @@ class Extension(Objective):
     score_space = property(lambda self: self.base.score_space)
     lasting_state = property(lambda self: self.base.lasting_state)
     teacher_decay = property(lambda self: self.base.teacher_decay)
+    towers = property(lambda self: self.base.towers)
 
     @property
     def groups(self) -> Sequence[Group]:  # type: ignore[override]
@@ -211,6 +216,16 @@ def loss_function(objective: Objective) -> Callable[..., LossResult]:
         return value, aux if "state" in names else (arguments["state"], aux)
 
     return loss
+
+
+def compared(
+    objective: Objective, outputs: Mapping[str, Outputs] | None
+) -> Outputs | dict[str, Outputs] | None:
+    """What an objective takes of the outputs of all towers, see `Objective.loss`."""
+    if outputs is None:
+        return None
+    chosen = {name: outputs[name] for name in objective.towers}
+    return chosen if len(chosen) > 1 else chosen[objective.towers[0]]
 
 
 def accepted_arguments(

@@ -23,7 +23,7 @@ from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
 from hypjax.training.setup import Training
 from hypjax.training.step import TrainState, trained_model
-from hypjax.types import Batch
+from hypjax.types import Batch, CachedFeatures
 
 
 @dataclasses.dataclass(eq=False)
@@ -163,4 +163,4 @@ def _feature_batches(
         local_ids = plan.ids[rows.start : rows.stop]
         images = np.zeros((len(rows), *features.shape[1:]), features.dtype)
         images[: len(local_ids)] = features[local_ids]
-        yield plan._replace(images=images, flips=np.zeros(len(rows), bool))
+        yield plan.batch(CachedFeatures(images), rows)

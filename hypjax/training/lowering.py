@@ -7,7 +7,7 @@ from hypjax import parallel
 from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import Learner
 from hypjax.training.step import create_state, jit_train_step
-from hypjax.types import Batch
+from hypjax.types import IMAGES, Batch
 
 
 def assumed_sizes(learner: Learner, batch_size: int, samples_per_class: int) -> ProblemSizes:
@@ -36,5 +36,5 @@ def lower_step(learner: Learner, sizes: ProblemSizes) -> jax.stages.Lowered:
     replicated = parallel.replicated(mesh)
     integers = jax.ShapeDtypeStruct((sizes.batch_size,), jnp.int32, sharding=replicated)
     flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    batch = Batch(images, labels=integers, ids=integers, flips=flips)
+    batch = Batch({IMAGES: images}, labels=integers, ids=integers, flips=flips)
     return jit_train_step(learner, state).lower(state, batch)

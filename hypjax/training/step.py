@@ -9,23 +9,17 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from hypjax import parallel
 from hypjax.config.choices import matches
-from hypjax.data import device_crops
+from hypjax.data.device_crops import Store
 from hypjax.geometry import learned
-from hypjax.models import colours
-from hypjax.models.layers import mirror, normalize
-from hypjax.models.split_at_block import upper_blocks
-from hypjax.models.vit import draw_drop_path_masks
 from hypjax.objectives import Metrics, ProblemSizes, loss_function
-from hypjax.objectives.base import LEARNED
-from hypjax.training import lora, optim
+from hypjax.objectives.base import LEARNED, compared
+from hypjax.training import lora, optim, towers
 from hypjax.training.learner import Learner
-from hypjax.types import Batch, Outputs
-
-_COLOURS = 0xC010  # Folded into the key of colours, so that a loss's key differs.
+from hypjax.types import IMAGES, Batch, Outputs
 
 
 class TrainState(NamedTuple):
@@ -54,9 +48,9 @@ def create_state(learner: Learner, spec: ProblemSizes) -> TrainState:
     for group in objective.groups:
         if not any(matches(group.path, path) for path in flatten_dict(objective_params)):
             raise ValueError(f"the objective has a group {group.path}, but no such parameters")
-    variables = model.init(model_key, model.encoder.example(learner.pixels.view))
+    model_params = model.initial_parameters(model_key, learner.pixels.view)
     scalars = learned.initial_parameters(learner.scalars)
-    params = {"model": variables["params"] | scalars, "objective": objective_params}
+    params = {"model": model_params | scalars, "objective": objective_params}
     if learner.lora is not None:
         key = jax.random.fold_in(model_key, 0)
         params = lora.with_adapters(params, learner.lora, learner.frozen, key)
@@ -107,46 +101,45 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
 
     The loss covers the whole batch, for any number of devices and microbatches. The gradient and
     its norm cover only trained parameters; with `head_only`, for `train.head_warmup_steps`, not the
-    encoder's, which saves time and memory. The teacher embeds the same pixels without stochastic
-    depth. `batch.images` are pixels; with cached features, the encoder's embeddings or the output
-    of its highest frozen block; with the device cache, `Crops` of the store.
+    encoder's, which saves time and memory. The teacher embeds the same inputs without stochastic
+    depth. With the device cache, batches hold `Crops` of the store.
     """
-    embed = _embed_function(learner)
+    embed = towers.embed_function(learner)
 
     def train_step(
-        state: TrainState, batch: Batch, store: device_crops.Store | None = None
+        state: TrainState, batch: Batch, store: Store | None = None
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(learner.step.seed), state.step)
         trained, frozen = optim.split_frozen(state.params, learner.frozen)
         batch_size = len(batch.labels)
         slices = parallel.slices(batch_size, learner.mesh, learner.step.microbatch)
         embed_all = parallel.map_images(embed, learner.mesh, slices.count)
-        images = _augmented_images(learner, key, batch, store)
-        # Drawn outside the microbatches, so that their number does not change the noise.
-        key, *noise = _draw_noise(learner, key, batch)
+        key, rows = towers.prepare(learner, key, batch, store)
 
-        def outputs_of(model: PyTree, *noise: Array) -> Outputs:
-            outputs = embed_all(model, images, batch.flips, *noise)
+        def outputs_of(model: PyTree, rows: towers.Rows) -> dict[str, Outputs]:
+            outputs = embed_all(model, rows)
             return jax.tree.map(lambda x: x[:batch_size], outputs)  # Without the padding.
 
         teacher = None
         if state.teacher is not None:
             with jax.named_scope("teacher"):
-                teacher = outputs_of(optim.merge({"model": state.teacher}, frozen)["model"])
+                model = optim.merge({"model": state.teacher}, frozen)["model"]
+                teacher = outputs_of(model, rows._replace(drop_path_masks=None))
 
         # Parameters with a gradient, and parameters that wait for the end of the head's warm-up.
         active, waiting = optim.split_frozen(trained, ("encoder",)) if head_only else (trained, {})
 
         def loss_of(active: PyTree) -> tuple[Array, tuple[PyTree, Metrics]]:
             params = optim.merge(optim.merge(active, waiting), frozen)
-            outputs = outputs_of(params["model"], *noise)
+            outputs = outputs_of(params["model"], rows)
             with jax.named_scope("loss"):
                 scalars = learned.scalar_values(params["model"].get("scalars", {}))
-                loss = loss_function(learner.objective.with_scalars(scalars))
+                objective = learner.objective.with_scalars(scalars)
+                loss, taught = loss_function(objective), compared(objective, teacher)
+                variables = params["objective"], state.objective_state
 
-                def loss_at(outputs: Outputs) -> tuple[Array, tuple[PyTree, Metrics]]:
-                    objective = params["objective"], state.objective_state
-                    return loss(*objective, outputs, teacher, batch, key)
+                def loss_at(outputs: dict[str, Outputs]) -> tuple[Array, tuple[PyTree, Metrics]]:
+                    return loss(*variables, compared(objective, outputs), taught, batch, key)
 
                 value, (objective_state, metrics) = loss_at(outputs)
                 if learner.step.gradient_covariance:
@@ -161,30 +154,11 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     return train_step
 
 
-def _augmented_images(
-    learner: Learner, key: PRNGKeyArray, batch: Batch, store: device_crops.Store | None
-) -> Any:
-    """A batch's images, cropped from the store if there is one, with changed colours."""
-    images = batch.images
-    if store is not None:
-        crop = functools.partial(device_crops.crop, side=learner.pixels.view.side)
-        with jax.named_scope("crop"):
-            images = parallel.map_local_images(crop, learner.mesh)(store, images)
-    if learner.colour_changes is not None:
-        with jax.named_scope("colours"):
-            key, batch_size = jax.random.fold_in(key, _COLOURS), len(batch.labels)
-            draws = colours.draw_changes(key, learner.colour_changes, batch_size)
-            # Rows that pad the images repeat the last draw.
-            rows = jnp.minimum(jnp.arange(len(images)), batch_size - 1)
-            draws = jax.tree.map(lambda x: x[rows], draws)
-            change = parallel.map_local_images(lambda _, *x: colours.changed(*x), learner.mesh)
-            images = change((), images, draws)
-    return images
-
-
-def _gradient_covariance(loss_of: Callable[[Outputs], Array], outputs: Outputs) -> Array:
+def _gradient_covariance(
+    loss_of: Callable[[dict[str, Outputs]], Array], outputs: dict[str, Outputs]
+) -> Array:
     """Nuclear norm of the covariance of the images' gradients: its trace (IRT, Section 3.5)."""
-    gradients = jax.grad(loss_of)(jax.lax.stop_gradient(outputs)).projected
+    gradients = jax.grad(loss_of)(jax.lax.stop_gradient(outputs))[IMAGES].projected
     # Gradients of the sum of the images' losses, not of their mean.
     return jnp.sum(jnp.var(len(gradients) * gradients, axis=0))
 
@@ -255,16 +229,6 @@ def _select(
     return jax.tree_util.tree_map_with_path(select_leaf, new, old)
 
 
-def _draw_noise(learner: Learner, key: PRNGKeyArray, batch: Batch) -> tuple[Array, ...]:
-    """Returns the loss's key and, with stochastic depth, the masks of all rows (padding: 0)."""
-    if not (rate := learner.step.drop_path):
-        return (key,)
-    key, noise_key = jax.random.split(key)
-    batch_size, depth = len(batch.labels), learner.model.encoder.depth
-    masks = draw_drop_path_masks(noise_key, rate, depth, batch_size)
-    return key, jnp.pad(masks, ((0, len(batch.flips) - batch_size), (0, 0), (0, 0)))
-
-
 def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
     """Moves the teacher and the moving average towards the updated model."""
     teacher, average = state.teacher, state.average
@@ -279,29 +243,6 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
     return teacher, average
 
 
-def _embed_function(learner: Learner) -> Callable[..., Outputs]:
-    """Builds the function that embeds a batch's images, cached features or cached activations."""
-    model, encoder, pixels = learner.model, learner.model.encoder, learner.pixels
-    takes_features, block = learner.step.takes_features, learner.cached_block
-
-    def embed(params: PyTree, images: Array, flips: Array, *noise: Array) -> Outputs:
-        if not takes_features:
-            with jax.named_scope("pixels"):
-                images = mirror(normalize(images, pixels.mean, pixels.std), flips)
-        # Each slice and device merges the adapters, which is cheap: they then sum and exchange the
-        # gradients of adapters, which are smaller than the gradients of kernels.
-        with jax.named_scope("adapters"):
-            params = lora.merged(params, learner.lora)
-        if not takes_features:
-            return model.apply({"params": params}, images, *noise)
-        if block is not None:
-            example = encoder.example(pixels.view)
-            images = upper_blocks(encoder, block, params["encoder"], images, example)
-        return model.apply({"params": params}, images, method="project")
-
-    return embed
-
-
 def jit_train_step(learner: Learner, state: TrainState, *, head_only: bool = False) -> TrainStep:
     """Builds and jits the train step for states with the same shardings as `state`."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
@@ -314,7 +255,7 @@ def jit_train_step(learner: Learner, state: TrainState, *, head_only: bool = Fal
 
 
 def shard_batch(mesh: Mesh, batch: Batch) -> Batch:
-    """Puts a batch on the devices: images and flips sharded, labels and ids replicated."""
-    images, flips = parallel.shard(mesh, (batch.images, batch.flips))
+    """Puts a batch on the devices: inputs and flips sharded, labels and ids replicated."""
+    inputs, flips = parallel.shard(mesh, (batch.inputs, batch.flips))
     labels, ids = parallel.place((batch.labels, batch.ids), parallel.replicated(mesh))
-    return Batch(images, labels, ids, flips)
+    return Batch(inputs, labels, ids, flips)

@@ -12,11 +12,11 @@ from hypjax.assemble import assemble_training
 from hypjax.data import device_crops, pixels
 from hypjax.data.device_cache import crop_batches, fill, plan_layout
 from hypjax.data.pipeline import training_batches
-from hypjax.data.plans import EpochClassPlans
+from hypjax.data.plans import EpochClassPlans, Plan
 from hypjax.data.views import RandomCrop, ResizeCrop
 from hypjax.errors import UserError
 from hypjax.system import machine
-from hypjax.types import Batch, Frame, View
+from hypjax.types import Frame, View
 from tests.helpers import small_runs
 from tests.helpers.pictures import dataset_of
 
@@ -43,7 +43,7 @@ def random_plan(sizes, count, seed=0):
     room = sizes[ids] - extent
     corner = np.clip(rng.integers(-20, room + 20, endpoint=True), 0, room)
     boxes = np.concatenate([corner, extent], axis=1).astype(np.int32)
-    return Batch(Frame(sizes[ids], boxes), ids, ids, np.zeros(count, bool))
+    return Plan(ids, ids, sizes[ids], boxes, np.zeros(count, bool))
 
 
 # Optimised, as users' programs are: otherwise more levels differ by one.
@@ -88,7 +88,7 @@ def test_crops_equal_pillows(shapes, channels, side, count):
     layout = lay_out(dataset.sizes, channels)
     assert len(list(layout.slabs())) > 1
     views = cut(dataset, layout, layout.crops(plan, range(count)), side)
-    frames = map(Frame, dataset.sizes[plan.ids].tolist(), plan.images.box.tolist())
+    frames = map(Frame, dataset.sizes[plan.ids].tolist(), plan.boxes.tolist())
     crops = zip(plan.ids, frames, strict=True)
     expected = [dataset.crop(int(i), frame, side, channels) for i, frame in crops]
     assert close(views, np.stack(expected))
@@ -102,7 +102,7 @@ def test_images_are_scaled_once_to_the_stored_side():
     assert dataclasses.replace(crop, stored_side=None).sizes(dataset.sizes) is dataset.sizes
     plan, layout = random_plan(sizes, 40), lay_out(sizes, 3)
     views = cut(dataset, layout, layout.crops(plan, range(40)), 64)
-    for view, i, box in zip(views, plan.ids, plan.images.box, strict=True):
+    for view, i, box in zip(views, plan.ids, plan.boxes, strict=True):
         small = dataset.image(int(i), 3).resize(sizes[i][::-1].tolist(), Image.Resampling.BICUBIC)
         assert close(view, pixels.show(small, Frame(small.size[::-1], tuple(box)), 64))
 
@@ -118,7 +118,8 @@ def test_squares_are_cut_exactly_as_on_the_host():
     device = crop_batches(layout, plans, range(4), range(8))
     host = training_batches(dataset, plans, range(4), View(16, 24, 3, "squash"))
     for ours, hosts in zip(device, host, strict=True):
-        np.testing.assert_array_equal(cut_on_device(store, ours.images, 16), hosts.images)
+        cropped = cut_on_device(store, ours.inputs["images"], 16)
+        np.testing.assert_array_equal(cropped, hosts.inputs["images"])
         np.testing.assert_array_equal(ours.flips, hosts.flips)
 
 

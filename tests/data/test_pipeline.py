@@ -6,6 +6,7 @@ import io
 import itertools
 import pickle
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,7 +18,7 @@ from hypjax.data.plans import EpochClassPlans
 from hypjax.data.views import RandomCrop, ResizeCrop, centre_crop
 from hypjax.errors import UserError
 from hypjax.system.array_cache import ArrayCache
-from hypjax.types import Batch, Frame, View
+from hypjax.types import Frame, View
 from tests.helpers.pictures import dataset_of, dataset_without_images, encoded
 
 VIEW = View(side=16, resize=18, channels=3)
@@ -52,8 +53,9 @@ def test_batches_follow_their_plans(crop, channels, cached, tmp_path):
     delivered = training_batches(dataset, plan_of, range(6), view)
     for step, batch in zip(range(6), delivered, strict=True):
         plan = plan_of(step)
-        assert all(map(np.array_equal, batch[1:], plan[1:]))
-        for shown, i, size, box in zip(batch.images, plan.ids, *plan.images, strict=True):
+        assert all(map(np.array_equal, batch[1:], (plan.labels, plan.ids, plan.flips)))
+        crops = zip(plan.ids, plan.sizes, plan.boxes, strict=True)
+        for shown, (i, size, box) in zip(batch.inputs["images"], crops, strict=True):
             image = Image.open(io.BytesIO(dataset.records[i]))
             image = image.resize(size[::-1].tolist(), Image.Resampling.BICUBIC)
             top, left, height, width = box.tolist()
@@ -66,7 +68,7 @@ def test_a_resumed_run_and_worker_processes_see_the_same_pixels(workers):
     """As in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
     rest = batches(random_dataset(), first=3, workers=workers)
     for a, b in zip(batches(random_dataset())[3:], rest, strict=True):
-        assert all(map(np.array_equal, a, b))
+        assert all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
 
 
 def test_two_processes_share_the_rows_of_a_batch():
@@ -75,16 +77,15 @@ def test_two_processes_share_the_rows_of_a_batch():
 
     def delivered(*rows):
         given = training_batches(dataset, plans(dataset, size=8), range(4), VIEW, rows=range(*rows))
-        return Batch(*(np.stack(field) for field in zip(*given, strict=True)))
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *given)
 
     full, first, second = delivered(8), delivered(5), delivered(5, 10)
-    for name in Batch._fields:
-        expected, a, b = (getattr(batch, name) for batch in (full, first, second))
-        if name in ("images", "flips"):
-            padded = np.concatenate([expected, np.zeros_like(expected[:, :2])], axis=1)
-            np.testing.assert_array_equal(np.concatenate([a, b], axis=1), padded)
-        else:
-            assert np.array_equal(a, expected) and np.array_equal(b, expected)
+    for get in (lambda batch: batch.inputs["images"], lambda batch: batch.flips):
+        expected, a, b = map(get, (full, first, second))
+        padded = np.concatenate([expected, np.zeros_like(expected[:, :2])], axis=1)
+        np.testing.assert_array_equal(np.concatenate([a, b], axis=1), padded)
+    for batch in (first, second):
+        assert np.array_equal(batch.labels, full.labels) and np.array_equal(batch.ids, full.ids)
 
 
 def photo(width=500, height=400, seed=0):

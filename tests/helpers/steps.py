@@ -11,7 +11,7 @@ from hypjax.assemble import assemble_learner
 from hypjax.objectives import ProblemSizes
 from hypjax.training.states import random_state
 from hypjax.training.step import create_state, jit_train_step
-from hypjax.types import Batch
+from hypjax.types import IMAGES, Batch
 
 COARSE = (0, 1, 2) * 4  # Groups of the classes.
 _PRODUCT = r"stablehlo\.(dot_general|convolution)\b"
@@ -51,7 +51,7 @@ def random_batch(seed=0, size=24):
     labels = np.repeat(np.arange(size // 2, dtype=np.int32), 2)
     pixels = rng.integers(0, 256, (size, 32, 32, 1), dtype=np.uint8)
     ids = np.arange(size, dtype=np.int32)
-    return jax.device_put(Batch(pixels, labels, ids, np.zeros(size, bool)))
+    return jax.device_put(Batch({IMAGES: pixels}, labels, ids, np.zeros(size, bool)))
 
 
 def leaves(tree):

@@ -28,7 +28,7 @@ from hypjax.objectives import ProblemSizes, loss_function
 from hypjax.retrieval import recall_at_k
 from hypjax.training.states import random_state
 from hypjax.training.step import jit_train_step, shard_batch, trained_model
-from hypjax.types import Batch
+from hypjax.types import IMAGES, Batch
 from tests.helpers import shown_objective
 
 TINY = {"architecture": "vit", "patch_size": 4, "width": 32, "depth": 2, "num_heads": 2}
@@ -78,7 +78,7 @@ def synthetic_batch(step, config, rows):
     images[:size] = np.clip(patterns[labels] + noise, 0, 255)
     flips = np.zeros(rows, bool)
     flips[:size] = rng.random(size) < 0.5
-    return Batch(images, labels, np.arange(size, dtype=np.int32), flips)
+    return Batch({IMAGES: images}, labels, np.arange(size, dtype=np.int32), flips)
 
 
 def trajectory(config, steps):
@@ -107,8 +107,8 @@ def trajectory(config, steps):
         found["state"] = flat(parallel.gather(kept))
         return found
     params = parallel.gather(trained_model(learner, state))
-    images, labels, *_ = synthetic_batch(99, config, size)
-    outputs = jax.jit(model.apply)({"params": params}, images / np.float32(127.5) - 1)
+    inputs, labels, *_ = synthetic_batch(99, config, size)
+    outputs = jax.jit(model.apply)({"params": params}, inputs[IMAGES] / np.float32(127.5) - 1)
     space = objective.score_space
     found["recall"] = recall_at_k(space.embed(outputs.projected), labels, ks=(1,), space=space)[1]
     return found

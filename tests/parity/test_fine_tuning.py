@@ -98,7 +98,7 @@ def train_peer(model, batches):
             for group in groups:
                 if group is not for_head[0]:
                     optimizer.add_param_group(group)
-        features = model(recipe.prepare(batch.images, batch.flips))
+        features = model(recipe.prepare(batch.inputs["images"], batch.flips))
         loss = recipe.recipe_loss(features, "poincare", 2)
         model.zero_grad()
         loss.backward()

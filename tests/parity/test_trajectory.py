@@ -15,7 +15,7 @@ from hypjax.models.pretrained import convert_timm
 from hypjax.objectives import ProblemSizes
 from hypjax.training import optim
 from hypjax.training.step import TrainState, make_train_step
-from hypjax.types import Batch
+from hypjax.types import IMAGES, Batch
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -85,7 +85,8 @@ def make_batches(classes, samples, noise, tuples):
         pixels = patterns[labels] + rng.normal(0, noise, (len(labels), SIDE, SIDE, 3))
         pixels = np.clip(pixels, 0, 255).astype(np.uint8)
         flips = rng.random(len(labels)) < 0.5
-        batches.append(Batch(pixels, labels.astype(np.int32), np.arange(len(labels)), flips))
+        labels = labels.astype(np.int32)
+        batches.append(Batch({IMAGES: pixels}, labels, np.arange(len(labels)), flips))
     return batches
 
 
@@ -149,7 +150,7 @@ def run_hypjax(config, params, batches, held_out):
     for batch in batches:
         state, metrics = step(state, jax.device_put(batch))
         rows.append([float(metrics[k]) for k in ("loss", "gradient_norm", "clipped_share")])
-    images = held_out.images.astype(np.float32) / 127.5 - 1
+    images = held_out.inputs[IMAGES].astype(np.float32) / 127.5 - 1
     outputs = jax.jit(model.apply)({"params": state.params["model"]}, images)
     return Trajectory(*np.array(rows).T, np.array(outputs.pooled), np.array(outputs.projected))
 
@@ -161,7 +162,7 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
     optimizer = kind(trained, lr=learning_rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
     rows, memory = [], []
     for batch in batches:
-        features = head(encoder(prepare(batch.images, batch.flips)))
+        features = head(encoder(prepare(batch.inputs[IMAGES], batch.flips)))
         loss = transcribed(features, space, samples, torch.tensor(batch.labels), memory)
         optimizer.zero_grad()
         loss.backward()
@@ -170,7 +171,7 @@ def run_peer(encoder, head, space, samples, learning_rate, batches, held_out):
         clipped = features.norm(dim=-1) > RADIUS if space == "poincare" else torch.zeros(1)
         rows.append([float(x.detach()) for x in (loss, norm, clipped.float().mean())])
     with torch.no_grad():
-        pooled = encoder(prepare(held_out.images))
+        pooled = encoder(prepare(held_out.inputs[IMAGES]))
         projected = head(pooled)
     return Trajectory(*np.array(rows).T, pooled.numpy(), projected.numpy())
 

@@ -43,7 +43,7 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_trained_parameters(be
     state, learner, batch = steps.copied(state), learner_of(config), random_batch()
 
     def loss_of(params):
-        images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
+        images = (batch.inputs["images"] / 255 - config.data.mean[0]) / config.data.std[0]
         outputs = learner.model.apply({"params": params["model"]}, images)
         objective_loss = loss_function(learner.objective)
         return objective_loss({}, {}, outputs, None, batch, jax.random.key(0))[0]
@@ -86,7 +86,7 @@ def test_no_float32_product_is_rounded(load_glyphs, variant, precision):
     embed = embed_function(learner.model, learner.pixels, spaces, (1.0, 0.5))
     for program in (
         lower(make_train_step(learner), state, random_batch()),
-        lower(embed, state.params["model"], random_batch().images),
+        lower(embed, state.params["model"], random_batch().inputs["images"]),
     ):
         products = steps.float32_products(program)
         assert products
@@ -132,7 +132,7 @@ def test_without_labels_two_views_of_an_image_are_a_class(load_glyphs):
     assert run.sizes.classes == run.sizes.training_images == images > run.images.num_classes
     np.testing.assert_array_equal(plan.labels, plan.ids)
     np.testing.assert_array_equal(plan.ids[::2], plan.ids[1::2])
-    assert np.any(plan.images.box[::2] != plan.images.box[1::2])
+    assert np.any(plan.boxes[::2] != plan.boxes[1::2])
     losses = {}
     for changes in (fields, fields[:1]):
         for size in (0, 8):
@@ -146,7 +146,7 @@ def test_the_spread_of_the_images_gradients_is_measured(load_glyphs):
     """The nuclear norm of their covariance, by its singular values."""
     config = load_glyphs("run.gradient_covariance=True")
     learner, (state, step), batch = learner_of(config), start(config), random_batch()
-    images = (batch.images / 255 - config.data.mean[0]) / config.data.std[0]
+    images = (batch.inputs["images"] / 255 - config.data.mean[0]) / config.data.std[0]
     outputs = learner.model.apply({"params": state.params["model"]}, images)
     loss = loss_function(learner.objective)
     slopes = jax.grad(lambda x: loss({}, {}, x, None, batch, None)[0])(outputs).projected

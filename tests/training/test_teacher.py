@@ -83,7 +83,8 @@ def test_it_embeds_the_same_pixels_without_stochastic_depth(begun):
         batch = random_batch(i)._replace(flips=np.arange(24) % 3 == 0)
         teacher = jax.tree.map(np.asarray, state.teacher)
         teacher["encoder"]["patch_embed"] = state.params["model"]["encoder"]["patch_embed"]
-        pixels = np.where(batch.flips[:, None, None, None], batch.images[:, :, ::-1], batch.images)
+        pixels = batch.inputs["images"]
+        pixels = np.where(batch.flips[:, None, None, None], pixels[:, :, ::-1], pixels)
         images = (pixels / np.float32(255) - 0.085) / 0.24
         expected = jax.jit(learner.model.apply)({"params": teacher}, images)
         state, given = step(state, batch)
