@@ -14,6 +14,7 @@ from benchmarks import measure, retrieval
 from benchmarks.job import scene
 from benchmarks.programs import TINY, config_of
 from hypjax import parallel
+from hypjax.config.model_settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.layers import compute_dtype, normalize, on_tensor_cores
 from hypjax.retrieval import recall_at_k
@@ -47,7 +48,7 @@ def _compare_encoder(quick: bool) -> Iterator[tuple[str, float, float]]:
     images = np.stack([scene(rng, 9, config.data.image_size) for _ in range(_IMAGES)])
     with jax.default_device(cpu):
         pixels = normalize(images, config.data.mean, config.data.std)
-        init = jax.jit(create_embedder(config, device=cpu).init)
+        init = jax.jit(create_embedder(model_settings(config), device=cpu).init)
         params = init(jax.random.key(0), pixels[:1])["params"]
         directions = jax.random.normal(jax.random.key(1), (_IMAGES, config.model.head_dim))
     arrays = params, pixels, directions
@@ -68,7 +69,7 @@ def _embeddings_and_gradient(
     config: ConfigDict, device: jax.Device, *arrays: Any
 ) -> tuple[Float[np.ndarray, "images dim"], Float[np.ndarray, " parameters"]]:
     """Embeddings without their mean, and the gradient of their products with random directions."""
-    model = create_embedder(config, device=device)
+    model = create_embedder(model_settings(config), device=device)
 
     def total(params: Any, pixels: Array, directions: Array) -> tuple[Array, Array]:
         features = model.apply({"params": params}, pixels).projected

@@ -20,6 +20,7 @@ from hypjax.config import flatten
 from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
 from hypjax.config.custom import code_hash, custom_name
 from hypjax.config.fitting import fit_to_features, fit_to_images
+from hypjax.config.model_settings import model_settings, pixel_settings
 from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
 from hypjax.data import opening, photos
@@ -46,7 +47,6 @@ from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.settings import (
     Embedding,
-    Pixels,
     Sampling,
     Schedule,
     Scoring,
@@ -66,7 +66,6 @@ from hypjax.training.setup import (
     problem_sizes,
     without_single_images,
 )
-from hypjax.types import View
 
 
 def assemble_method(
@@ -80,18 +79,14 @@ def assemble_method(
         saved_space: The `score_space` of a saved run, whose custom loss may not be known here.
     """
     config = fit_to_features(config)
-    fields, model, data, run = config.objective.to_dict(), config.model, config.data, config.run
+    fields, model, run = config.objective.to_dict(), config.model, config.run
     scoring = config.eval
     own_encoder = CUSTOM_ENCODERS.get(model.architecture)
     code = {"loss": declaration(fields["name"]).code, "encoder": own_encoder}
     return Method(
         fields=flatten(config),
-        model=create_embedder(config, evaluating=True, device=device),
-        pixels=Pixels(
-            View(data.image_size, data.resize, data.channels, data.test_view),
-            mean=tuple(data.mean),
-            std=tuple(data.std),
-        ),
+        model=create_embedder(model_settings(config, evaluating=True), device=device),
+        pixels=pixel_settings(config),
         objective=_objective(config, saved_space),
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),

@@ -25,6 +25,34 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderSettings:
+    """An encoder and how it is computed."""
+
+    architecture: str  # timm's name, "vit", "features", or the name of a user's encoder.
+    view: View
+    pooling: str
+    precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
+    patch_size: int = 0  # Only of "vit", like depth and number of heads.
+    width: int = 0  # Of "vit", or the dimension of "features".
+    depth: int = 0
+    num_heads: int = 0
+    pool_first: bool | None = None  # Whether pooling precedes a Transformer's norm; None: as timm.
+    gem_exponent: float = 3.0
+    learn_gem: bool = False
+    remat: bool = False  # Whether the backward pass recomputes activations.
+    attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """An encoder and its head."""
+
+    encoder: EncoderSettings
+    head: str  # Kind of the head, see `hypjax.models.Embedder`.
+    head_dim: int  # Ignored if the head is "none".
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """What a train step does beside the model, the objective and the optimiser."""
 

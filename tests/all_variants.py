@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hypjax.config import flatten, load_config, variants
+from hypjax.config.model_settings import model_settings
 from hypjax.config.reading import PACKAGED
 from hypjax.data.preparation import fonts, scenes
 from hypjax.data.preparation.prepare import prepare
@@ -151,7 +152,7 @@ def _random_weights(config, folder):
     architecture, channels = config.model.architecture, config.data.channels
     path = folder / f"{architecture}-{config.data.image_size}-{channels}.safetensors"
     if not path.exists():
-        encoder, draw = create_embedder(config).encoder, np.random.default_rng(0)
+        encoder, draw = create_embedder(model_settings(config)).encoder, np.random.default_rng(0)
         shapes = encoder_shapes(encoder, channels)
         params = jax.tree.map(lambda x: np.float32(draw.uniform(0.01, 0.02, x.shape)), shapes)
         save_file(timm_state_dict(params, encoder), path)

@@ -16,6 +16,7 @@ import hypjax
 from hypjax import objectives
 from hypjax.assemble import choose_dataset, open_splits, saved_method
 from hypjax.config import custom, flatten, validate
+from hypjax.config.model_settings import model_settings
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.models import create_embedder
@@ -170,7 +171,7 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(tmp_path, kind):
     if kind == "head":
         # Of a learned curvature, too, the space that is passed is the one that is saved.
         fields = "model.pooling=avg", "model.eval_pooling=avg", "objective.learn_c=True"
-        net = create_embedder(small_runs.load("unused", *fields))
+        net = create_embedder(model_settings(small_runs.load("unused", *fields)))
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
     scaled = (pixels / np.float32(255) - 0.25) / 0.5
     params = net.init(jax.random.key(0), scaled)["params"]
@@ -184,7 +185,7 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(tmp_path, kind):
 
 
 def test_a_saved_head_is_the_one_that_was_passed_in_any_layout(tmp_path):
-    net = create_embedder(small_runs.load("unused", "model.head=norm_dense"))
+    net = create_embedder(model_settings(small_runs.load("unused", "model.head=norm_dense")))
     params = net.init(jax.random.key(0), np.zeros((1, 16, 16, 3), np.float32))["params"]
     kernel = np.asarray(params["head"]["kernel"])
     head = {"kernel": np.asfortranarray(kernel), "bias": np.arange(8.0, dtype=">f4")[::-1]}
@@ -215,7 +216,7 @@ def test_what_is_no_dataset_and_no_encoder_is_refused():
     config = small_runs.load("unused", *SHORT)
     for module, keyword in [(nn.Dense(3), "16, 3"), (len, "Flax")]:
         with pytest.raises(UserError, match=keyword), custom.choosing(config, encoder=module):
-            create_embedder(config)
+            create_embedder(model_settings(config))
     for dataset, keyword in [
         (([1], [1, 2]), "2 labels"),
         ({"pilot": (np.zeros((2, 8, 8, 3), np.uint8), [0, 1])}, "pilot"),
@@ -268,7 +269,7 @@ def test_names_are_registered_for_configurations_and_hypjaxs_own_are_taken():
     config = small_runs.load("unused", *named, "objective.space=half")
     objective = objective_of(config)
     assert objective.space == HalfSphere() and objective.function.keywords == {"weight": 2.0}
-    assert create_embedder(config).encoder.dim == 6
+    assert create_embedder(model_settings(config)).encoder.dim == 6
     with pytest.raises(ValueError, match="supcon of its own"):
         hypjax.register_objective("supcon", scaled)
     with pytest.raises(ValueError, match="lacks .*embed"):

@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, require_free
@@ -17,7 +18,7 @@ from hypjax.models.architectures import (
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
-from hypjax.types import View
+from hypjax.settings import EncoderSettings
 
 CUSTOM_ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
 # Fields of both `VisionTransformer` and `config.model`.
@@ -63,11 +64,14 @@ class CustomEncoder(Encoder):
         return self.module(images)
 
 
-def custom_encoder(name: str, view: View, **options: Any) -> Encoder:
-    """Builds a registered encoder for images of a view; `options` are fields of an `Encoder`."""
+def custom_encoder(settings: EncoderSettings, dtype: DTypeLike) -> Encoder:
+    """Builds a registered encoder; only an `Encoder` takes its pooling, dtype and remat."""
+    name, view = settings.architecture, settings.view
     module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
-        return module.clone(**options)
+        return module.clone(
+            image_size=view.side, pooling=settings.pooling, dtype=dtype, remat=settings.remat
+        )
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
     title = f"the encoder {name.removeprefix('own:')}"
     with explained(f"{title} cannot embed images {images.shape}"):

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 from jax.typing import ArrayLike
 from jaxtyping import Float, PRNGKeyArray, PyTree
-from ml_collections import ConfigDict
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
-from hypjax.models.custom import CUSTOM_ENCODERS, SIZES, CustomEncoder, custom_encoder
+from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import compute_dtype, on_tensor_cores
 from hypjax.models.vit import VisionTransformer
+from hypjax.settings import EncoderSettings, ModelSettings
 from hypjax.types import IMAGES, CachedFeatures, Outputs, View
 
 
@@ -87,35 +87,49 @@ class Embedder(nn.Module):
         return self.init(key, examples, method="embed")["params"]
 
 
-def create_embedder(
-    config: ConfigDict, *, evaluating: bool = False, device: jax.Device | None = None
-) -> Embedder:
-    """Builds a run's model for a device; if `evaluating`, it pools by `model.eval_pooling`."""
-    model = config.model
-    if model.architecture == FEATURES:
-        return Embedder(FeatureEncoder(model.width), model.head_dim, model.head)
-    options = {
-        "image_size": config.data.image_size,
-        "pooling": model.eval_pooling if evaluating else model.pooling,
-        "dtype": compute_dtype(model.precision, device),
-        "remat": config.run.remat,
-    }
-    if model.architecture == "vit":
-        sizes = {name: model[name] for name in SIZES}
-        pool_first = bool(model.pool_first)
-        encoder = check_encoder(VisionTransformer(**sizes, **options, pool_first=pool_first))
-    elif model.architecture in CUSTOM_ENCODERS:
-        encoder = check_encoder(custom_encoder(model.architecture, View.of(config.data), **options))
+def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -> Embedder:
+    """Builds a model for a device, by default JAX's first."""
+    encoder = _create_encoder(settings.encoder, device)
+    dim = encoder.dim if settings.head == "none" else settings.head_dim
+    return Embedder(encoder, dim, settings.head)
+
+
+def _create_encoder(settings: EncoderSettings, device: jax.Device | None) -> Encoder:
+    architecture = settings.architecture
+    if architecture == FEATURES:
+        return FeatureEncoder(settings.width)
+    dtype = compute_dtype(settings.precision, device)
+    if architecture in CUSTOM_ENCODERS:
+        encoder = custom_encoder(settings, dtype)
+    elif architecture == "vit":
+        encoder = VisionTransformer(
+            image_size=settings.view.side,
+            patch_size=settings.patch_size,
+            width=settings.width,
+            depth=settings.depth,
+            num_heads=settings.num_heads,
+            pool_first=bool(settings.pool_first),
+            pooling=settings.pooling,
+            dtype=dtype,
+            remat=settings.remat,
+        )
     else:
-        encoder = create_encoder(model.architecture, pool_first=model.pool_first, **options)
+        encoder = create_encoder(
+            architecture,
+            image_size=settings.view.side,
+            pooling=settings.pooling,
+            pool_first=settings.pool_first,
+            dtype=dtype,
+            remat=settings.remat,
+        )
     if isinstance(encoder, VisionTransformer | ConvNet):
-        encoder = encoder.clone(gem_exponent=model.gem_exponent, learn_gem=model.learn_gem)
+        gem_exponent, learn_gem = settings.gem_exponent, settings.learn_gem
+        encoder = encoder.clone(gem_exponent=gem_exponent, learn_gem=learn_gem)
     if isinstance(encoder, VisionTransformer):
-        tensor_cores = on_tensor_cores(options["dtype"], device)
-        attention = config.run.attention if tensor_cores else "xla"
+        tensor_cores = on_tensor_cores(dtype, device)
+        attention = settings.attention if tensor_cores else "xla"
         encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention)
-    dim = encoder.dim if model.head == "none" else model.head_dim
-    return Embedder(encoder, dim, model.head)
+    return check_encoder(encoder)
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from hypjax.config import flatten, load_config, variants
+from hypjax.config.model_settings import model_settings
 from hypjax.errors import UserError
 from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
@@ -271,7 +272,7 @@ def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     last, alone = (f"grocery:hyp-{encoder},{name}" for name in ("last", "frozen"))
     assert differing(last, alone) == own
     last = load_config(last)
-    model = create_embedder(last)
+    model = create_embedder(model_settings(last))
     shapes = {"model": model_shapes(model, View.of(last.data))}
     trained, _ = split_frozen(shapes, last.optim.frozen)
     assert highest_frozen(model.encoder, trained["model"]["encoder"]) == block

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from hypjax import train
 from hypjax.assemble import assemble_training
 from hypjax.config import load_config
+from hypjax.config.model_settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict
@@ -67,7 +68,7 @@ def train_shared(photos, workdir):
     """Trains the run that tests share, from weights beside its folder; it is resumed once."""
     weights = workdir.with_name("weights.safetensors")
     config = load(photos, *SHARED, f"model.weights={weights}")
-    encoder, rng = create_embedder(config).encoder, np.random.default_rng(3)
+    encoder, rng = create_embedder(model_settings(config)).encoder, np.random.default_rng(3)
 
     def draw(path, leaf):
         return rng.normal(path[-1].key == "scale", 0.02, leaf.shape).astype(np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hypjax.config import load_config
+from hypjax.config.model_settings import model_settings
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,
@@ -65,7 +66,7 @@ def test_precision_is_what_the_device_has(device, auto, bfloat16):
     expected = {"auto": auto, "float32": "float32", "bfloat16": bfloat16}
     for precision, actual in expected.items():
         config = load_config("glyphs", [f"model.precision={precision}"])
-        assert create_embedder(config, device=device).encoder.dtype.name == actual
+        assert create_embedder(model_settings(config), device=device).encoder.dtype.name == actual
 
 
 @pytest.mark.parametrize("kind", ["dense", "norm_dense", "none"])

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from hypjax.assemble import assemble_method, saved_method
 from hypjax.config import load_config
+from hypjax.config.model_settings import model_settings, pixel_settings
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
 from hypjax.experiment.trained import restore_best
@@ -48,10 +49,8 @@ from hypjax.models.pretrained import (
 from hypjax.models.weight_names import check_names, find_encoder
 from hypjax.runs.files import read_object
 from hypjax.runs.workdir import saved_config, saved_fingerprint
-from hypjax.settings import Pixels
 from hypjax.system import hub
 from hypjax.training import optim
-from hypjax.types import View
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
@@ -211,7 +210,7 @@ def test_other_objects_in_a_file_of_torch_are_passed_over_and_never_executed(suf
 
 def test_weights_in_parts_and_folders(tmp_path, photos_folder):
     config = small_runs.load(photos_folder, f"model.weights={tmp_path}")
-    encoder = create_embedder(config).encoder
+    encoder = create_embedder(model_settings(config)).encoder
     params = weights_of(encoder)
     state, names = (
         timm_state_dict(params, encoder),
@@ -236,7 +235,7 @@ def test_kernels_of_three_channels_are_summed_for_grey_images(tmp_path, monkeypa
     path = "vit_small_patch16_224.dino"  # A file, though timm has weights of this name.
     grey = ("data.channels=1", "data.mean=(0.5,)", "data.std=(0.5,)", f"model.weights={path}")
     config = small_runs.load("unused", *grey)
-    encoder = create_embedder(config).encoder
+    encoder = create_embedder(model_settings(config)).encoder
     state = timm_state_dict(weights_of(encoder), encoder)
     pathlib.Path(path).write_bytes(save(state))
     kernel = pretrained_encoder(assemble_method(config))["patch_embed"]["kernel"]
@@ -381,12 +380,12 @@ def test_convert_command_writes_timm_names(run, tmp_path, capsys):
 
 def test_constructor_line_for_timm():
     config = load_config("cub:hyp-deit", ["data.image_size=384", "data.resize=384"])
-    model = create_embedder(config, evaluating=True)
+    model = create_embedder(model_settings(config, evaluating=True))
     params = {"encoder": encoder_shapes(model.encoder)}
     name = "deit_small_distilled_patch16_224"
     line = f'timm.create_model("{name}", num_classes=128, img_size=384)'
     assert timm_constructor(params, model) == line and pools_as_timm(model.encoder)
-    assert not pools_as_timm(create_embedder(config).encoder)
+    assert not pools_as_timm(create_embedder(model_settings(config)).encoder)
     first = model.clone(encoder=model.encoder.clone(pool_first=True))
     assert timm_constructor(params, first) == f"{line[:-1]}, fc_norm=True)"
     grey = {"encoder": encoder_shapes(model.encoder, channels=1)}
@@ -398,6 +397,5 @@ def test_timm_resizes_to_the_same_length(side, resize):
     config = load_config("cub:hyp-deit", [f"data.image_size={side}", f"data.resize={resize}"])
     model = Embedder(SMALL.clone(image_size=side), head_dim=8)
     params = {"encoder": encoder_shapes(model.encoder)}
-    pixels = Pixels(View.of(config.data), config.data.mean, config.data.std)
-    share = timm_config(params, model, pixels)["pretrained_cfg"]["crop_pct"]
+    share = timm_config(params, model, pixel_settings(config))["pretrained_cfg"]["crop_pct"]
     assert math.floor(side / share) == resize

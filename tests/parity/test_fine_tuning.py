@@ -7,6 +7,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypjax.assemble import assemble_learner
+from hypjax.config.model_settings import model_settings
 from hypjax.models import create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import name_in_timm
@@ -131,7 +132,7 @@ def test_all_options_at_once_follow_a_transcription():
     config.train.update(lora_rank=RANK, lora_alpha=ALPHA, head_warmup_steps=HEAD_WARMUP_STEPS)
     config.train.ema_decay, config.optim.layer_decay = EMA_DECAY, LAYER_DECAY
     encoder, head = recipe.make_peer()
-    params = recipe.convert_parameters(encoder, head, create_embedder(config))
+    params = recipe.convert_parameters(encoder, head, create_embedder(model_settings(config)))
     encoder.head = head
     adapters = with_adapters(encoder)
     flat = flatten_dict(params, keep_empty_nodes=True)

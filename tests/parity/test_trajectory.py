@@ -10,6 +10,7 @@ import pytest
 from hypjax.assemble import assemble_learner
 from hypjax.config import default_config, validate
 from hypjax.config.defaults import HYP_VIT
+from hypjax.config.model_settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
 from hypjax.objectives import ProblemSizes
@@ -62,7 +63,7 @@ def compare(classes, samples, *, space, noise, learning_rate=1e-3):
     *batches, held_out = make_batches(classes, samples, noise, space == "tuples")
     config = make_config(classes, samples, space, learning_rate)
     encoder, head = make_peer()
-    params = convert_parameters(encoder, head, create_embedder(config))
+    params = convert_parameters(encoder, head, create_embedder(model_settings(config)))
     ours = run_hypjax(config, params, batches, held_out)
     return ours, run_peer(encoder, head, space, samples, learning_rate, batches, held_out)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hypjax.assemble import assemble_method
+from hypjax.config.model_settings import model_settings
 from hypjax.inference.pretrained import pretrained_encoder
 from hypjax.models import VisionTransformer, create_embedder, create_encoder
 from hypjax.models.custom import SIZES, known_fields
@@ -117,7 +118,8 @@ def test_models_that_normalise_the_average_of_tokens(tmp_path):
     fields = dict(architecture=name, head="none", eval_pooling="avg", weights=str(path), **pooled)
     config = small_runs.load("unused", "data.image_size=32", "data.resize=32")
     config.model.update(fields, **dict.fromkeys(SIZES, 0))
-    embedder, encoder = create_embedder(config), create_encoder(name, image_size=32, **pooled)
+    embedder = create_embedder(model_settings(config))
+    encoder = create_encoder(name, image_size=32, **pooled)
     params = pretrained_encoder(assemble_method(config))
     saved_as, settings = timm_model({"encoder": params}, embedder)
     again = timm.create_model(saved_as, **settings)

@@ -1,0 +1,33 @@
+"""What models read of a configuration."""
+
+from ml_collections import ConfigDict
+
+from hypjax.settings import EncoderSettings, ModelSettings, Pixels
+from hypjax.types import View
+
+
+def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSettings:
+    """The settings of a run's model; if `evaluating`, it pools by `model.eval_pooling`."""
+    model = config.model
+    encoder = EncoderSettings(
+        architecture=model.architecture,
+        view=View.of(config.data),
+        pooling=model.eval_pooling if evaluating else model.pooling,
+        precision=model.precision,
+        patch_size=model.patch_size,
+        width=model.width,
+        depth=model.depth,
+        num_heads=model.num_heads,
+        pool_first=model.pool_first,
+        gem_exponent=model.gem_exponent,
+        learn_gem=model.learn_gem,
+        remat=config.run.remat,
+        attention=config.run.attention,
+    )
+    return ModelSettings(encoder, model.head, model.head_dim)
+
+
+def pixel_settings(config: ConfigDict) -> Pixels:
+    """How images become the input of a run's model."""
+    data = config.data
+    return Pixels(View.of(data), tuple(data.mean), tuple(data.std))
