@@ -30,7 +30,7 @@ class EncoderSettings:
 
     architecture: str  # timm's name, "vit", "features", or the name of a user's encoder.
     view: View
-    pooling: str
+    pooling: str = "cls"
     precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
     patch_size: int = 0  # Only of "vit", like depth and number of heads.
     width: int = 0  # Of "vit", or the dimension of "features".
@@ -45,11 +45,12 @@ class EncoderSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """An encoder and its head."""
+    """An encoder and its head: the tower of images, or a tower beside it."""
 
     encoder: EncoderSettings
     head: str  # Kind of the head, see `hypjax.models.Embedder`.
     head_dim: int  # Ignored if the head is "none".
+    towers: Mapping[str, "ModelSettings"] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

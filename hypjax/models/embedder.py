@@ -91,7 +91,8 @@ def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -
     """Builds a model for a device, by default JAX's first."""
     encoder = _create_encoder(settings.encoder, device)
     dim = encoder.dim if settings.head == "none" else settings.head_dim
-    return Embedder(encoder, dim, settings.head)
+    towers = {name: create_embedder(tower, device) for name, tower in settings.towers.items()}
+    return Embedder(encoder, dim, settings.head, FrozenDict(towers))
 
 
 def _create_encoder(settings: EncoderSettings, device: jax.Device | None) -> Encoder:

@@ -9,7 +9,6 @@ from hypjax.objectives.base import Declaration
 from tests.helpers import manual
 
 NAME = "proxy_softmax"
-_MODULE = f"hypjax.objectives.{NAME}"
 
 
 def blocks(section="A loss"):
@@ -17,13 +16,13 @@ def blocks(section="A loss"):
     return manual.programs("extending.md", section)
 
 
-def install(patch):
+def install(patch, section="A loss", name=NAME):
     """Adds the objective to the package by a pytest.MonkeyPatch, and returns its module."""
-    objective, entry, _ = blocks()
-    module = types.ModuleType(_MODULE)
-    patch.setitem(sys.modules, _MODULE, module)
-    patch.setattr(hypjax.objectives, NAME, module, raising=False)
-    exec(compile(objective, f"docs/extending.md:{NAME}", "exec"), vars(module))
-    shown = eval("{" + entry + "}", {"Declaration": Declaration, NAME: module})
-    patch.setitem(OBJECTIVES, NAME, shown[NAME])
+    objective, entry, *_ = blocks(section)
+    module = types.ModuleType(path := f"hypjax.objectives.{name}")
+    patch.setitem(sys.modules, path, module)
+    patch.setattr(hypjax.objectives, name, module, raising=False)
+    exec(compile(objective, f"docs/extending.md:{name}", "exec"), vars(module))
+    shown = eval("{" + entry + "}", {"Declaration": Declaration, name: module})
+    patch.setitem(OBJECTIVES, name, shown[name])
     return module
