@@ -34,7 +34,9 @@ def class_name(label: object, where: str = "labels") -> str:
 
     Raises a UserError that begins with `where` if the label is no name and no whole number.
     """
-    value = label.item() if getattr(label, "ndim", None) == 0 else label
+    value: Any = label
+    if getattr(label, "ndim", None) == 0:
+        value = value.item()
     if isinstance(value, bytes):
         with contextlib.suppress(UnicodeDecodeError):
             value = value.decode()

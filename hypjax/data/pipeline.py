@@ -57,7 +57,7 @@ class _Pieces:
     def __call__(self, number: int) -> list[Pixels | str | None]:
         """Reads a piece: for each image its pixels, why it is broken, or None for padding."""
         batch_index, piece = divmod(int(number), self.per_batch)
-        images = []
+        images: list[Pixels | str | None] = []
         for row in self.rows[piece * _PIECE_SIZE : (piece + 1) * _PIECE_SIZE]:
             try:
                 images.append(self.read_image(self.batches[batch_index], row))

@@ -19,6 +19,7 @@ from hypjax.types import IMAGES, Batch, Frame
 
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
+_NO_TUPLES = np.zeros((0, 0), np.int32)
 
 
 def padded_rows(
@@ -198,7 +199,8 @@ class TuplePlans(Plans):
     tuples: int  # Number of random pairs, at most all, for which an epoch mines negatives.
     negatives: int  # Number of negatives in a tuple.
     pool_size: int  # Images from which an epoch's negatives are mined.
-    table: Int[np.ndarray, "tuples size"] | None = None  # The epoch's tuples, once they are mined.
+    # The epoch's tuples; empty until they are mined.
+    table: Int[np.ndarray, "tuples size"] = dataclasses.field(default_factory=lambda: _NO_TUPLES)
 
     @property
     def tuple_size(self) -> int:

@@ -66,7 +66,7 @@ def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
     for pattern in patterns:
         alternatives = [choices.split(",") for choices in re.split("[{}]", pattern)]
         for name in map("".join, itertools.product(*alternatives)):
-            width, depth, num_heads = _SIZES[re.search("|".join(_SIZES), name)[0]]
+            width, depth, num_heads = _SIZES[next(size for size in _SIZES if size in name)]
             members[name] = {"width": width, "depth": depth, "num_heads": num_heads, **options}
     return members
 
@@ -282,9 +282,10 @@ def create_encoder(
     if timm_name not in ARCHITECTURES:
         raise UserError(f"unknown architecture {timm_name!r}; it must be {supported(timm_name)}")
     family = _FAMILY_OF[timm_name]
-    sides = re.search(r"(?:patch(?P<patch_size>\d+).*?)?(?:_(?P<image_size>\d{3}))?$", timm_name)
     options = {"pooling": family.pooling, "dtype": dtype, "remat": remat, **family.options}
-    options |= {name: int(side) for name, side in sides.groupdict().items() if side}
+    for name, pattern in (("patch_size", r"patch(\d+)"), ("image_size", r"_(\d{3})$")):
+        if side := re.search(pattern, timm_name):
+            options[name] = int(side[1])
     options |= family.members[timm_name]
     if pool_first is not None and family.encoder is not VisionTransformer:
         raise UserError(f"pool_first is {pool_first}; it must be None, as for all ConvNets")

@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 from einops import rearrange
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.models.depthwise import DepthwiseConv
@@ -73,8 +73,8 @@ class Downsample(nn.Module):
     @nn.compact
     def __call__(self, x: FeatureMap) -> Float[Array, "batch h//2 w//2 width"]:
         """Applies the layers."""
-        x, affine = LayerNorm(self.dtype, name="norm")(x)
-        affine = tuple(jnp.tile(array, 4) for array in affine)  # Repeated for a patch's positions.
+        x, (scale, shift) = LayerNorm(self.dtype, name="norm")(x)
+        affine = jnp.tile(scale, 4), jnp.tile(shift, 4)  # Repeated for a patch's positions.
         x = Dense(self.width, self.dtype, name="conv")(_patches(x, 2), affine)
         return x.astype(jnp.float32)
 
@@ -97,8 +97,8 @@ class Block(nn.Module):
 
 
 def _patches(
-    x: Float[ArrayLike, "batch h w c"], side: int
-) -> Float[ArrayLike, "batch h//side w//side side*side*c"]:
+    x: Float[Array, "batch h w c"], side: int
+) -> Float[Array, "batch h//side w//side side*side*c"]:
     """Splits images into patches, and drops incomplete patches at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)

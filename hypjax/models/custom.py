@@ -5,7 +5,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, require_free
@@ -18,7 +17,7 @@ from hypjax.models.architectures import (
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
-from hypjax.settings import EncoderSettings
+from hypjax.types import View
 
 CUSTOM_ENCODERS: dict[str, nn.Module] = {}  # By their names in configurations.
 # Fields of both `VisionTransformer` and `config.model`.
@@ -64,14 +63,11 @@ class CustomEncoder(Encoder):
         return self.module(images)
 
 
-def custom_encoder(settings: EncoderSettings, dtype: DTypeLike) -> Encoder:
-    """Builds a registered encoder; only an `Encoder` takes its pooling, dtype and remat."""
-    name, view = settings.architecture, settings.view
+def custom_encoder(name: str, view: View) -> Encoder:
+    """Builds a registered encoder for images of a view."""
     module = CUSTOM_ENCODERS[name]
     if isinstance(module, Encoder):
-        return module.clone(
-            image_size=view.side, pooling=settings.pooling, dtype=dtype, remat=settings.remat
-        )
+        return module.clone(image_size=view.side)
     images = jax.ShapeDtypeStruct((2, view.side, view.side, view.channels), jnp.float32)
     title = f"the encoder {name.removeprefix('own:')}"
     with explained(f"{title} cannot embed images {images.shape}"):

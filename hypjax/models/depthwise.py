@@ -5,7 +5,7 @@ images replace them; XLA compiles the sums to a loop over adjacent channels.
 """
 
 import functools
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import flax.linen as nn
 import jax
@@ -36,9 +36,10 @@ class DepthwiseConv(nn.Module):
         if factor is not None:
             kernel = kernel * factor
         strides = (self.stride, self.stride)
-        padding = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, "SAME")
-        padding = tuple((int(before), int(after)) for before, after in padding)
-        return depthwise_conv(x.astype(self.dtype), kernel.astype(self.dtype), self.stride, padding)
+        pads = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, "SAME")
+        rows, columns = ((int(before), int(after)) for before, after in pads)
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        return depthwise_conv(x, kernel, self.stride, (rows, columns))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -101,11 +102,12 @@ def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
     """Sums, over the kernel's positions, the shifted images times the position's weight."""
     side = len(kernel)
     row_span, column_span = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
-    return sum(
+    terms = (
         x[:, i : i + row_span : stride, j : j + column_span : stride] * kernel[i, j]
         for i in range(side)
         for j in range(side)
     )
+    return cast(Array, sum(terms))
 
 
 def _images_grad(

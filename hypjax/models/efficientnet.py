@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from hypjax.models.depthwise import DepthwiseConv
 from hypjax.models.encoder import ConvNet
 from hypjax.models.layers import Dense, FeatureMap
-from hypjax.models.resnet import CONV_INIT, FrozenBatchNorm
+from hypjax.models.resnet import CONV_INIT, Conv, FrozenBatchNorm
 
 _STEM_WIDTH, _HEAD_WIDTH = 32, 1280  # `width_factor` does not scale these in the Lite models.
 _EPS = 1e-3
@@ -67,16 +67,15 @@ class EfficientNetLite(ConvNet):
         return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 
     def _stem(self, x: FeatureMap) -> FeatureMap:
-        options = {"use_bias": False, "dtype": self.dtype, "kernel_init": CONV_INIT}
-        x = nn.Conv(_STEM_WIDTH, (3, 3), strides=2, **options, name="stem_conv")(x)
+        x = Conv(_STEM_WIDTH, (3, 3), strides=2, dtype=self.dtype, name="stem_conv")(x)
         return _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
 
     def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
         _, kernel, first_stride, expansion, width = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
         stride = first_stride if i == 0 else 1
-        options = (kernel, stride, expansion, _divisible(self.width_factor * width), self.dtype)
-        return block(*options, name=f"stage_{stage}_block_{i}")(x)
+        width, name = _divisible(self.width_factor * width), f"stage_{stage}_block_{i}"
+        return block(kernel, stride, expansion, width, self.dtype, name=name)(x)
 
     def _top(self, x: FeatureMap) -> FeatureMap:
         return _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 from jax.typing import ArrayLike
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
@@ -53,15 +53,18 @@ class Embedder(nn.Module):
 
     def __call__(
         self,
-        images: Float[ArrayLike, "batch height width channels"],
-        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
+        images: Float[ArrayLike, "batch ..."],
+        drop_path_masks: Float[Array, "batch depth 2"] | None = None,
     ) -> Outputs:
         """Embeds normalised pixels, in float32; only a `VisionTransformer` takes masks."""
-        extra = {} if drop_path_masks is None else {"drop_path_masks": drop_path_masks}
-        return self.project(self.encoder(images, **extra).astype(jnp.float32))
+        if drop_path_masks is None:
+            return self.project(self.encoder(images).astype(jnp.float32))
+        pooled = self.encoder(images, drop_path_masks=drop_path_masks)
+        return self.project(pooled.astype(jnp.float32))
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
         """Applies the head to the encoder's embeddings."""
+        pooled = jnp.asarray(pooled)
         if self.head_kind == "none":
             return Outputs(pooled=pooled, projected=pooled)
         features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
@@ -70,15 +73,14 @@ class Embedder(nn.Module):
     def embed(
         self,
         inputs: Mapping[str, PyTree],
-        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
+        drop_path_masks: Float[Array, "batch depth 2"] | None = None,
     ) -> dict[str, Outputs]:
         """Embeds what each tower takes; images may be the encoder's embeddings, cached."""
         images = inputs[IMAGES]
-        if isinstance(images, CachedFeatures):
-            outputs = {IMAGES: self.project(images.values)}
-        else:
-            outputs = {IMAGES: self(images, drop_path_masks)}
-        return outputs | {name: tower(inputs[name]) for name, tower in self.towers.items()}
+        is_cached = isinstance(images, CachedFeatures)
+        outputs = self.project(images.values) if is_cached else self(images, drop_path_masks)
+        others = {name: tower(inputs[name]) for name, tower in self.towers.items()}
+        return {IMAGES: outputs, **others}
 
     def initial_parameters(self, key: PRNGKeyArray, view: View) -> PyTree:
         """Random parameters of all towers."""
@@ -96,36 +98,23 @@ def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -
 
 
 def _create_encoder(settings: EncoderSettings, device: jax.Device | None) -> Encoder:
-    architecture = settings.architecture
+    architecture, side, pool_first = settings.architecture, settings.view.side, settings.pool_first
     if architecture == FEATURES:
         return FeatureEncoder(settings.width)
-    dtype = compute_dtype(settings.precision, device)
     if architecture in CUSTOM_ENCODERS:
-        encoder = custom_encoder(settings, dtype)
+        encoder = custom_encoder(architecture, settings.view)
     elif architecture == "vit":
-        encoder = VisionTransformer(
-            image_size=settings.view.side,
-            patch_size=settings.patch_size,
-            width=settings.width,
-            depth=settings.depth,
-            num_heads=settings.num_heads,
-            pool_first=bool(settings.pool_first),
-            pooling=settings.pooling,
-            dtype=dtype,
-            remat=settings.remat,
-        )
+        patch_size, width, depth = settings.patch_size, settings.width, settings.depth
+        encoder = VisionTransformer(side, patch_size, width, depth, settings.num_heads)
+        encoder = encoder.clone(pool_first=bool(pool_first))
     else:
-        encoder = create_encoder(
-            architecture,
-            image_size=settings.view.side,
-            pooling=settings.pooling,
-            pool_first=settings.pool_first,
-            dtype=dtype,
-            remat=settings.remat,
-        )
+        encoder = create_encoder(architecture, image_size=side, pool_first=pool_first)
+    if isinstance(encoder, CustomEncoder):
+        return encoder
+    dtype = compute_dtype(settings.precision, device)
+    encoder = encoder.clone(pooling=settings.pooling, dtype=dtype, remat=settings.remat)
     if isinstance(encoder, VisionTransformer | ConvNet):
-        gem_exponent, learn_gem = settings.gem_exponent, settings.learn_gem
-        encoder = encoder.clone(gem_exponent=gem_exponent, learn_gem=learn_gem)
+        encoder = encoder.clone(gem_exponent=settings.gem_exponent, learn_gem=settings.learn_gem)
     if isinstance(encoder, VisionTransformer):
         tensor_cores = on_tensor_cores(dtype, device)
         attention = settings.attention if tensor_cores else "xla"

@@ -1,7 +1,7 @@
 """Base classes of encoders: modules that map images to embeddings, and name their tensors."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -15,6 +15,8 @@ from hypjax.types import View
 
 FEATURES = "features"  # Architecture of `FeatureEncoder`.
 Path: TypeAlias = tuple[str, ...]  # Path of a parameter in the encoder's tree.
+# Pairs for `re.sub`, see `renamed`.
+Names: TypeAlias = Iterable[tuple[str, str | Callable[[re.Match[str]], str]]]
 
 
 class Encoder(nn.Module):
@@ -33,9 +35,7 @@ class Encoder(nn.Module):
     - `classifiers`: names in timm of the layers that follow the embedding,
     - `layers`: names of the parameters of each layer, from the images to the embedding, as in timm;
       parameters that are in no layer count as part of the head, above all layers,
-    - `names`: (pattern, replacement) pairs for `re.sub` that turn a parameter's path, such as
-      'block_0.norm_1.bias', into timm's name; kernels and scales are already called 'weight',
-    - `patches`: modules that are dense here but convolutions in timm, and the sides of the kernels,
+    - where timm has other names and layouts, `names` and `patches`,
 
     and `__call__(images, return_tokens=False)`, which embeds normalised pixels [batch, height,
     width, channels] as [batch, dim]; with `return_tokens` it returns timm's `forward_features`, as
@@ -44,11 +44,30 @@ class Encoder(nn.Module):
 
     gem_exponent = GEM_EXPONENT  # Exponent of the pooling "gem".
     learn_gem = False  # Whether this exponent is a parameter.
-    pool_first = None  # Whether a Transformer's final norm follows the pooling.
     takes_pixels = True  # False if the inputs are embeddings of another model.
-    num_prefix_tokens = 0  # Tokens before the patches, or before the positions of a feature map.
-    names = None  # None for a user's module, whose parameters keep their paths and layouts.
-    patches = {}
+
+    @property
+    def pool_first(self) -> bool | None:
+        """Whether the final norm of a Transformer follows the pooling."""
+        return None
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Number of tokens before the patches, or before the positions of a feature map."""
+        return 0
+
+    @property
+    def names(self) -> Names | None:
+        """Pairs for `re.sub` that turn a path, such as 'block_0.fc_1.weight', into timm's name.
+
+        None for a user's module, whose parameters keep their paths and layouts.
+        """
+        return None
+
+    @property
+    def patches(self) -> Mapping[str, int]:
+        """Modules that are dense here but convolutions in timm, with the sides of the kernels."""
+        return {}
 
     def example(self, view: View) -> Float[Array, "1 ..."]:
         """A float32 batch of one zero image, for initialising a model."""
@@ -60,19 +79,19 @@ class Encoder(nn.Module):
         return (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
 
     @property
-    def poolings(self) -> list[str]:
+    def poolings(self) -> Sequence[str]:
         """Names of the poolings that the encoder supports, see `hypjax.models.layers.poolings`."""
         return poolings(0)
 
     def pool(self, tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "batch dim"]:
         """Pools tokens; with `learn_gem`, the exponent of `gem` is a parameter."""
-        exponent = self.gem_exponent
+        exponent: float | Array = self.gem_exponent
         if self.learn_gem:
             exponent = self.param("gem_exponent", nn.initializers.constant(exponent), ())
         return pool_tokens(tokens, self.num_prefix_tokens, self.pooling, exponent)
 
 
-def renamed(name: str, table: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
+def renamed(name: str, table: Names) -> str:
     """Applies all (pattern, replacement) pairs of a table to a name, in order."""
     for pattern, replacement in table:
         name = re.sub(pattern, replacement, name)
@@ -97,7 +116,7 @@ class ConvNet(Encoder):
     @property
     def layers(self) -> list[Path]:
         """The stem, then the blocks; downsampling and head convolutions belong to a block."""
-        layers = [("stem_conv", "stem_norm")]
+        layers: list[Path] = [("stem_conv", "stem_norm")]
         for stage, depth in enumerate(self.depths):
             layers.append((f"stage_{stage}_downsample", f"stage_{stage}_block_0"))
             layers += [(f"stage_{stage}_block_{i}",) for i in range(1, depth)]

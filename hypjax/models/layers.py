@@ -5,8 +5,8 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
 
 import flax.linen as nn
 import jax
@@ -129,7 +129,7 @@ def _product_backward(precision: str | None, residuals: tuple, grad: Array) -> t
 _product.defvjp(_product_forward, _product_backward)
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     # x·Φ(x) by erf, as in timm; JAX's GELU uses erfc, which is slow on CPUs.
     "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5))),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
@@ -232,7 +232,7 @@ def _rmac(patches: Float[Array, "batch patches dim"]) -> Float[Array, "batch dim
     ]
     # The added constant keeps the gradient finite where a region is all zeros.
     squares = [jnp.sum(v * v, axis=-1, keepdims=True) + _GEM_MIN**2 for v in maxima]
-    return sum(v / jnp.sqrt(square) for v, square in zip(maxima, squares, strict=True))
+    return cast(Array, sum(v / jnp.sqrt(x) for v, x in zip(maxima, squares, strict=True)))
 
 
 def rmac_regions(side: int) -> list[tuple[int, int, int]]:
@@ -250,7 +250,7 @@ def rmac_regions(side: int) -> list[tuple[int, int, int]]:
     return regions
 
 
-_PATCH_POOLINGS = {
+_PATCH_POOLINGS: dict[str, Callable[..., Array]] = {
     "avg": lambda patches: jnp.mean(patches, axis=1),
     "max": _maximum,
     "avg_max": lambda patches: jnp.mean(patches, axis=1) + _maximum(patches),
@@ -284,5 +284,5 @@ def pool_tokens(
     """Pools tokens, prefix tokens first, by one of the `poolings`; `exponent` is for "gem"."""
     if pooling in _PREFIX_POOLINGS:
         return jnp.mean(tokens[:, : _PREFIX_POOLINGS[pooling]], axis=1)
-    options = {"exponent": exponent} if pooling == "gem" else {}
-    return _PATCH_POOLINGS[pooling](tokens[:, num_prefix_tokens:], **options)
+    patches = tokens[:, num_prefix_tokens:]
+    return _gem(patches, exponent) if pooling == "gem" else _PATCH_POOLINGS[pooling](patches)

@@ -4,6 +4,7 @@ import collections
 import hashlib
 import importlib.metadata
 import io
+import pathlib
 import pickle
 from typing import Any
 
@@ -34,7 +35,7 @@ _NAMES = (  # Patterns of the file's names, and hypjax's names.
 def read_packaged() -> dict[str, np.ndarray] | None:
     """Reads `WEIGHTS` under timm's names, without the classifier; None without the package."""
     try:
-        path = importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)
+        path = pathlib.Path(str(importlib.metadata.distribution(_PACKAGE).locate_file(_FILE)))
         data = path.read_bytes()
     except (importlib.metadata.PackageNotFoundError, OSError):
         return None

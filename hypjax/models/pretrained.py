@@ -103,16 +103,16 @@ def convert_timm(
     expected = _timm_shapes(shapes, encoder)
     state = dict(state_dict)
     if encoder.learn_gem:  # timm's weights have no exponent.
-        state.setdefault("gem_exponent", np.float32(encoder.gem_exponent))
+        state.setdefault("gem_exponent", np.array(encoder.gem_exponent, np.float32))
     check_names(expected.keys() - state.keys(), state.keys() - expected.keys())
     state = {name: state[name] for name in expected}
     for name, value in state.items():  # A cast would drop imaginary parts and integers' scales.
         if not jnp.issubdtype(value.dtype, jnp.floating):
             raise UserError(f"{name} holds {value.dtype}, but weights are floating-point numbers")
         state[name] = np.asarray(value, np.float32)
-    positions = state.get("pos_embed")
-    if interpolate and isinstance(encoder, VisionTransformer) and np.ndim(positions) == 3:
-        state["pos_embed"] = np.asarray(encoder.resized(positions))
+    if interpolate and isinstance(encoder, VisionTransformer) and "pos_embed" in state:
+        if (positions := state["pos_embed"]).ndim == 3:
+            state["pos_embed"] = np.asarray(encoder.resized(positions))
     for name, shape in expected.items():
         value = state[name]
         if value.ndim == len(shape) == 4 and {value.shape[1], shape[1]} == {1, 3}:
@@ -252,9 +252,9 @@ def _timm_pooling(encoder: Encoder) -> dict[str, str] | None:
     if encoder.pooling == default:
         return {}
     # For "cls", timm's EVA-02 has other parameters. ConvNets, without `pool_first`, have no token.
+    change = default, encoder.pooling, encoder.pool_first
     names = {("avg", "cls", False): "token", ("cls", "avg", True): "avg"}
-    pooling = names.get((default, encoder.pooling, encoder.pool_first))
-    return pooling and {"global_pool": pooling}
+    return next(({"global_pool": name} for key, name in names.items() if key == change), None)
 
 
 def pools_as_timm(encoder: Encoder) -> bool:

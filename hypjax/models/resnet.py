@@ -12,6 +12,7 @@ from hypjax.models.encoder import ConvNet
 from hypjax.models.layers import Affine, FeatureMap
 
 CONV_INIT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+Conv = functools.partial(nn.Conv, use_bias=False, kernel_init=CONV_INIT)
 
 
 class ResNet(ConvNet):
@@ -98,5 +99,4 @@ class FrozenBatchNorm(nn.Module):
 
 def _conv(features: int, size: int, dtype: DTypeLike, name: str, stride: int = 1) -> nn.Conv:
     padding = ((size // 2, size // 2),) * 2
-    options = {"use_bias": False, "dtype": dtype, "kernel_init": CONV_INIT, "name": name}
-    return nn.Conv(features, (size, size), stride, padding, **options)
+    return Conv(features, (size, size), stride, padding, dtype=dtype, name=name)

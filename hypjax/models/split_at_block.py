@@ -49,4 +49,5 @@ def upper_blocks(
         return activations if at_block else call(*args, **kwargs)
 
     with nn.intercept_methods(replaced):
-        return encoder.apply({"params": params}, example)
+        embedding: Any = encoder.apply({"params": params}, example)
+    return embedding

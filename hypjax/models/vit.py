@@ -20,12 +20,13 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hypjax.models.attention import Heads, attend
-from hypjax.models.encoder import Encoder
+from hypjax.models.encoder import Encoder, Names, Path
 from hypjax.models.layers import (
     GEM_EXPONENT,
     KERNEL_INIT,
     Affine,
     Dense,
+    Images,
     LayerNorm,
     activate,
     full_products_in,
@@ -147,9 +148,9 @@ class VisionTransformer(Encoder):
         return self.width
 
     @property
-    def layers(self) -> list[tuple[str, ...]]:
+    def layers(self) -> list[Path]:
         """Names of the parameters of each layer, as in timm: tokens first, then the blocks."""
-        blocks = [(f"block_{i}",) for i in range(self.depth)]
+        blocks: list[Path] = [(f"block_{i}",) for i in range(self.depth)]
         if not self.pool_first:
             blocks[-1] += ("norm",)
         tokens = ("cls_token", "dist_token", "reg_token", "pos_embed")
@@ -171,7 +172,7 @@ class VisionTransformer(Encoder):
         return ("head", "head_dist")[: max(1, self.class_tokens)]
 
     @property
-    def names(self) -> list[tuple[str, str]]:
+    def names(self) -> Names:
         """Patterns that turn parameter paths into timm's names, see `Encoder`."""
         # timm's class for models with rotary embeddings uses other names.
         scale = r"gamma_\1" if self.blocks.rotary else r"ls\1.gamma"
@@ -194,16 +195,15 @@ class VisionTransformer(Encoder):
         """Patch projections, see `Encoder`."""
         return {"patch_embed": self.patch_size}
 
-    def resized(
-        self, positions: Float[ArrayLike, "1 tokens dim"]
-    ) -> Float[ArrayLike, "1 tokens2 dim"]:
+    def resized(self, positions: Float[ArrayLike, "1 tokens dim"]) -> Float[Array, "1 tokens2 dim"]:
         """Interpolates embeddings of a square grid to the images' grid, bicubic and antialiased."""
+        positions = jnp.asarray(positions)
         num_prefix = self.num_prefix_tokens if self.positions == "all" else 0
         grid = tuple(side // self.patch_size for side in self.sides)
         side = math.isqrt(max(positions.shape[1] - num_prefix, 0))
         if grid == (side, side) or side == 0 or side**2 + num_prefix != positions.shape[1]:
             return positions  # Their grid is the images' grid, or is not square.
-        square = rearrange(jnp.asarray(positions[:, num_prefix:]), "1 (h w) d -> h w d", h=side)
+        square = rearrange(positions[:, num_prefix:], "1 (h w) d -> h w d", h=side)
         resized = jax.image.resize(square, (*grid, square.shape[-1]), "cubic", antialias=True)
         resized = rearrange(resized, "h w d -> 1 (h w) d")
         return jnp.concatenate([positions[:, :num_prefix], resized], axis=1)
@@ -213,7 +213,7 @@ class VisionTransformer(Encoder):
         self,
         images: Float[ArrayLike, "batch height width channels"],
         return_tokens: bool = False,
-        drop_path_masks: Float[ArrayLike, "batch depth 2"] | None = None,
+        drop_path_masks: Float[Array, "batch depth 2"] | None = None,
     ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
         """Embeds normalised pixels, in float32.
 
@@ -222,6 +222,7 @@ class VisionTransformer(Encoder):
         branches of each block, attention and perceptron (`draw_drop_path_masks`).
         """
         block = nn.remat(Block) if self.remat else Block
+        images = jnp.asarray(images)
         with full_products_in(self.dtype):
             tokens = self._tokens(images)
             rope = self._rope(images)
@@ -230,18 +231,18 @@ class VisionTransformer(Encoder):
             if not return_tokens:
                 num_pooled = num_pooled_tokens(self.pooling, num_tokens)
             num_outputs = num_pooled  # Of the last block, which attends to all tokens.
-            options = {"num_heads": self.num_heads, "mlp_ratio": self.mlp_ratio}
-            options |= {"dtype": self.dtype, "kernel": self.attention, "design": self.blocks}
+            heads = HeadDesign(self.num_heads, self.dtype, self.attention)
             if self.tensor_cores:
+                heads = heads._replace(tokens=num_tokens)
                 padding = -num_tokens % _TILE
                 tokens = _store_row_major(jnp.pad(tokens, ((0, 0), (0, padding), (0, 0))))
-                options["tokens"] = num_tokens
                 num_outputs += -num_pooled % _TILE
             for i in range(self.depth):
-                masks = None if drop_path_masks is None else drop_path_masks[:, i]
                 if i == self.depth - 1:
-                    options["outputs"] = num_outputs
-                tokens = block(**options, name=f"block_{i}")(tokens, masks, rope)
+                    heads = heads._replace(outputs=num_outputs)
+                masks = None if drop_path_masks is None else drop_path_masks[:, i]
+                apply_block = block(heads, self.mlp_ratio, self.blocks, name=f"block_{i}")
+                tokens = apply_block(tokens, masks, rope)
             tokens = tokens[:, :num_pooled]
             if not self.pool_first:
                 tokens = normed(tokens, "norm", self.blocks.norm_eps)
@@ -250,12 +251,11 @@ class VisionTransformer(Encoder):
             embedding = self._pooled(tokens)
             return normed(embedding, "norm", self.blocks.norm_eps) if self.pool_first else embedding
 
-    def _tokens(self, images: ArrayLike) -> Array:
+    def _tokens(self, images: Images) -> Array:
         """Prefix and patch tokens, with position embeddings."""
         p = self.patch_size
         patches = rearrange(images, "b (h p) (w q) c -> b (h w) (p q c)", p=p, q=p)
-        options = {"use_bias": not self.pre_norm, "dtype": self.dtype, "name": "patch_embed"}
-        patches = nn.Dense(self.width, **options)(patches)
+        patches = nn.Dense(self.width, not self.pre_norm, self.dtype, name="patch_embed")(patches)
         counts = [("cls_token", 1), ("dist_token", 1)][: self.class_tokens]
         if self.registers:
             counts.append(("reg_token", self.registers))
@@ -271,7 +271,7 @@ class VisionTransformer(Encoder):
             tokens += positions
         return normed(tokens, "norm_pre", self.blocks.norm_eps) if self.pre_norm else tokens
 
-    def _rope(self, images: ArrayLike) -> Rope | None:
+    def _rope(self, images: Images) -> Rope | None:
         """Rotations of all tokens; angles of prefix tokens and padding are 0."""
         if self.blocks.rotary is None:
             return None
@@ -284,8 +284,9 @@ class VisionTransformer(Encoder):
     def _pooled(self, tokens: Array) -> Array:
         """Pools tokens; the parameters of the pooling "map" exist whether it is used or not."""
         if self.attention_pool and (self.pooling == "map" or self.is_initializing()):
-            options = {"mlp_ratio": self.mlp_ratio, "design": self.blocks, "dtype": self.dtype}
-            pooled = AttentionPool(self.attention_pool, **options, name="attn_pool")(tokens)
+            heads, ratio = self.attention_pool, self.mlp_ratio
+            pooling = AttentionPool(heads, ratio, self.blocks, self.dtype, name="attn_pool")
+            pooled = pooling(tokens)
             if self.pooling == "map":
                 return pooled
         return self.pool(tokens)
@@ -309,15 +310,21 @@ def _store_row_major(tokens: Float[Array, "batch tokens dim"]) -> Float[Array, "
     return with_layout_constraint(tokens, Layout((0, 1, 2)))
 
 
-class Block(nn.Module):
-    """Pre-norm Transformer block: attention, then a perceptron."""
+class HeadDesign(NamedTuple):
+    """Attention heads, and the tokens that they attend to and return."""
 
     num_heads: int
-    mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
-    dtype: DTypeLike  # Dtype of matrix products.
+    dtype: DTypeLike  # Dtype of the block's matrix products.
     kernel: str = "auto"  # Kernel of attention on NVIDIA GPUs, see `attend`.
     tokens: int | None = None  # Tokens without padding, if arranged for tensor cores.
     outputs: int | None = None  # Number of leading tokens to return; None for all.
+
+
+class Block(nn.Module):
+    """Pre-norm Transformer block: attention, then a perceptron."""
+
+    heads: HeadDesign
+    mlp_ratio: float  # Width of the perceptron divided by the tokens' width.
     design: BlockDesign = BlockDesign()
 
     @nn.compact
@@ -332,24 +339,24 @@ class Block(nn.Module):
         def add(x: Array, branch: Array, index: int) -> Array:
             if drop_path_masks is not None:
                 branch = drop_path_masks[:, index, None, None] * branch
-            return x + branch if self.tokens is None else _store_row_major(x + branch)
+            return x + branch if self.heads.tokens is None else _store_row_major(x + branch)
 
         width, design = x.shape[-1], self.design
-        scales = (None, None)
+        attention_scale: Array | None = None
+        mlp_scale: Array | None = None
         if design.layer_scale:
             initial = nn.initializers.constant(1e-5)
-            scales = [self.param(f"layer_scale_{i}", initial, (width,)) for i in (1, 2)]
-        attention_scale, mlp_scale = scales
-        norm = functools.partial(LayerNorm, self.dtype, design.norm_eps)
-        options = (self.num_heads, self.dtype, self.kernel, self.tokens, self.outputs)
-        attention = Attention(*options, design, name="attention")
+            attention_scale = self.param("layer_scale_1", initial, (width,))
+            mlp_scale = self.param("layer_scale_2", initial, (width,))
+        norm = functools.partial(LayerNorm, self.heads.dtype, design.norm_eps)
+        attention = Attention(self.heads, design, name="attention")
         mixed = attention(*norm(name="norm_1")(x), attention_scale, rope)
-        x = add(x[:, : self.outputs], mixed, 0)
+        x = add(x[:, : self.heads.outputs], mixed, 0)
         hidden = self._hidden(*norm(name="norm_2")(x))
         affine = None
         if design.mlp_norm:
             hidden, affine = norm(name="mlp_norm")(hidden)
-        fc_2 = Dense(width, self.dtype, name="fc_2")
+        fc_2 = Dense(width, self.heads.dtype, name="fc_2")
         return add(x, fc_2(hidden, affine, factor=mlp_scale), 1)
 
     def _hidden(self, x: Array, affine: Affine) -> Array:
@@ -357,12 +364,12 @@ class Block(nn.Module):
         activation, gate = self.design.activation, self.design.gate
         width = int(x.shape[-1] * self.mlp_ratio)
         if gate == "packed":
-            packed = Dense(2 * width, self.dtype, name="fc_1")
+            packed = Dense(2 * width, self.heads.dtype, name="fc_1")
             gated = packed(x, affine, part=0, parts=2)
             return activate(gated, activation) * packed(x, affine, part=1, parts=2)
-        hidden = Dense(width, self.dtype, name="fc_1")(x, affine)
+        hidden = Dense(width, self.heads.dtype, name="fc_1")(x, affine)
         if gate == "separate":
-            gated = Dense(width, self.dtype, name="fc_gate")(x, affine)
+            gated = Dense(width, self.heads.dtype, name="fc_gate")(x, affine)
             return activate(gated, activation) * hidden
         return activate(hidden, activation)
 
@@ -370,11 +377,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, with the attributes of `Block`."""
 
-    num_heads: int
-    dtype: DTypeLike
-    kernel: str
-    tokens: int | None
-    outputs: int | None
+    heads: HeadDesign
     design: BlockDesign
 
     @nn.compact
@@ -387,29 +390,29 @@ class Attention(nn.Module):
     ) -> Float[Array, "batch outputs dim"]:
         """Attends to all tokens without padding; `Dense` explains `affine` and `factor`."""
         width, design = x.shape[-1], self.design
-        inputs = (x[:, : self.outputs], x, x)
-        if self.tokens is not None:  # Otherwise, XLA merges the three products for few images.
+        inputs = (x[:, : self.heads.outputs], x, x)
+        if self.heads.tokens is not None:  # Otherwise, XLA merges the products for few images.
             inputs = jax.lax.optimization_barrier(inputs)
         query, key, value = (
-            rearrange(projected, "b t (h d) -> b t h d", h=self.num_heads)
+            rearrange(projected, "b t (h d) -> b t h d", h=self.heads.num_heads)
             for projected in self._projected(inputs, affine)
         )
-        if design.rotary is not None:
+        if design.rotary is not None and rope is not None:
             query, key = (design.rotary.rotate(x, rope) for x in (query, key))
-        mixed = attend(query, key, value, self.tokens, self.kernel)
+        mixed = attend(query, key, value, self.heads.tokens, self.heads.kernel)
         mixed = rearrange(mixed, "b t h d -> b t (h d)")
-        return Dense(width, self.dtype, name="proj")(mixed, factor=factor)
+        return Dense(width, self.heads.dtype, name="proj")(mixed, factor=factor)
 
     def _projected(self, inputs: tuple[Array, ...], affine: Affine) -> Iterator[Array]:
         """Queries, keys and values by three products, faster than splitting a single product."""
         width, biases = inputs[0].shape[-1], self.design.qkv_bias
-        packed = Dense(3 * width, self.dtype, biases == "qkv", name="qkv")
+        packed = Dense(3 * width, self.heads.dtype, biases == "qkv", name="qkv")
         for part, (name, x) in enumerate(zip(("query", "key", "value"), inputs, strict=True)):
             if not self.design.qkv_packed:
-                yield Dense(width, self.dtype, name[0] in biases, name=name)(x, affine)
+                yield Dense(width, self.heads.dtype, name[0] in biases, name=name)(x, affine)
             elif biases == "qv" and name != "key":
                 bias = self.param(f"{name[0]}_bias", nn.initializers.zeros, (width,))
-                yield packed(x, affine, part=part, parts=3) + bias.astype(self.dtype)
+                yield packed(x, affine, part=part, parts=3) + bias.astype(self.heads.dtype)
             else:
                 yield packed(x, affine, part=part, parts=3)
 
@@ -429,11 +432,11 @@ class AttentionPool(nn.Module):
         latent = self.param("latent", KERNEL_INIT, (1, 1, width))
         query = Dense(width, self.dtype, name="q")(jnp.repeat(latent, len(tokens), axis=0))
         kv = Dense(2 * width, self.dtype, name="kv")
-        heads = [
+        query, key, value = (
             rearrange(x, "b t (h d) -> b t h d", h=self.num_heads)
             for x in (query, kv(tokens, part=0, parts=2), kv(tokens, part=1, parts=2))
-        ]
-        mixed = rearrange(attend(*heads, kernel="xla"), "b 1 h d -> b (h d)")
+        )
+        mixed = rearrange(attend(query, key, value, kernel="xla"), "b 1 h d -> b (h d)")
         x = Dense(width, self.dtype, name="proj")(mixed).astype(jnp.float32)
         y, affine = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
         y = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(y, affine)

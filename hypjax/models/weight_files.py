@@ -20,7 +20,7 @@ KEY = "?key="  # Stands between a file and the entry in it that holds the encode
 _HUB_FILE = "model.safetensors"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".json")
 # Patterns of weights in folders by timm or the hub's client; the first that matches counts.
-_IN_FOLDERS = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin*")
+_IN_FOLDERS: tuple[str, ...] = (_HUB_FILE, "*.safetensors.index.json", "pytorch_model.bin*")
 _IN_FOLDERS += ("*.safetensors", "*.pth*", "*.bin")
 
 

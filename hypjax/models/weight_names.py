@@ -51,7 +51,8 @@ def find_encoder(
     if key and not inside:
         entries = sorted({name.partition(".")[0] for name in names})
         raise UserError(f"they have no entry {key}{nearest(key, entries)}")
-    encoders = collections.defaultdict(dict)  # By prefix, names in the file by timm's.
+    # Names in the file by timm's, by prefix.
+    encoders: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for name in inside:
         for dot in (-1, *(match.start() for match in re.finditer(r"\.", name))):
             prefix, rest = name[: dot + 1], name[dot + 1 :]
@@ -62,9 +63,9 @@ def find_encoder(
         prefixes = [prefix for prefix, known in encoders.items() if len(known) == largest]
         start = next(filter(_AVERAGED.search, prefixes), prefixes[0])
         if len(prefixes) > 1:
-            others = " and ".join(x[:-1] for x in prefixes if x != start)
+            passed_over = " and ".join(x[:-1] for x in prefixes if x != start)
             remedy = "FILE?key=NAME names another"
-            console.say(f"the weights' {start[:-1]} is read, not {others}; {remedy}")
+            console.say(f"the weights' {start[:-1]} is read, not {passed_over}; {remedy}")
     known = encoders[start]
     others = [x for x in inside if x.startswith(start) and x not in known.values()]
     return {x.removeprefix(start): x for x in others} | _heads(names, start) | known

@@ -232,9 +232,8 @@ def _select(
 def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tuple[PyTree, PyTree]:
     """Moves the teacher and the moving average towards the updated model."""
     teacher, average = state.teacher, state.average
-    if teacher is not None:
-        step_size = 1 - learner.objective.teacher_decay
-        teacher = optax.incremental_update(trained, teacher, step_size)
+    if teacher is not None and (decay := learner.objective.teacher_decay) is not None:
+        teacher = optax.incremental_update(trained, teacher, 1 - decay)
     if average is not None:
         # The decay warms up as in timm's ModelEmaV3, so that a random head is soon forgotten.
         updates = state.step - state.skipped
