@@ -103,8 +103,9 @@ def draw_disks(drawing: Drawing, output: File, thumbnails: bool = False) -> None
             handles, names, loc="outside lower center", ncols=2, fontsize=9, frameon=False
         )
         legend.set_title(drawing.legend_title)
-    for handle in legend.legend_handles:
-        handle.set_sizes([36])
+    markers: Any = legend.legend_handles
+    for marker in markers:
+        marker.set_sizes([36])
     save(figure, output)
 
 

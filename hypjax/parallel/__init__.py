@@ -59,7 +59,7 @@ def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
 
 def local_rows(mesh: Mesh, num_rows: int) -> range:
     """The rows that this process's devices hold of a sharded array with `num_rows` rows."""
-    indices = sharded(mesh).addressable_devices_indices_map((num_rows,)).values()
+    indices: Any = sharded(mesh).addressable_devices_indices_map((num_rows,)).values()
     rows = [range(num_rows)[row_slice] for (row_slice,) in indices]
     return range(min(x.start for x in rows), max(x.stop for x in rows))
 

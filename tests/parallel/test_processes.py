@@ -54,8 +54,9 @@ def test_slices_have_equal_size_and_hold_all_images():
         *((900, 0, 1, 113), (882, 0, 1, 111), (900, 300, 3, 38)),
         *((900, 100, 9, 13), (7, 100, 1, 1)),
     ):
-        slices = parallel.slices(batch, mesh, microbatch)
-        assert slices == (count, count * images * 8) and batch <= slices.rows < batch + count * 8
+        rows = count * images * 8
+        assert parallel.slices(batch, mesh, microbatch) == parallel.Slices(count, rows)
+        assert batch <= rows < batch + count * 8
 
 
 @pytest.mark.slow
