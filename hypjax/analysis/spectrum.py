@@ -95,13 +95,13 @@ def draw(runs: Sequence[Mapping[str, Any]], output: pathlib.Path) -> None:
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     energy, *histograms = figure.subplots(rows, columns, squeeze=False).ravel()
     for i, (run, axes) in enumerate(zip(runs, histograms, strict=False)):
-        for state, line, dots in (("untrained", "--", ":"), ("trained", "-", "-")):
+        for state, line, outline in (("untrained", "--", ":"), ("trained", "-", "-")):
             is_trained = state == "trained"
             shares, similarities = run[state]["cumulative_energy"], run[state]["similarity"]
             label = run["run"] if is_trained else None
             energy.plot(np.arange(1, len(shares) + 1), shares, line, color=f"C{i}", label=label)
             alpha = 0.5 if is_trained else 1.0
-            stairs = functools.partial(axes.stairs, fill=is_trained, alpha=alpha, linestyle=dots)
+            stairs = functools.partial(axes.stairs, fill=is_trained, alpha=alpha, linestyle=outline)
             for kind, (name, colour) in _PAIRS.items():
                 counts = np.array(similarities[f"pairs_of_{kind}"])
                 label = name if is_trained else f"{name}, untrained"

@@ -42,8 +42,8 @@ class CloudFolder:
         except FileNotFoundError:
             return {}
         # Skips folder markers, which some consoles create, and names that leave the folder.
-        are_files = {x: x and not x.endswith("/") and ".." not in x.split("/") for x in files}
-        return {name: info.get("size") or 0 for name, info in files.items() if are_files[name]}
+        names = [x for x in files if x and not x.endswith("/") and ".." not in x.split("/")]
+        return {name: files[name].get("size") or 0 for name in names}
 
     def read(self, name: str) -> str | None:
         """Returns the text of a file, or None if it does not exist."""

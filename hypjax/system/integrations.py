@@ -21,8 +21,9 @@ class Integration(NamedTuple):
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
 
 
-_QDRANT = Integration("qdrant_client", "hypjax[qdrant]", export="qdrant:export_qdrant")
-_QDRANT = _QDRANT._replace(open="qdrant:QdrantGallery.open")
+_QDRANT = Integration(
+    "qdrant_client", "hypjax[qdrant]", "qdrant:export_qdrant", "qdrant:QdrantGallery.open"
+)
 _HF = "torch_encoders:TransformersEncoder"
 # Keys are names, which are also suffixes of exported files, or schemes of URLs.
 INTEGRATIONS = {
@@ -44,10 +45,7 @@ INTEGRATIONS = {
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
     "usearch": Integration(
-        "usearch numba",
-        "hypjax[ann]",
-        export="usearch:export_usearch",
-        open="usearch:GraphGallery.open",
+        "usearch numba", "hypjax[ann]", "usearch:export_usearch", "usearch:GraphGallery.open"
     ),
 }
 
