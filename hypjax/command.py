@@ -53,7 +53,7 @@ Numbers = Annotated[pathlib.Path, ends_in(".json")]
 
 
 @dataclasses.dataclass(frozen=True)
-class ExternalEncoder:
+class EncoderFlags:
     """The flags of an encoder of another library, and of the preprocessing for an ONNX file.
 
     Args:

@@ -12,7 +12,7 @@ from hypjax.errors import UserError, counted, on_one_line
 def main(
     *,
     workdir: str | None = None,
-    external: command.ExternalEncoder,
+    external: command.EncoderFlags,
     images: str | None = None,
     exclude: list[str] | None = None,
     dataset: DatasetName | None = None,

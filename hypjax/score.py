@@ -47,7 +47,7 @@ class Source:
 def main(
     *,
     source: Source,
-    external: command.ExternalEncoder,
+    external: command.EncoderFlags,
     batch_size: command.Positive | None = None,
     space: Literal["sphere", "ball", "euclidean"] | None = None,
     c: command.NonNegative = 0.1,
@@ -151,7 +151,7 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
 
 def _task(
     source: Source,
-    external: command.ExternalEncoder,
+    external: command.EncoderFlags,
     batch_size: int | None,
     space: Any,
     keep_self: bool,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
 def main(
     *,
     workdir: str | None = None,
-    external: command.ExternalEncoder,
+    external: command.EncoderFlags,
     gallery: str,
     query: str,
     exclude: list[str] | None = None,

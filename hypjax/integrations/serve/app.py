@@ -33,26 +33,13 @@ _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_OPTIONS: dict[str, Any] = {  # Of uvicorn.
-    "access_log": False,
-    "h11_max_incomplete_event_size": 2**16,
-    "headers": [
-        ("cache-control", "no-cache"),
-        ("content-security-policy", _CONTENT_POLICY),
-        ("cross-origin-resource-policy", "same-origin"),
-        ("referrer-policy", "no-referrer"),
-        ("x-content-type-options", "nosniff"),
-    ],
-    "http": "h11",
-    "lifespan": "off",
-    "limit_concurrency": 256,  # Connections.
-    "log_config": None,
-    "log_level": "critical",
-    "proxy_headers": False,
-    "server_header": False,
-    "timeout_graceful_shutdown": 5,  # Seconds to finish answers at the end.
-    "ws": "none",
-}
+_HEADERS = [
+    ("cache-control", "no-cache"),
+    ("content-security-policy", _CONTENT_POLICY),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("referrer-policy", "no-referrer"),
+    ("x-content-type-options", "nosniff"),
+]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,7 +85,22 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
         },
     )
     app.router.redirect_slashes = False  # Redirections have no JSON body.
-    return uvicorn.Server(uvicorn.Config(app, **_OPTIONS))
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        h11_max_incomplete_event_size=2**16,
+        headers=_HEADERS,
+        http="h11",
+        lifespan="off",
+        limit_concurrency=256,  # Connections.
+        log_config=None,
+        log_level="critical",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,  # Seconds to finish answers at the end.
+        ws="none",
+    )
+    return uvicorn.Server(config)
 
 
 class _Handlers:
