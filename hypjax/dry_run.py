@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import math
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -147,7 +148,8 @@ def _time_steps(training: Training, state: TrainState) -> list[float]:
             batch = shard_batch(mesh, next(batches))
             jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
-    memory, free = compiled.memory_analysis(), machine.free_memory(mesh)
+    memory: Any = compiled.memory_analysis()
+    free = machine.free_memory(mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
     print(
         f"memory of each device: {memory.argument_size_in_bytes / _GIB:.2f} GiB for parameters, "

@@ -6,7 +6,7 @@ import decimal
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
@@ -121,11 +121,6 @@ class View(NamedTuple):
     resize: int  # Length of the shorter side before the test view 'centre_crop' crops the square.
     channels: int  # 1 for greyscale, 3 for RGB.
     test: str = "centre_crop"  # A key of `hypjax.data.views.TEST_VIEWS`.
-
-    @classmethod
-    def of(cls, data: Any) -> Self:
-        """Reads a view from the fields of `config.data`."""
-        return cls(data.image_size, data.resize, data.channels, data.test_view)
 
 
 class Frame(NamedTuple):

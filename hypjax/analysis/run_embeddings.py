@@ -112,16 +112,15 @@ class ScoredHead(NamedTuple):
 
 def scored_head(run: Experiment) -> ScoredHead:
     """Restores the head of a run's best or else last model, with the proxies of the same step."""
-    params = restore_trained(run)
-    proxies = None
+    params, proxies = restore_trained(run), None
     if landmarks := run.method.objective.landmarks:
         # One checksum covers the objective's parameters and the optimiser's state: read both.
         with (
             reading(run.workdir, training=True) as folder,
             contextlib.closing(Checkpoints(folder / CHECKPOINTS, read_only=True)) as checkpoints,
         ):
-            training = saved_training(folder, run)
-            learner, sizes = training.learner, training.sizes
+            built = saved_training(folder, run)
+            learner, sizes = built.learner, built.sizes
             shapes = jax.eval_shape(lambda: states.trees(learner, create_state(learner, sizes)))
             restored = checkpoints.restore_best(**shapes) or checkpoints.restore_latest(**shapes)
         if restored is None:
@@ -130,7 +129,7 @@ def scored_head(run: Experiment) -> ScoredHead:
         proxies = training["objective"][landmarks.name]
     objective = run.method.trained_objective(params)
     space = objective.score_space
-    if proxies is not None:
+    if proxies is not None and objective.landmarks:
         proxies = np.asarray(objective.landmarks.points(proxies))
         space.check(proxies)
     return ScoredHead(functools.partial(head_points, run, params, space), space, proxies)

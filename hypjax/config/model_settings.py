@@ -11,7 +11,7 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
     model = config.model
     encoder = EncoderSettings(
         architecture=model.architecture,
-        view=View.of(config.data),
+        view=pixel_settings(config).view,
         pooling=model.eval_pooling if evaluating else model.pooling,
         precision=model.precision,
         patch_size=model.patch_size,
@@ -30,4 +30,5 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
 def pixel_settings(config: ConfigDict) -> Pixels:
     """How images become the input of a run's model."""
     data = config.data
-    return Pixels(View.of(data), tuple(data.mean), tuple(data.std))
+    view = View(data.image_size, data.resize, data.channels, data.test_view)
+    return Pixels(view, tuple(data.mean), tuple(data.std))

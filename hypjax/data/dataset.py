@@ -172,8 +172,8 @@ class Dataset:
                 # The frame's box is relative to the image's box, the decoder's to the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
                 frame = frame_of(bottom - top, right - left)
-                y, x, height, width = frame.box_within((bottom - top, right - left))
-                box = top + y, left + x, height, width
+                y, x, *size = frame.box_within((bottom - top, right - left))
+                box = top + y, left + x, size[0], size[1]
                 view = pixels.show_fast(self.content(i), channels, box, side, self.upright)
                 if view is not None and not frame.is_padded:
                     return view

@@ -43,9 +43,17 @@ class GalleryItem(NamedTuple):
 class Gallery(Protocol):
     """Embedded images in an engine that searches them."""
 
-    space: Space
-    fingerprint: str  # Fingerprint of the model that embedded the images.
-    model: str  # Name of the model, for messages; '' if unknown.
+    @property
+    def space(self) -> Space:
+        """The space of the points."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the model that embedded the images."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model, for messages; '' if unknown."""
 
     def __len__(self) -> int:
         """Number of images."""

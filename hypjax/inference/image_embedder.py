@@ -110,17 +110,19 @@ class ImageEmbedder(abc.ABC):
         """Embeds images, with a cache beside `path` of what was embedded before a kill."""
         job = fingerprint((self.fingerprint, images.fingerprint))[:8]
         folder = path.with_name(f"{path.name}.{job}.unfinished")
-        unfinished = ArrayCache(folder, len(images))
-        with writing(folder), unfinished.filling() as done:  # A damaged end is computed again.
-            try:
-                if done < len(images):
-                    for rows, reasons in self._finite_batches(images, done=done):
-                        unfinished.append(list(rows), reasons)
-            finally:
-                if not unfinished.done:
-                    remove(folder)
-        table, reasons = unfinished.table(np.float32)
-        return self._embeddings(images, table, reasons)
+        table = None
+        while table is None:  # A damaged table is computed again.
+            unfinished = ArrayCache(folder, len(images))
+            with writing(folder), unfinished.filling() as done:
+                try:
+                    if done < len(images):
+                        for rows, reasons in self._finite_batches(images, done=done):
+                            unfinished.append(list(rows), reasons)
+                finally:
+                    if not unfinished.done:
+                        remove(folder)
+            table = unfinished.table(np.float32)
+        return self._embeddings(images, *table)
 
     def _load(self, path: pathlib.Path) -> Embeddings:
         """Reads an earlier result, or raises a `UserError` if another model embedded it."""

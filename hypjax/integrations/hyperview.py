@@ -35,7 +35,7 @@ def export_hyperview(embeddings: Embeddings, path: pathlib.Path) -> str:
             raise UserError(f"HyperView shows balls and the sphere, but not {space}")
         config |= {"geometry": "hyperboloid", "params": {"curvature": float(ball.c)}}
         with jax.enable_x64(True):
-            points = lorentz.from_poincare(space.to_ball(np.float64(vectors)), ball.c)
+            points = lorentz.from_poincare(space.to_ball(np.asarray(vectors, np.float64)), ball.c)
             vectors = np.asarray(lorentz.with_time(points, ball.c)).astype(np.float32)
     dataset = hyperview.Dataset(name)
     if len(dataset):

@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import warnings
+from typing import Any
 
 import jax
 import jinja2
@@ -56,7 +57,7 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     model = to_onnx(embedder)
     pixels = embedder.method.pixels
     view = pixels.view
-    facts = {
+    facts: dict[str, Any] = {
         "space": describe_space(embedder.space),
         "fingerprint": embedder.fingerprint,
         "embedding": embedder.part,
@@ -69,7 +70,7 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
             "resize": view.resize,
             "channels": view.channels,
         }
-        facts |= {"mean": list(pixels.mean), "std": list(pixels.std)}
+        facts |= {"mean": [*pixels.mean], "std": [*pixels.std]}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     description, inputs = _random_inputs(embedder)
     expected = _expected_points(embedder, inputs)
@@ -175,8 +176,9 @@ def _exported_points(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "ba
 def _require_agreement(space: Space, inputs: str, expected: Batch, exported: Batch) -> str:
     """Reports how far points of the same inputs agree; raises a `UserError` if too little."""
     with jax.enable_x64(True):
-        distances = np.array(space.distance_matrix(np.float64(expected), np.float64(expected)))
-        others = np.array(space.distance_matrix(np.float64(exported), np.float64(exported)))
+        points, other_points = (np.asarray(x, np.float64) for x in (expected, exported))
+        distances = np.array(space.distance_matrix(points, points))
+        others = np.array(space.distance_matrix(other_points, other_points))
     coordinate_error = np.abs(expected - exported).max()
     distance_error = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
     summary = (

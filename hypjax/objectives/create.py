@@ -43,6 +43,10 @@ class SavedObjective(Objective):
 
     space: Space
 
+    def loss(self, *values: Any, **named: Any) -> tuple[Loss, Any]:
+        """Raises a `UserError`."""
+        raise UserError("the code of this run's loss is unknown here; register it")
+
 
 def _extended(
     prefix: str,

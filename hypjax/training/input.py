@@ -44,7 +44,7 @@ class Input:
         rows = parallel.local_rows(experiment.mesh, slices.rows)
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
-        if self.store is not None:
+        if self.training.layout is not None and self.store is not None:
             return crop_batches(self.training.layout, plans, steps, rows)
         view, workers = experiment.method.pixels.view, experiment.method.embedding.workers
         return training_batches(self.training.images, plans, steps, view, workers, rows)
@@ -58,9 +58,11 @@ class Input:
             # An epoch's tuples are mined by the model of that time: no batch can be opened before.
             if isinstance(plans, TuplePlans):
                 epoch, epoch_step = divmod(step, plans.batches_per_epoch)
+                assert state.tuples is not None
                 if epoch_step == 0:  # In later steps of the epoch, the state holds the tuples.
                     with monitor.stopwatch.part("mining"):
-                        table = self.mine(trained_model(self.training.learner, state), epoch)
+                        model = trained_model(self.training.learner, state)
+                        table = self.mine(plans, model, epoch)
                     monitor.restart_clock()
                     state = state._replace(tuples=parallel.place(table, state.tuples.sharding))
                 plans = dataclasses.replace(plans, table=np.asarray(parallel.gather(state.tuples)))
@@ -73,12 +75,12 @@ class Input:
         if self._open is not None:
             self._open.close()
 
-    def mine(self, params: PyTree, epoch: int) -> Int[np.ndarray, "tuples size"]:
+    def mine(self, plans: TuplePlans, params: PyTree, epoch: int) -> Int[np.ndarray, "tuples size"]:
         """Mines the tuples of an epoch, counted from 0, by embeddings under the test view.
 
         Returns each tuple's positions in the training set: anchor, positive, negatives.
         """
-        plans, experiment = self.training.plans, self.training.experiment
+        experiment = self.training.experiment
         space = experiment.method.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
@@ -87,8 +89,14 @@ class Input:
         images = self.training.images.take(ids)
         points = experiment.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         anchor_points, pool_points = np.split(points[rows], [len(anchors)])
-        points_and_labels = anchor_points, plans.labels[anchors], pool_points, plans.labels[pool]
-        negatives = hardest_negatives(*points_and_labels, count=plans.negatives, space=space)
+        negatives = hardest_negatives(
+            anchor_points,
+            plans.labels[anchors],
+            pool_points,
+            plans.labels[pool],
+            count=plans.negatives,
+            space=space,
+        )
         table = np.column_stack([anchors, positives, pool[negatives]]).astype(np.int32)
         return processes.arrays_from_first(lambda: table, table)
 
@@ -143,6 +151,7 @@ def _training_activations(training: Training, params: PyTree) -> Float[np.ndarra
     """The highest frozen block's output for the training images under the test view."""
     learner = training.learner
     encoder, block, pixels = learner.model.encoder, learner.cached_block, learner.pixels
+    assert block is not None
 
     def activations(params: PyTree, images: Array) -> Array:
         images = normalize(images, pixels.mean, pixels.std)

@@ -242,7 +242,9 @@ def _update_averages(learner: Learner, state: TrainState, trained: PyTree) -> tu
     return teacher, average
 
 
-def jit_train_step(learner: Learner, state: TrainState, *, head_only: bool = False) -> TrainStep:
+def jit_train_step(
+    learner: Learner, state: TrainState, *, head_only: bool = False
+) -> jax.stages.Wrapped:
     """Builds and jits the train step for states with the same shardings as `state`."""
     shardings = jax.tree.map(lambda x: x.sharding, state)
     return jax.jit(

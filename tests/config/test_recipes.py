@@ -8,14 +8,13 @@ import math
 import pytest
 
 from hypjax.config import flatten, load_config, variants
-from hypjax.config.model_settings import model_settings
+from hypjax.config.model_settings import model_settings, pixel_settings
 from hypjax.errors import UserError
 from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
 from hypjax.models.split_at_block import highest_frozen
 from hypjax.train import train_and_evaluate
 from hypjax.training.optim import split_frozen
-from hypjax.types import View
 
 
 def group(name, /, **fields):
@@ -273,6 +272,6 @@ def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     assert differing(last, alone) == own
     last = load_config(last)
     model = create_embedder(model_settings(last))
-    shapes = {"model": model_shapes(model, View.of(last.data))}
+    shapes = {"model": model_shapes(model, pixel_settings(last).view)}
     trained, _ = split_frozen(shapes, last.optim.frozen)
     assert highest_frozen(model.encoder, trained["model"]["encoder"]) == block

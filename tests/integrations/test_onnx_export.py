@@ -20,7 +20,6 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.models import Embedder, create_encoder
 from hypjax.retrieval.projection import fit
-from hypjax.settings import Pixels
 from hypjax.types import View
 from tests.helpers import commands, small_runs
 from tests.helpers.manual import program_with
@@ -84,7 +83,7 @@ def check(trained, export=False):
     """Compares a model in PyTorch, or ONNX Runtime, with hypjax."""
     data = trained.config.data
     spaces = {trained.part: trained.space}
-    scaled = Pixels(View.of(data), data.mean, data.std)
+    scaled = trained.method.pixels
     embed = embed_function(trained.module, scaled, spaces, trained.config.eval.scales)
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (3, data.resize, data.resize, 3), np.uint8)
