@@ -82,7 +82,6 @@ def assemble_method(
     fields, model, run = config.objective.to_dict(), config.model, config.run
     scoring = config.eval
     own_encoder = CUSTOM_ENCODERS.get(model.architecture)
-    code = {"loss": declaration(fields["name"]).code, "encoder": own_encoder}
     return Method(
         fields=flatten(config),
         model=create_embedder(model_settings(config, evaluating=True), device=device),
@@ -102,9 +101,16 @@ def assemble_method(
             reranks=scoring.rerank,
         ),
         start=Start(model.weights, model.load_head, model.head_init),
-        code={name: code_hash(value) for name, value in code.items() if value is not None},
+        code=code_hashes(config),
         own_encoder="" if own_encoder is None else custom_name(own_encoder),
     )
+
+
+def code_hashes(config: ConfigDict) -> dict[str, str]:
+    """Hashes of a user's "loss" and "encoder", if the configuration names such."""
+    own_encoder = CUSTOM_ENCODERS.get(config.model.architecture)
+    code = {"loss": declaration(config.objective.name).code, "encoder": own_encoder}
+    return {name: code_hash(value) for name, value in code.items() if value is not None}
 
 
 def _objective(config: ConfigDict, saved_space: Space | None) -> Objective:

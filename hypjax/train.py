@@ -8,7 +8,13 @@ from typing import Any
 
 import flax.linen as nn
 
-from hypjax.assemble import assemble, assemble_method, assemble_training, choose_dataset
+from hypjax.assemble import (
+    assemble,
+    assemble_method,
+    assemble_training,
+    choose_dataset,
+    code_hashes,
+)
 from hypjax.config import Config, flatten, for_files, own_copy, set_fields, validate
 from hypjax.config.custom import choosing
 from hypjax.config.rules import refuse
@@ -101,18 +107,19 @@ def _show_results(
     report: Callable[[Experiment], bool] | None,
 ) -> dict[str, Any]:
     """Prints the results of a finished run; writes the report if an interrupt prevented it."""
-    method = assemble_method(config)
     run = functools.partial(assemble, config, images, name=folder.name, workdir=str(folder.path))
     if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
-        space = method.objective.score_space
-        with folder.locked(shared_provenance(run()), method.fields, space):
+        moved = run()
+        space = moved.method.objective.score_space
+        with folder.locked(shared_provenance(moved), moved.method.fields, space):
             pass
-    known = {**method.code}
+    known = code_hashes(config)
     if images is not None:
         known["images"] = str(images.records_fingerprint)
     processes.from_first(lambda: require_provenance(folder.path, known))
     print(f"{folder.location} holds this run's results already:")
-    print_results(results, method.fields)
+    print_results(results, flatten(config))
+    # An interrupt may have prevented the report.
     is_reported = (folder.path / REPORT).exists() or not has_checkpoint(folder.path)
     if report is not None and not is_reported and report(run()):
         print(f"the report is {folder.path / REPORT}")
