@@ -22,7 +22,6 @@ from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.models import create_embedder
 from hypjax.models.custom import CUSTOM_ENCODERS
 from hypjax.objectives import OBJECTIVES, Objective
-from hypjax.runs import images as run_images
 from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
@@ -49,7 +48,6 @@ def forget():
     for name in [name for name in OBJECTIVES if name.startswith("own:")]:
         del OBJECTIVES[name]
     CUSTOM_ENCODERS.clear()
-    run_images._in_memory.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +89,7 @@ def run(shown, pictures, tmp_path_factory):
     passed |= {"dataset": pictures, "encoder": shown["Net"](16)}
     passed["objective"] = functools.partial(passed["objective"], margin=2.0)
     results = hypjax.train_and_evaluate(small_runs.load("unused", *SHORT), workdir, **passed)
-    points = hypjax.load(workdir).embed(pictures[0][:5])
-    forget()
+    points = hypjax.load(workdir, encoder=passed["encoder"]).embed(pictures[0][:5])
     return workdir, results, points
 
 
