@@ -70,6 +70,9 @@ MISTAKES = [
     ("plot disk --output=a.png", "--workdir or --embeddings"),
     ("plot disk --output=a.svg --workdir=a", "must be a file"),
     ("report --workdir=a --output=no/a.html", "no folder no"),
+    ("papers", "name a table"),
+    ("papers hyp-vit-9", "irt-2"),
+    ("papers irt-2 ViT", "IRT-R-DeiT-distilled"),
 ]
 
 

@@ -18,8 +18,8 @@ FIELD, FILE, CONFIG = "objective.c", "configs/glyphs.py", "configs/glyphs.py:hyp
 def compare(folder, capsys):
     """Runs the command, and returns the lines that it prints."""
 
-    def run(*arguments):
-        commands.call("compare", *arguments)
+    def run(*arguments, to="compare"):
+        commands.call(to, *arguments)
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
     return run
@@ -105,14 +105,11 @@ GRIDS = (
 
 
 @pytest.fixture
-def tune(folder, capsys):
+def tune(compare):
     """Runs the command, and returns the words of each line that it prints."""
-
-    def run(*arguments):
-        commands.call("tune", f"--config={FILE}", *arguments)
-        return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
+    return lambda *arguments: [
+        *map(shlex.split, compare(f"--config={FILE}", *arguments, to="tune"))
+    ]
 
 
 def test_settings_are_tried_with_one_seed_and_the_best_ones_with_all(tune):

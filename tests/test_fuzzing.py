@@ -13,19 +13,10 @@ from hypjax.data.photos import find_images
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings, open_gallery
 from hypjax.geometry import PoincareBall
-from tests.helpers import galleries
+from tests.helpers import galleries, small_runs
 from tests.helpers.pictures import encoded, write_pictures, write_table
 
 ROWS = [{"path": f"{x}.png", "label": x, "split": "train"} for x in "ab"]
-
-
-def write_gallery(path):
-    names = np.array(["a", "b"])
-    np.savez(path, features=np.ones((2, 4), np.float32), ids=names, labels=names)
-
-
-def write_lines(path):
-    path.write_text("".join(f"{row['path']} {row['label']}\n" for row in ROWS))
 
 
 def write_features(path):
@@ -51,7 +42,9 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
         read = read_images
     else:
         read = Embeddings.load if name in ("g.npz", "f.h5") else lambda path: find_images(str(path))
-        write = {"g.npz": write_gallery, "f.h5": write_features, "l.txt": write_lines}
+        lines = "".join(f"{row['path']} {row['label']}\n" for row in ROWS)
+        write = {"l.txt": lambda path: path.write_text(lines), "f.h5": write_features}
+        write["g.npz"] = small_runs.write_features
         write.get(name, lambda path: write_table(path, ROWS))(path)
     content = path.read_bytes()
     read(path)

@@ -140,9 +140,8 @@ def test_a_finished_run_is_trained_for_longer(tmp_path, capsys, schedule):
 
 def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatch, capsys):
     recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0, 2, 4, 6 and 8.
-    monkeypatch.setattr(
-        Experiment, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}}
-    )
+    scores = lambda *_: {"head": {"recall@1": next(recalls)}}  # noqa: E731
+    monkeypatch.setattr(Experiment, "validation_scores", scores)
     path = small_runs.write_features(tmp_path / "a.npz")
     fields = ["eval.every=2", "train.total_steps=30", "train.patience=3", "run.checkpoint_every=1"]
     with small_runs.interrupted_after(6):
@@ -150,12 +149,12 @@ def test_training_stops_if_validation_scores_do_not_improve(tmp_path, monkeypatc
     for _ in range(2):
         results = train.train_and_evaluate(features_config(path, *fields), tmp_path)
         assert results["last_step"] == 8 == results["best_step"]
+        assert results["tied_steps"] == [2, 4, 8]
         assert "last: step 8, where train.patience ended" in capsys.readouterr().out
         assert evaluate(features_config(path, *fields), tmp_path).keys() >= {"final"}
         with pytest.raises(UserError, match="ended this run at step 8; .* another patience"):
-            train.train_and_evaluate(
-                features_config(path, *fields, "train.total_steps=60"), tmp_path
-            )
+            longer = features_config(path, *fields, "train.total_steps=60")
+            train.train_and_evaluate(longer, tmp_path)
         (tmp_path / "results.json").unlink()
     for field, sentence in (
         ("eval.every=0", "must be 0 unless eval.every is set"),
@@ -189,17 +188,6 @@ def test_an_unfinished_run_is_evaluated_at_its_last_state_under_its_step(photos_
     assert evaluate(config, tmp_path) == {"final": scores["step 6"], "best": scores["best"]}
     shutil.rmtree(tmp_path / "checkpoints/6")
     assert evaluate(config, tmp_path) == {"step 3": scores["best"], "best": scores["best"]}
-
-
-@pytest.mark.slow
-def test_steps_that_tie_on_the_validation_images_are_counted(photos_folder, tmp_path, monkeypatch):
-    recalls = iter([0.5, 0.75, 0.75, 0.25, 0.75])  # Of steps 0 to 4.
-    monkeypatch.setattr(
-        Experiment, "validation_scores", lambda *_: {"head": {"recall@1": next(recalls)}}
-    )
-    config = small_runs.load(photos_folder, "train.total_steps=4", "eval.every=1")
-    results = train.train_and_evaluate(config, tmp_path)
-    assert results["best_step"] == 4 and results["tied_steps"] == [1, 2, 4]
 
 
 def test_a_folder_of_another_run_is_refused(load_glyphs, tmp_path):

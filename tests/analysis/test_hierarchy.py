@@ -118,9 +118,8 @@ def test_shows_the_hierarchies_of_a_run(photos_folder, tmp_path, capsys):
     fields += ["data.validation_classes=0", "objective.name=hier+supcon"]
     fields += ["objective.hier_proxies=6", "objective.hier_neighbors=4", "objective.space=poincare"]
     best = small_runs.save_untrained(load_config(small_runs.CONFIG, fields), tmp_path / "hier")
-    commands.call(
-        "hierarchy", f"--workdir={tmp_path / 'hier'}", f"--output={folder}", "--images=30"
-    )
+    run = f"--workdir={tmp_path / 'hier'}"
+    commands.call("hierarchy", run, f"--output={folder}", "--images=30")
     assert capsys.readouterr().out.startswith("trees of 30 of 36 test images, 5 of 6 classes:")
     files = {"tree.json", "affinity.png", "disk.png", "leaves.png"}
     assert {path.name for path in folder.rglob("*")} >= files

@@ -1,6 +1,7 @@
 """Configurations: names, overrides, identity, origins, and the errors for invalid ones."""
 
 import importlib
+import itertools
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from hypjax.config import (
     read_config,
     show_origins,
     validate,
+    variants,
 )
 from hypjax.data.preparation.prepare import declared
 from hypjax.errors import UserError
@@ -38,6 +40,7 @@ def test_overrides_take_the_type_of_the_field():
         assert loaded == value and type(loaded) is type(value)
 
 
+PATH = ["data.path=photos"]
 CACHED = "train.cached_features=True optim.frozen=encoder"
 HIER = "objective.name=hier+proxy_anchor"
 # A case for each kind of rule: overrides, and a keyword of the message.
@@ -99,11 +102,26 @@ def test_the_variant_for_own_images_is_chosen_by_the_machine_and_written_down(mo
             assert config == load_config(f"{name}:{variant}", path)
 
 
+@pytest.mark.slow
+def test_variants_are_valid_in_the_files_that_have_them():
+    """Each file has every loss with every encoder in turn, with and without a suffix."""
+    suffixes, count = ("", ",released", ",frozen", ",last"), 0
+    files = "cars", "cub", "folder", "grocery", "inshop", "sop"
+    combined = itertools.product(variants.OBJECTIVE_OF_LOSS, variants.ENCODERS, suffixes)
+    for file, (loss, encoder, suffix) in zip(itertools.cycle(files), combined):  # noqa: B905
+        try:
+            load_config(f"{file}:{loss}-{encoder}{suffix}", PATH[file != "folder" :])
+            count += 1
+        except UserError as error:
+            assert "unknown variant" in str(error)
+    assert count > 250
+
+
 def test_names_and_implementations_match():
     assert [getattr(declared(name), "name", name) for name in PREPARED] == [*PREPARED]
-    for dataset in ("glyphs", "omniglot", "scenes"):
-        for variant in importlib.import_module(f"configs.{dataset}").VARIANTS:
-            validate(load_config(f"{dataset}:{variant}"))
+    for file in ("features", "glyphs", "omniglot", "scenes", "sfm"):
+        for variant in importlib.import_module(f"configs.{file}").VARIANTS:
+            validate(load_config(f"{file}:{variant}", PATH[file != "features" :]))
 
 
 def test_an_objective_brings_its_own_fields(monkeypatch):

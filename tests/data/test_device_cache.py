@@ -47,14 +47,8 @@ def random_plan(sizes, count, seed=0):
 
 
 # Optimised, as users' programs are: otherwise more levels differ by one.
-jitted_cut = jax.jit(
-    device_crops.crop,
-    static_argnums=2,
-    compiler_options={
-        "xla_backend_optimization_level": 3,
-        "xla_llvm_disable_expensive_passes": False,
-    },
-)
+OPTIONS = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+jitted_cut = jax.jit(device_crops.crop, static_argnums=2, compiler_options=OPTIONS)
 
 
 def lay_out(sizes, channels):
@@ -72,18 +66,10 @@ def close(views, expected):
     return difference.max() <= 2 and rare
 
 
-@pytest.mark.parametrize(
-    ("shapes", "channels", "side", "count"),
-    [
-        (MIXED, 3, 224, 20),
-        (MIXED, 1, 60, 80),
-        pytest.param([(60, 100), (50, 90)], 3, 50, 60, marks=pytest.mark.slow),
-        pytest.param([(100, 60), (90, 50)], 1, 50, 60, marks=pytest.mark.slow),
-    ],
-)
-def test_crops_equal_pillows(shapes, channels, side, count):
+@pytest.mark.parametrize(("channels", "side", "count"), [(3, 224, 20), (1, 60, 80)])
+def test_crops_equal_pillows(channels, side, count):
     """Images are copied to the device in several parts."""
-    dataset = pictures(shapes, channels)
+    dataset = pictures(MIXED, channels)
     plan = random_plan(dataset.sizes, count)
     layout = lay_out(dataset.sizes, channels)
     assert len(list(layout.slabs())) > 1

@@ -189,17 +189,11 @@ def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_pa
 
 
 def test_photos_are_rotated_upright():
-    for orientation in range(1, 9):
-        # Orientations 5 to 8 are transposed; these mirror the columns, and the rows.
-        stored = upright = gradient()
-        stored = stored.transpose(1, 0, 2) if orientation > 4 else stored
-        stored = stored[:, ::-1] if orientation in (2, 3, 7, 8) else stored
-        stored = stored[::-1] if orientation in (3, 4, 6, 7) else stored
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        content = encoded(Image.fromarray(np.ascontiguousarray(stored)), exif=exif)
-        np.testing.assert_array_equal(pixels.decode(content, 3, upright=True), upright)
-        assert np.asarray(pixels.decode(content, 3)).shape == stored.shape  # As in prepared data.
+    exif, stored = Image.Exif(), np.ascontiguousarray(np.rot90(gradient()))
+    exif[0x0112] = 6  # To be turned clockwise.
+    content = encoded(Image.fromarray(stored), exif=exif)
+    np.testing.assert_array_equal(pixels.decode(content, 3, upright=True), gradient())
+    np.testing.assert_array_equal(pixels.decode(content, 3), stored)  # As in prepared data.
 
 
 def test_any_colour_mode_is_read():
@@ -208,7 +202,7 @@ def test_any_colour_mode_is_read():
     grey, transparent = rgb.convert("L"), rgb.copy()
     transparent.putalpha(0)
     white, as_grey = np.full((8, 12, 3), 255, np.uint8), np.asarray(grey.convert("RGB"))
-    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 256 + 7)
     for content, wanted, tolerance in [
         (encoded(rgb, "WEBP", lossless=True), gradient(), 0),
         (encoded(rgb, "JPEG", quality=100, subsampling=0), gradient(), 6),
@@ -220,9 +214,19 @@ def test_any_colour_mode_is_read():
         (encoded(transparent), white, 0),
         (encoded(rgb.quantize(16), transparency=bytes(16)), white, 0),
     ]:
-        image = pixels.decode(content, 3, upright=True)
-        assert image.mode == "RGB" and pixels.decode(content, 1).mode == "L"
-        assert np.abs(np.asarray(image, int) - wanted).max() <= tolerance
+        for given in (content, Image.open(io.BytesIO(content))):
+            image = pixels.decode(given, 3, upright=True)
+            assert image.mode == "RGB" and pixels.decode(given, 1).mode == "L"
+            assert np.abs(np.asarray(image, int) - wanted).max() <= tolerance
+    premultiplied, bits = transparent.convert("LA").convert("La"), np.asarray(grey) > 99
+    for given, wanted in (
+        (premultiplied, white),
+        (gradient(), gradient()),
+        (np.asarray(transparent), white),
+        (np.asarray(wide), as_grey),
+        (bits, np.repeat(bits[..., None] * 255, 3, axis=2)),
+    ):
+        np.testing.assert_array_equal(pixels.decode(given, 3), wanted)
     for kind in (np.int32, np.float32, np.uint32):  # Without a common scale.
         with pytest.raises(UserError, match="uint8, uint16 or bool"):
             pixels.decode(gradient().astype(kind), 3)
@@ -276,7 +280,6 @@ GREYS = {
     "palette of 16 bits": tiff(8, RAMP, 3, t320=[257 * i for i in range(256)] * 3),
     "PGM of 16": pgm(65535, ramp_of(65535)),
     "PGM of 12": pgm(4095, ramp_of(4095)),
-    "PGM of 1000": pgm(1000, ramp_of(1000)),
     "PNG of 16": encoded(Image.fromarray(ramp_of(65535).astype(np.uint16))),
     "PNG of 16, transparent": encoded(
         Image.fromarray(np.where(RAMP == 255, 77, ramp_of(65535)).astype(np.uint16)),
@@ -316,7 +319,6 @@ def test_images_that_use_few_of_their_bits_are_named_once(tmp_path, capsys):
         (mixed, 0, 0),  # Already said.
         ([dark], 0, 1),
         ([dark, dark, bright], 0, 1),
-        ([bright], 0, 0),
         ([np.zeros((8, 8), np.uint8)], 0, 0),
     ):
         for _ in readable_batches(given_images(images), View(8, 8, 3), 2, workers):
@@ -324,32 +326,6 @@ def test_images_that_use_few_of_their_bits_are_named_once(tmp_path, capsys):
         printed = capsys.readouterr().err
         assert printed.count("stay below a sixteenth of white and are nearly") == warnings
         assert warnings == 0 or f"such as {given_images(images).name(0)}, stay" in printed
-
-
-def images_of_all_modes():
-    """Yields an image of each of Pillow's modes."""
-    grey, colours = gradient()[..., 2].astype(np.uint16) * 257, Image.fromarray(gradient())
-    yield from (Image.fromarray(grey.astype(kind)) for kind in (np.int32, np.float32))
-    for mode, kind in (("I;16", "<u2"), ("I;16L", "<u2"), ("I;16B", ">u2")):
-        yield Image.frombytes(mode, (12, 8), grey.astype(kind).tobytes())
-    yield from map(colours.convert, ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
-    transparent = Image.fromarray(np.dstack([gradient(), gradient()[..., :1]]))
-    yield from map(transparent.convert, ("LA", "PA", "RGBA", "RGBa"))
-    yield transparent.convert("LA").convert("La")
-
-
-@pytest.mark.parametrize("image", images_of_all_modes(), ids=lambda image: image.mode)
-def test_an_image_in_memory_is_read_as_its_file_is(image):
-    def read(image):
-        try:
-            return np.asarray(pixels.decode(image, 3, upright=True))
-        except ValueError as error:
-            return str(error)
-
-    saved_as = {"RGBa": "RGBA", "La": "LA", "HSV": "RGB"}.get(image.mode, image.mode)
-    np.testing.assert_array_equal(read(image), read(encoded(image.convert(saved_as), "TIFF")))
-    if image.mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I;16B"):
-        np.testing.assert_array_equal(read(np.asarray(image)), read(image))
 
 
 def test_images_that_occur_more_than_once_are_counted(tmp_path):
@@ -404,7 +380,6 @@ def packed(folder, kind, files):
         ("zip", "train/a/1.png train/b/2.png", "ab", ["train"] * 2),
         ("zip", "photos/cars/a/1.png photos/cars/b/2.png", ["cars"] * 2, None),
         ("gztar", "1.png photos/a/2.png", ["", "photos"], None),
-        ("tar", "a/1.png b/2.png README.md", "ab", None),
         ("tar", "photos/a/1.png photos/b/2.png photos/LICENSE", "ab", None),
     ],
 )
@@ -434,11 +409,9 @@ def test_tar_files_of_samples_are_no_folders(tmp_path):
     [  # Files of a .tar; whether all are images, all are read if it is the only one.
         ("a.png b.png c.png d.png e.png f.png g.1.png h.20.png", "2 of 8 .* such as g.1.png: "),
         ("gull.png gull.1.png", "1 of 2 images .* would be lost, .* gull.1.png: the first dot"),
-        ("bird.001.png bird.002.png bird.003.png", "2 of 3 .* bird.002.png: the first dot .* ends"),
         ("i.01.png i.01.cls i.02.png i.02.cls", "1 of 2 .* i.02.png: the first dot .* ends"),
         ("a.png a.cls b.jpg b.cls", "1 of 4 .* b.jpg: .* suffixes of the first .cls, png.*convert"),
         ("a.png b.png c.png d.png e.png f.png f.cls", "f.cls: .* suffixes of the first .png."),
-        ("README.md a.png a.cls b.png b.cls", "a.cls: .* suffixes of the first .md."),
     ],
 )
 def test_tar_files_whose_images_would_be_lost(tmp_path, monkeypatch, files, message):
@@ -542,29 +515,25 @@ def test_brackets_in_the_names_of_folders_are_no_patterns(tmp_path, monkeypatch)
     assert len(find_images(".", ["Trip [2021]/a/?.png", "[[]c]"])) == 2
 
 
-def zip_of(path, names, encoding="utf-8"):
+def zip_of(path, names, encoding):
     """Writes a .zip file of pictures, whose names are bytes of an encoding without a mark."""
-    picture = encoded(Image.new("RGB", (4, 4)))
+
+    class Unmarked(zipfile.ZipInfo):
+        def _encodeFilenameFlags(self):  # noqa: N802
+            return self.filename.encode(encoding), 0
+
     with zipfile.ZipFile(path, "w") as archive:
-        for i, name in enumerate(names):
-            info = zipfile.ZipInfo(f"{i}".ljust(len(name.encode(encoding)), "_"))
-            archive.writestr(info, picture)
-    content = path.read_bytes()
-    for i, name in enumerate(names):
-        stored = name.encode(encoding)
-        content = content.replace(f"{i}".ljust(len(stored), "_").encode(), stored)
-    path.write_bytes(content)
+        for name in names:
+            archive.writestr(Unmarked(name), encoded(Image.new("RGB", (4, 4))))
     return str(path)
 
 
 @pytest.mark.parametrize(
     ("names", "encoding", "option", "classes"),
     [
-        (["photos\\a\\1.png", "photos\\b\\2.png"], "ascii", "", "ab"),
         (["photos/a\\1.png", "photos/b/2.png"], "ascii", "", "ab"),
         (["Fotos/Café/1.png", "Fotos/Müsli/2.png"], "utf-8", "", ["Café", "Müsli"]),
         (["写真\\表\\1.png", "写真\\能\\2.png"], "cp932", "?encoding=cp932", "能表"),
-        (["фото/кот/1.png", "фото/пёс/2.png"], "cp866", "?encoding=cp866", ["кот", "пёс"]),
         (["é/1.png", "b/2.png"], "cp437", "", "bé"),
         (["é/1.png", "b/2.png"], "cp437", "?encoding=cp999", "names are .* encoding cp999"),
         (["é/1.png", "b/2.png"], "cp437", "?encoding=ascii", "names are .* encoding ascii"),

@@ -104,19 +104,11 @@ def test_images_are_drawn_with_replacement_on_request():
     assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
 
 
-def test_boxes_are_inside_their_images_and_have_the_stated_distribution():
+def test_boxes_are_inside_their_images():
+    """`tests/parity` compares their distribution with torchvision's."""
     sizes = np.random.default_rng(0).integers(30, 200, size=(1000, 2))
     corner, extent = np.split(CROP.boxes(np.random.default_rng(1), sizes), 2, axis=1)
     assert (extent > 0).all() and (corner >= 0).all() and (corner + extent <= sizes).all()
-    sizes = np.full((40_000, 2), 1000)  # `tests/parity` compares the whole distribution.
-    boxes = CROP.boxes(np.random.default_rng(0), sizes).astype(float)
-    area, ratio = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]
-    assert area.min() > 0.199 and 0.9 < area.max() <= 1
-    assert ratio.min() > 0.745 and ratio.max() < 1.34
-    small = area < 0.5  # Larger areas are rejected more often for elongated boxes.
-    area, ratio, (top, _, height, _) = area[small], ratio[small], boxes[small].T
-    for values, median in ((np.log(ratio), 0), (area, 0.35), (top / (1000 - height), 0.5)):
-        assert abs(np.median(values) - median) < 0.015
 
 
 def test_an_image_too_narrow_for_any_box_gives_its_centre():

@@ -51,10 +51,11 @@ def read(path, text):
         ('path,label\na.jpg,"TV 55\nb.jpg,y\n', "line 3: .*double quotes"),
         ("path,Label,label\na.jpg,x,y\n", "two columns label"),
         ("", "no column path"),
+        ("path,label\n", "no rows"),
+        ("path,label,split\na.jpg,a,train\nb.jpg,a,\n", "row 2"),
         ("path,label\na.jpg,x\nb.jpg,\n", "row 2 needs a path and a label"),
         ("path,label,coarse_label\na.jpg,x,z\nb.jpg,y,\n", "row 2 has no coarse label"),
         ("path,label\na.jpg,x\na.jpg,x\n", "row 2: a.jpg is already in row 1"),
-        ("path,label\na.jpg,x\n/HERE/a.jpg,x\n", "row 2: .*/a.jpg is already in row 1"),
         ("path,label\na.jpg,x\nb/../a.jpg,x\n", "row 2: b/../a.jpg is already in row 1"),
         ("path,label,split\na.jpg,x,test\nb.jpg,x,eval\n", "test and eval are both .* split test"),
         ("path,label,is_query\na.jpg,x,perhaps\n", "perhaps"),
@@ -62,7 +63,6 @@ def read(path, text):
     ],
 )
 def test_cells_of_tables(tmp_path, text, expected):
-    text = text.replace("/HERE", str(tmp_path))
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
             read(tmp_path / "t.csv", text)
@@ -81,8 +81,6 @@ def test_cells_of_tables(tmp_path, text, expected):
         ("a 0\nb c 1\n", {"a": "0", "b c": "1"}),  # Without the suffix of an image.
         ("image_id class_id path\n1 5 a.jpg\n2 6 b.jpg\n", {"a.jpg": "5", "b.jpg": "6"}),
         ("filename\tlabel\na.jpg\tx\n", {"a.jpg": "x"}),
-        ("a.jpg 0\nb.jpg\n", "row 2 needs a path and a label"),
-        ("a.jpg 0 1\n", "line 1 has more than a path and a label; add a first line"),
         ("s3://bucket/a.jpg 0\n", "row 1: s3://bucket/a.jpg is a URL; download"),
     ],
 )
@@ -126,7 +124,6 @@ def test_options_name_the_columns_of_tables(tmp_path):
         (r"missing\a.jpg", "missing/a.jpg"),
         (r"C:\photos\a.jpg", "row 1: C:.photos.a.jpg is a path on Windows; write it relative to"),
         ("https://host/a.jpg", "row 1: https://host/a.jpg is a URL; download the images"),
-        ("s3://bucket/a.jpg", "row 1: s3://bucket/a.jpg is a URL"),
     ],
 )
 def test_paths_in_tables_may_be_of_other_programs(tmp_path, monkeypatch, path, expected):
@@ -277,10 +274,7 @@ def test_an_image_with_two_labels_is_counted(tmp_path, capsys):
         ("Test/b/2 Train/a/1", ["test", "train"]),
         ("Training/a/1 val/c/3 valid/b/2", "val and valid are both names of the split validation"),
         ("eval/c/3 test/b/2 train/a/1", "eval and test are both names of the split test"),
-        ("Testing/b/2 VAL/a/1", ["test", "validation"]),
-        ("gallery/a/1 query/a/1", ["gallery", "query"]),
         ("Test/2 Training/1", ["test", "train"]),
-        ("test_set/b/1 training_set/a/1", ["test", "train"]),
         ("a/1 train/1", None),
         ("a/1 gallery/x/1", "has a beside folders of splits"),
         ("Test/b/2 Train/a/1 holdout/c/3", r"holdout beside folders of splits \(train, validation"),

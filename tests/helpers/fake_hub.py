@@ -1,6 +1,5 @@
 """The Hugging Face hub, played by a server on this machine that keeps repositories in memory."""
 
-import base64
 import contextlib
 import hashlib
 import http.server
@@ -8,8 +7,9 @@ import json
 import pathlib
 import re
 import threading
+import types
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -27,7 +27,7 @@ class Commit(NamedTuple):
 
 
 class FakeHub(http.server.ThreadingHTTPServer):
-    """Answers what huggingface_hub asks to create, fill and read repositories.
+    """Answers what huggingface_hub asks to read repositories, and stands for what fills them.
 
     Attributes:
         token: The token of a user, which is not checked.
@@ -51,12 +51,39 @@ class FakeHub(http.server.ThreadingHTTPServer):
 
     def put(self, name: str, folder: pathlib.Path) -> None:
         """Makes the files below a folder a new commit of a repository."""
-        files = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-        self.commits.setdefault(name, []).append(_commit(files))
+        files = filter(pathlib.Path.is_file, folder.rglob("*"))
+        self._add(name, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files})
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool, repo_type: str) -> None:
+        """Stands for `HfApi.create_repo`."""
+        name = _full_name(repo_id, repo_type)
+        if private and name not in self.commits:
+            self.private.add(name)
+        assert exist_ok and self.commits.setdefault(name, [Commit(40 * "0", {})])
+
+    def create_commit(
+        self, repo_id: str, operations: Iterable, *, commit_message: str, repo_type: str
+    ) -> types.SimpleNamespace:
+        """Stands for `HfApi.create_commit`."""
+        name = _full_name(repo_id, repo_type)
+        files = dict(self.commits[name][-1].files)
+        for operation in operations:
+            if isinstance(operation, huggingface_hub.CommitOperationDelete):
+                del files[operation.path_in_repo]
+            else:
+                content = pathlib.Path(operation.path_or_fileobj).read_bytes()
+                files[operation.path_in_repo] = content
+        commit = self._add(name, files)
+        return types.SimpleNamespace(commit_url=f"{self.address}/{name}/commit/{commit.oid}")
+
+    def _add(self, name: str, files: dict[str, bytes]) -> Commit:
+        oid = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits.setdefault(name, []).append(Commit(oid, files))
+        return self.commits[name][-1]
+
+
+def _full_name(repo_id: str, repo_type: str) -> str:
+    return f"datasets/{repo_id}" if repo_type == "dataset" else repo_id
 
 
 def _listed(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]]:
@@ -70,10 +97,6 @@ def _listed(commit: Commit, folder: str, recursive: bool) -> list[dict[str, Any]
                 kind = {"type": "file", "size": len(commit.files[name])}
             listed.append({"oid": commit.oid, "path": str(path), **kind})
     return listed
-
-
-def _commit(files: dict[str, bytes]) -> Commit:
-    return Commit(hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest(), files)
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -129,50 +152,6 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": commit.oid}
         return self._answer(data, **tag)
 
-    def do_POST(self):  # noqa: N802
-        path = self.path.partition("?")[0]
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if path == "/api/repos/create":
-            return self._create(json.loads(body))
-        if path == "/api/validate-yaml":
-            huggingface_hub.ModelCard(json.loads(body)["content"])  # Raises an error of a card's.
-            return self._answer({"errors": [], "warnings": []})
-        name, _, what = path.removeprefix("/api/").rpartition("/main")[0].rpartition("/")
-        if what == "preupload":
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
-            return self._answer({"files": files})
-        if what == "commit":
-            lines = [json.loads(line) for line in body.splitlines()]
-            return self._take(name.removeprefix("models/"), lines)
-        return self._error("EntryNotFound", 404)
-
-    def _create(self, asked):
-        kind = "datasets/" if asked.get("type") == "dataset" else ""
-        name = f"{kind}{asked['organization']}/{asked['name']}"
-        url = {"url": f"{self.server.address}/{name}"}
-        if name in self.server.commits:
-            return self._answer(url, 409)
-        self.server.commits[name] = [Commit(40 * "0", {})]
-        if asked.get("visibility") == "private" or asked.get("private"):
-            self.server.private.add(name)
-        return self._answer(url)
-
-    def _take(self, name, lines):
-        files = dict(self.server.commits[name][-1].files)
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "deletedFile":
-                del files[value["path"]]
-        commit = _commit(files)
-        self.server.commits[name].append(commit)
-        url = f"{self.server.address}/{name}/commit/{commit.oid}"
-        return self._answer({"commitUrl": url, "commitOid": commit.oid, "success": True})
-
 
 @contextlib.contextmanager
 def serving(cache: pathlib.Path, token: str | None = FakeHub.token) -> Iterator[FakeHub]:
@@ -187,6 +166,8 @@ def serving(cache: pathlib.Path, token: str | None = FakeHub.token) -> Iterator[
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         patch.setattr(constants, "HF_TOKEN_PATH", "/dev/null")
         patch.setattr(hf_api.api, "endpoint", hub.address)
+        for name in ("create_repo", "create_commit"):
+            patch.setattr(huggingface_hub.HfApi, name, staticmethod(getattr(hub, name)))
         patch.delenv("HF_TOKEN", raising=False)
         if token:
             patch.setenv("HF_TOKEN", token)

@@ -28,28 +28,16 @@ def python(*arguments, devices=1, cwd=small_runs.REPOSITORY, **env):
     )
 
 
-def free_port():
-    """A port of this machine that no program listens on."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
 class ProcessPair:
     """Two processes of a small run, with two devices each."""
 
     def __init__(self, path, workdir, *overrides):
-        command = small_runs.command(path, workdir, *overrides)
-        command += [f"--coordinator=localhost:{free_port()}", "--num_processes=2"]
+        with socket.create_server(("localhost", 0)) as probe:  # At a port that is free.
+            coordinator = f"--coordinator=localhost:{probe.getsockname()[1]}"
+        shared, env = (coordinator, "--num_processes=2"), environment_with_devices(2)
         self.processes = [
-            subprocess.Popen(
-                [*command, f"--process_id={index}"],
-                env=environment_with_devices(2) | {"PYTHONPATH": str(small_runs.REPOSITORY)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for index in range(2)
+            small_runs.start(path, workdir, *overrides, flags=(*shared, own), env=env)
+            for own in ("--process_id=0", "--process_id=1")
         ]
         self._metrics = pathlib.Path(workdir) / "metrics.jsonl"
 

@@ -132,11 +132,11 @@ def command(path, workdir, *overrides):
     ]
 
 
-def start(path, workdir, *overrides, **options):
+def start(path, workdir, *overrides, flags=(), env=os.environ, **options):
     """Starts the command."""
     return subprocess.Popen(
-        command(path, workdir, *overrides),
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        [*command(path, workdir, *overrides), *flags],
+        env=env | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,11 +6,10 @@ TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught or /lora, and a CASE is
 DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
-CASE:losses, CASE:gradient (of the first step) and CASE:recall (after the last step). With 'taught',
-the objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state
-holds its parameters, its state and its teacher after the last step, instead of CASE:recall. With
-'lora', it is the contrastive loss with a memory of 50 images and with KoLeo, which has a teacher as
-well, and adapters are trained.
+CASE:losses and CASE:gradient (of the first step). With 'taught', the objective is the one of
+docs/extending.md on noisy outputs, with stochastic depth; CASE:state holds its parameters, its
+state and its teacher after the last step. With 'lora', it is the contrastive loss with a memory of
+50 images and with KoLeo, which has a teacher as well, and adapters are trained.
 """
 
 import dataclasses
@@ -25,9 +24,8 @@ from hypjax import parallel
 from hypjax.assemble import assemble_learner
 from hypjax.config import choose_objective, default_config
 from hypjax.objectives import ProblemSizes, loss_function
-from hypjax.retrieval import recall_at_k
 from hypjax.training.states import random_state
-from hypjax.training.step import jit_train_step, shard_batch, trained_model
+from hypjax.training.step import jit_train_step, shard_batch
 from hypjax.types import IMAGES, Batch
 from tests.helpers import shown_objective
 
@@ -87,7 +85,7 @@ def trajectory(config, steps):
     taught = learner.objective.teacher_decay is not None
     if taught:
         learner = dataclasses.replace(learner, objective=noisy(learner.objective))
-    mesh, model, objective = learner.mesh, learner.model, learner.objective
+    mesh = learner.mesh
     size, samples = config.train.batch_size, config.train.samples_per_class
     spec = ProblemSizes(size // samples, samples, config.model.width, 16, 100, size)
     state = random_state(learner, spec)
@@ -105,12 +103,6 @@ def trajectory(config, steps):
     if taught:
         kept = state.params["objective"], state.objective_state, state.teacher
         found["state"] = flat(parallel.gather(kept))
-        return found
-    params = parallel.gather(trained_model(learner, state))
-    inputs, labels, *_ = synthetic_batch(99, config, size)
-    outputs = jax.jit(model.apply)({"params": params}, inputs[IMAGES] / np.float32(127.5) - 1)
-    space = objective.score_space
-    found["recall"] = recall_at_k(space.embed(outputs.projected), labels, ks=(1,), space=space)[1]
     return found
 
 

@@ -1,7 +1,6 @@
 """Embedding and searching a user's images."""
 
 import dataclasses
-import functools
 import itertools
 import pathlib
 import shutil
@@ -97,6 +96,10 @@ def test_embedding_resumes_after_an_interrupt(embedder, photos_folder, tmp_path,
     np.testing.assert_array_equal(resumed.ids, whole.ids)
     np.testing.assert_allclose(resumed.vectors, whole.vectors, atol=1e-6)
     assert resumed.unreadable == whole.unreadable == {str(broken): "not an image"}
+    with locked(tmp_path / "g.npz", beside=True):
+        with pytest.raises(UserError, match="in use by process .*--output"):
+            embedder.embed_to(tmp_path / "g.npz", images)
+    assert {x.name for x in tmp_path.iterdir()} == {"broken.png", "whole.npz", "g.npz"}
 
 
 def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed(
@@ -113,34 +116,6 @@ def test_a_file_of_other_images_or_another_model_is_neither_replaced_nor_resumed
         embed_two_batches(embedder, path, photos)
         expected = model.embed_images(images).vectors
         np.testing.assert_array_equal(model.embed_to(path, images).vectors, expected)
-
-
-def test_images_are_added_without_embedding_the_others_again(
-    embedder, photos_folder, tmp_path, capsys
-):
-    photos, path = tmp_path / "photos", tmp_path / "g.npz"
-    add = lambda: embedder.embed_to(path, find_images(str(photos)), append=True)  # noqa: E731
-    for label in ("class1", "class3"):
-        shutil.copytree(photos_folder / label, photos / label)
-    first = add()
-    shutil.copytree(photos_folder, photos, dirs_exist_ok=True)
-    (photos / "class1/0.png").unlink()  # Its row stays.
-    shutil.copy(photos / "class2/1.png", photos / "class1/1.png")
-    (photos / "class2/2.png").write_text("no image")
-    added = add()
-    assert "embedded 48 new images, reused 11" in capsys.readouterr().err
-    assert added.ids[:11].tolist() == np.delete(first.ids, 1).tolist()
-    assert len(added) == len({*added.ids}) == 59
-    assert str(photos / "class2/2.png") in added.unreadable
-    fresh = embedder.gallery(find_images(str(photos)).names.tolist())
-    rows = [added.ids.tolist().index(name) for name in fresh.ids]
-    np.testing.assert_allclose(added.vectors[rows], fresh.vectors, atol=1e-6)
-    (photos / "class2/2.png").unlink()
-    assert add().ids.tolist() == added.ids.tolist()
-    assert "embedded 0 new images, reused 59" in capsys.readouterr().err
-    with locked(path, beside=True), pytest.raises(UserError, match="in use by process .*--output"):
-        add()
-    assert {x.name for x in tmp_path.iterdir()} == {"g.npz", "photos"}
 
 
 def test_a_projection_of_another_model_is_not_used(run, tmp_path):
@@ -166,8 +141,8 @@ def test_galleries_and_evaluation_compute_the_same_points(run):
 @pytest.mark.slow
 def test_each_model_has_its_own_projection(run, photos_folder, tmp_path):
     opened = saved_experiment(run)
-    models = restore(run, opened.method)
     saved = {path.name for path in (run / "projections").iterdir()}
+    models = restore(run, opened.method)
     prints = {x: opened.method.fingerprint(y.params, "encoder") for x, y in models.items()}
     assert saved == {f"encoder-{value}.npz" for value in prints.values()}
     encoder = load(run, "encoder")
@@ -222,20 +197,14 @@ def test_embeddings_that_are_not_finite_are_not_saved(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def execute(run, photos_folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(photos_folder, "photos")
-    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
-    where = ["--images=photos", f"--workdir={run}", "--output=g.npz"]
-    return functools.partial(commands.call, "embed", *where)
-
-
 @pytest.mark.slow
-def test_several_devices_embed_the_same_bit_for_bit(execute, run, tmp_path):
-    execute("--output=one.npz")
-    arguments = ("--images=photos", f"--workdir={run}", "--output=three.npz")
-    python("-m", "hypjax.embed", *arguments, devices=3, cwd=tmp_path).check_returncode()
-    with np.load("one.npz") as one, np.load("three.npz") as three:
+def test_several_devices_embed_the_same_bit_for_bit(run, photos_folder, tmp_path):
+    shutil.copytree(photos_folder, tmp_path / "photos")
+    (tmp_path / "photos/class1/broken.jpg").write_text("no image")
+    where = f"--images={tmp_path}/photos", f"--workdir={run}"
+    commands.call("embed", *where, f"--output={tmp_path}/one.npz")
+    three = f"--output={tmp_path}/three.npz"
+    python("-m", "hypjax.embed", *where, three, devices=3).check_returncode()
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "three.npz") as three:
         assert all(np.array_equal(one[name], three[name]) for name in one.files)
     assert len(Embeddings.load(tmp_path / "three.npz").unreadable) == 1

@@ -38,10 +38,6 @@ class Thumbnails:
         return np.stack(prepared) - 100
 
 
-def thumbnails(images):
-    return Thumbnails().features([Thumbnails().prepare(image.convert("RGB")) for image in images])
-
-
 @pytest.fixture
 def embedder():
     return ExternalEmbedder("own:thumbnail", Thumbnails(), batch_size=16)
@@ -98,7 +94,8 @@ def test_queries_are_cropped_and_scored_by_their_ground_truth(execute, photos_fo
     shown = zip((0, 30), boxes.tolist(), strict=True)
     crops = [Image.open(photos.names[i]).crop(tuple(box)) for i, box in shown]
     images = crops, [Image.open(path) for path in photos.names[1:30]]
-    points, items = (np.asarray(Sphere().embed(thumbnails(x))) for x in images)
+    prepared = ([Thumbnails().prepare(image.convert("RGB")) for image in x] for x in images)
+    points, items = (np.asarray(Sphere().embed(Thumbnails().features(x))) for x in prepared)
     written = json.load(open("s.json"))
     for level in ("easy", "medium"):
         relevance = relevance_at(level, truth)
@@ -136,18 +133,6 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
     monkeypatch.setattr(Thumbnails, "features", lambda self, x: np.stack(x) * np.inf)
     with pytest.raises(UserError, match="class0/0.png is not finite"):
         embedder.embed_images(find_images(str(photos_folder)), few=True)
-
-
-def test_splits_and_groups_of_a_table_are_kept(embedder, photos_folder, tmp_path):
-    table = tmp_path / "table.csv"
-    row = f"{photos_folder}/class2/3.png,finch,test,bird"
-    table.write_text(f"path,label,split,coarse_label\n{row}\n")
-    embedded = embedder.embed_images(find_images(str(table)), few=True)
-    embedded.save(tmp_path / "g.npz")
-    read = Embeddings.load(tmp_path / "g.npz")
-    np.testing.assert_array_equal(read.features(), embedded.raw_features)
-    assert (read.splits.tolist(), read.coarse_labels.tolist()) == (["test"], ["bird"])
-    assert read.fingerprint == embedder.fingerprint
 
 
 @pytest.fixture

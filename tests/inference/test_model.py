@@ -1,7 +1,6 @@
 """Trained models in Python: `hypjax.load` and `hypjax.push`."""
 
 import json
-import pathlib
 import shutil
 import traceback
 
@@ -15,7 +14,6 @@ from hypjax.config import default_config
 from hypjax.errors import UserError
 from hypjax.inference import model as models
 from hypjax.system.files import check_json, with_checksum, write_json
-from tests.helpers import commands
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +29,6 @@ def published(run, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-
-
-def test_embeds_as_the_command_does(model, run, photos_folder, tmp_path):
-    output = f"--output={tmp_path / 'g.npz'}"
-    commands.call("embed", f"--workdir={run}", f"--images={photos_folder}", output)
-    with np.load(tmp_path / "g.npz") as written:
-        vectors, ids = written["vectors"], written["ids"].tolist()
-    assert np.array_equal(model.embed(str(photos_folder)), vectors)
-    assert np.array_equal(model.embed(ids[:20]), vectors[:20])
-    (hits,) = model.search(str(tmp_path / "g.npz"), ids[3], k=4)
-    assert hits == model.search(photos_folder, pathlib.Path(ids[3]), k=4)[0]
-    assert ids[3] not in hits.paths and hits.label == "class0"
 
 
 def test_all_forms_of_one_image_give_one_embedding(model, photos_folder):

@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import euclidean
@@ -87,21 +85,6 @@ def flat(x):
     return search
 
 
-@given(seed=st.integers(0, 999), c=st.sampled_from([0.01, 0.1, 1.0, 5.0]), dim=st.integers(1, 6))
-@settings(max_examples=50, deadline=None)
-def test_the_points_within_a_separation_are_a_euclidean_ball(seed, c, dim):
-    rng, ball = np.random.default_rng(seed), PoincareBall(c, None)
-    x, q = points_of(ball, rng, 60, dim), points_of(ball, rng, 5, dim)
-    all_separations = separations_of(q, x, ball)
-    limits = np.median(all_separations, axis=1)
-    centres = euclidean.centres(q, limits, ball).astype(np.float64)
-    squares = np.sum((centres[:, None] - x) ** 2, axis=-1)
-    inside = all_separations <= limits[:, None]
-    nearest_outside = np.where(inside, np.inf, squares).min(axis=1)
-    farthest_inside = np.where(inside, squares, 0).max(axis=1)
-    assert (farthest_inside <= nearest_outside * (1 + 1e-5) + 1e-6 / c).all()
-
-
 @pytest.mark.parametrize("space", CURVED, ids=str)
 def test_two_searches_find_what_one_misses_near_the_boundary(space):
     rng, ball = np.random.default_rng(0), space.ball()
@@ -113,18 +96,8 @@ def test_two_searches_find_what_one_misses_near_the_boundary(space):
     found, items = euclidean.nearest(flat(in_ball), x, q, k=10, space=space, candidates=50)
     np.testing.assert_array_equal(items, exact)
     np.testing.assert_allclose(found, np.take_along_axis(wide, exact, axis=1), 1e-12, 1e-24)
+    two = lambda points, m: np.where(np.arange(m) < 2, flat(in_ball)(points, m), -1)  # noqa: E731
+    found, items = euclidean.nearest(two, x, q, k=3, space=space, candidates=10)
+    assert (items[:, 2] == -1).all() and np.isinf(found[:, 2]).all()
     one = flat(in_ball)(in_ball[:200], 50)
     assert (exact[:, :, None] == one[:, None]).any(axis=2).mean() < 0.97
-
-
-@pytest.mark.parametrize("space", FLAT, ids=str)
-def test_flat_spaces_and_missing_items(space):
-    x = points_of(space, np.random.default_rng(0), 50)
-
-    def two(points, m):
-        return np.pad(flat(x)(points, 2), ((0, 0), (0, m - 2)), constant_values=-1)
-
-    found, items = euclidean.nearest(two, x, x[:5], k=3, space=space, candidates=10)
-    np.testing.assert_array_equal(items[:, :2], flat(x)(x[:5], 2))
-    np.testing.assert_allclose(found[:, 1], np.sum((x[:5] - x[items[:, 1]]) ** 2, 1), rtol=1e-5)
-    assert np.isinf(found[:, 2]).all() and (items[:, 2] == -1).all()

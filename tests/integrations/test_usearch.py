@@ -89,11 +89,6 @@ def test_a_damaged_gallery_is_refused(tmp_path):
         file.write_bytes(content[:-50])  # usearch itself crashes on such files.
         with pytest.raises(UserError, match="damaged"):
             open_gallery(path)
-        changed = content.replace(b'"c": 0.1', b'"c": 0.2')
-        if changed != content:
-            file.write_bytes(changed)
-            with pytest.raises(UserError, match="damaged"):
-                open_gallery(path)
         file.write_bytes(content)
     for file in path.glob("*/*"):  # As in a gallery without folders of exports.
         file.rename(path / file.name)

@@ -39,13 +39,12 @@ def trajectories(path, training, *cases):
 def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     """Cases are devices/shards/microbatch; the reference is one device and one slice."""
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
-    assert len(others) == len(cases) and len(expected) == 3
+    assert len(others) == len(cases)
     for other in others:
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
-        for name in {"gradient", "state"} & expected.keys():
+        for name in expected.keys() - {"losses"}:
             error = np.linalg.norm(other[name] - expected[name])
             assert error < 1e-5 * np.linalg.norm(expected[name])
-        assert other.get("recall") == expected.get("recall")
 
 
 def test_slices_have_equal_size_and_hold_all_images():

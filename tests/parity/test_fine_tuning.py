@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from hypjax.assemble import assemble_learner
 from hypjax.config.model_settings import model_settings
 from hypjax.models import create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import name_in_timm
 from hypjax.training import optim
 from hypjax.training.step import (
-    TrainState,
     evaluated_model,
-    make_train_step,
-    start_averages,
     trained_model,
 )
+from hypjax.types import IMAGES
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -99,7 +96,7 @@ def train_peer(model, batches):
             for group in groups:
                 if group is not for_head[0]:
                     optimizer.add_param_group(group)
-        features = model(recipe.prepare(batch.inputs["images"], batch.flips))
+        features = model(recipe.prepare(batch.inputs[IMAGES], batch.flips))
         loss = recipe.recipe_loss(features, "poincare", 2)
         model.zero_grad()
         loss.backward()
@@ -111,24 +108,10 @@ def train_peer(model, batches):
     return losses, norms, average.module
 
 
-def train_ours(config, params, batches):
-    learner = assemble_learner(config)
-    trained, _ = optim.split_frozen(params, learner.frozen)
-    state = TrainState(jnp.int32(0), params, learner.optimizer.init(trained), {}, jnp.int32(0))
-    state = state._replace(**start_averages(learner, params))
-    steps = [jax.jit(make_train_step(learner, head_only=x)) for x in (False, True)]
-    losses, norms = [], []
-    for number, batch in enumerate(batches):
-        state, metrics = steps[number < HEAD_WARMUP_STEPS](state, jax.device_put(batch))
-        losses.append(float(metrics["loss"]))
-        norms.append(float(metrics["gradient_norm"]))
-    return losses, norms, learner, state
-
-
 def test_all_options_at_once_follow_a_transcription():
     """LoRA as PEFT's, layer-wise rates and average of timm's, and a head that is trained first."""
-    *batches, held_out = recipe.make_batches(12, 2, noise=15, tuples=False)[-STEPS - 1 :]
-    config = recipe.make_config(12, 2, "poincare", RATE)
+    *batches, held_out = recipe.make_batches(15)[-STEPS - 1 :]
+    config = recipe.make_config("poincare", RATE)
     config.train.update(lora_rank=RANK, lora_alpha=ALPHA, head_warmup_steps=HEAD_WARMUP_STEPS)
     config.train.ema_decay, config.optim.layer_decay = EMA_DECAY, LAYER_DECAY
     encoder, head = recipe.make_peer()
@@ -140,7 +123,7 @@ def test_all_options_at_once_follow_a_transcription():
         for name, value in (("a", own.a), ("b", own.b)):
             flat["model", *path, name] = jnp.array(value.detach().numpy().T.copy())
     params = unflatten_dict(flat)
-    losses, norms, learner, state = train_ours(config, params, batches)
+    (losses, norms, _), learner, state = recipe.train_hypjax(config, params, batches)
     head.requires_grad_(True)
     their_losses, their_norms, average = train_peer(encoder, batches)
     np.testing.assert_allclose(losses, their_losses, rtol=1e-4)

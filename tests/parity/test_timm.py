@@ -1,4 +1,4 @@
-"""Comparison with timm: encoders with random and real weights, several scales, and exports."""
+"""Comparison with timm: encoders with random and real weights, and exports."""
 
 import functools
 import importlib
@@ -12,14 +12,10 @@ import pytest
 from PIL import Image
 
 import hypjax
-from hypjax.experiment.embedding import embed_function
-from hypjax.geometry import Sphere
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,
-    Embedder,
     ResNet,
-    VisionTransformer,
     create_encoder,
     packaged,
     pretrained,
@@ -27,16 +23,11 @@ from hypjax.models import (
 from hypjax.models.architectures import FAMILIES, encoder_shapes, published_weights
 from hypjax.models.layers import normalize
 from hypjax.models.pretrained import convert_timm, load_timm, timm_classifier, timm_state_dict
-from hypjax.models.vit import draw_drop_path_masks
 from hypjax.models.weight_files import repository
-from hypjax.settings import Pixels
-from hypjax.types import View
 from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
-
-SMALL = dict(patch_size=8, depth=3, num_heads=4)
 
 
 def randomised(model, amount=0.02):
@@ -53,10 +44,6 @@ def randomised(model, amount=0.02):
 
 def state_of(model):
     return {name: value.numpy() for name, value in model.state_dict().items()}
-
-
-def pixels(side, number=1):
-    return np.random.default_rng(0).normal(size=(number, side, side, 3)).astype(np.float32)
 
 
 def as_torch(images):
@@ -196,31 +183,11 @@ def test_converted_model_gives_the_same_outputs_in_timm():
     state = timm_state_dict(params, encoder) | timm_classifier(head, encoder)
     peer = timm.create_model(name, num_classes=16).eval()
     peer.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
-    images = pixels(224)
+    images = rng.normal(size=(1, 224, 224, 3)).astype(np.float32)
     with torch.no_grad():
         expected = peer(as_torch(images)).numpy()
     ours = encoder.apply({"params": params}, images) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(ours, expected, atol=1e-4)
-
-
-def test_stochastic_depth_drops_as_often_and_scales_as_timm():
-    """10,000 draws of each branch of each block, from a model with timm's drop_path_rate."""
-    rate, draws = 0.3, 10_000
-    sizes = dict(img_size=16, embed_dim=16, num_classes=0, **SMALL)
-    blocks = timm.models.VisionTransformer(drop_path_rate=rate, **sizes).train().blocks
-    torch.manual_seed(0)
-    with torch.no_grad():
-        branches = [[b.drop_path1, b.drop_path2] for b in blocks]
-        peer = [[branch(torch.ones(draws, 1)).numpy()[:, 0] for branch in b] for b in branches]
-    ours = np.asarray(draw_drop_path_masks(jax.random.key(0), rate, len(blocks), draws))
-    for block, pair in enumerate(peer):
-        for place, theirs in enumerate(pair):
-            own = ours[:, block, place]
-            np.testing.assert_allclose(np.unique(own), np.unique(theirs), rtol=1e-6)
-            # Five standard errors of a difference of two means, if the rates are equal.
-            error = 5 * np.sqrt(2 * theirs.var() / draws)
-            assert abs(own.mean() - theirs.mean()) <= error
-            assert abs(own.mean() - 1) <= error
 
 
 GREY = ("data.channels=1", "data.mean=(0.4,)", "data.std=(0.2,)")
@@ -242,47 +209,6 @@ def test_a_published_model_gives_the_same_features(photos_folder, tmp_path, fiel
         features = peer(torch.stack([transform(image) for image in images])).numpy()
     expected = np.asarray(model.space.embed(features))
     np.testing.assert_allclose(model.embed(images), expected, atol=2e-5)
-
-
-MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-SCALES = (1.0, 0.7071, 0.5)
-
-
-def interpolated(images, side):
-    size = {"size": (side, side), "mode": "bilinear", "align_corners": False}
-    return torch.nn.functional.interpolate(images, **size)
-
-
-def resampled(native, side):
-    """A transformer, whose position embeddings timm resamples to another size of images."""
-    peer = timm.models.VisionTransformer(img_size=side, embed_dim=48, num_classes=0, **SMALL)
-    state = timm.models.vision_transformer.checkpoint_filter_fn(native.state_dict(), peer)
-    peer.load_state_dict(state)
-    return peer.eval()
-
-
-@pytest.mark.parametrize("kind", ["transformer", "resnet"])
-def test_points_at_several_scales_equal_a_loop(kind):
-    if kind == "transformer":
-        native = timm.models.VisionTransformer(img_size=64, embed_dim=48, num_classes=0, **SMALL)
-        randomised(native, 0.1)
-        encoder = VisionTransformer(image_size=64, width=48, **SMALL)
-        peers = {side: resampled(native, side) for side in (64, 48, 32)}  # 5.66 patches become 6.
-    else:
-        torch.manual_seed(0)
-        layers = (1, 1, 1, 1)
-        native = timm.models.ResNet(timm.models.resnet.Bottleneck, layers, num_classes=0).eval()
-        encoder = ResNet(image_size=64, depths=layers)
-        peers = dict.fromkeys((64, 45, 32), native)  # 45.3 pixels become 45.
-    images = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), np.uint8)
-    inputs, normalize = as_torch((images / 255 - MEAN) / STD), torch.nn.functional.normalize
-    with torch.no_grad():
-        points = [normalize(peer(interpolated(inputs, side))) for side, peer in peers.items()]
-    model = Embedder(encoder, head_dim=encoder.dim, head_kind="none")
-    embed = embed_function(model, Pixels(View(64, 64, 3), MEAN, STD), {"encoder": Sphere()}, SCALES)
-    params = {"encoder": convert_timm(state_of(native), encoder)}
-    actual = jax.jit(embed)(params, images)["encoder"]
-    np.testing.assert_allclose(actual, normalize(sum(points)).numpy(), atol=2e-5)
 
 
 LITE0 = "tf_efficientnet_lite0.in1k"

@@ -25,12 +25,8 @@ def test_crop_boxes_have_the_distribution_of_random_resized_crop(size):
     stats = pytest.importorskip("scipy.stats")
     torch.manual_seed(0)
     image = Image.new("L", size[::-1])
-    theirs = np.array(
-        [
-            transforms.RandomResizedCrop.get_params(image, list(AREA), list(RATIO))
-            for _ in range(DRAWS)
-        ]
-    )
+    draw = transforms.RandomResizedCrop.get_params
+    theirs = np.array([draw(image, list(AREA), list(RATIO)) for _ in range(DRAWS)])
     crop = RandomCrop(AREA, RATIO, flip=0.5)
     ours = crop.boxes(np.random.default_rng(0), np.tile([size], (DRAWS, 1)))
 
@@ -49,10 +45,8 @@ def test_pixels_of_test_views_equal_torchvisions(size):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8))
     cropped = transforms.Compose([transforms.Resize(40, BICUBIC), transforms.CenterCrop(35)])
     squashed = transforms.Resize((40, 40), BICUBIC)
-    for view, theirs in (
-        (View(35, 40, 3, "centre_crop"), cropped),
-        (View(40, 7, 3, "squash"), squashed),
-    ):
+    centre, squash = View(35, 40, 3, "centre_crop"), View(40, 7, 3, "squash")
+    for view, theirs in ((centre, cropped), (squash, squashed)):
         shown = pixels.show(image, TEST_VIEWS[view.test](*size, view), view.side)
         np.testing.assert_array_equal(shown, theirs(image))
 

@@ -1,17 +1,11 @@
 """Files of weights are converted as timm converts them: Google's, and checkpoints of any form."""
 
-import jax
 import numpy as np
 import pytest
 
-from hypjax.assemble import assemble_method
-from hypjax.config.model_settings import model_settings
-from hypjax.inference.pretrained import pretrained_encoder
-from hypjax.models import VisionTransformer, create_embedder, create_encoder
-from hypjax.models.custom import SIZES, known_fields
-from hypjax.models.pretrained import load_timm, timm_model, timm_state_dict
+from hypjax.models import VisionTransformer
+from hypjax.models.pretrained import load_timm, timm_state_dict
 from hypjax.models.vit import BlockDesign
-from tests.helpers import small_runs
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")
@@ -24,10 +18,7 @@ REGISTERS = dict(reg_tokens=4, no_embed_class=True, init_values=1e-5)
 def peer(seed=0, **options):
     torch.manual_seed(seed)
     sizes = dict(img_size=16, patch_size=PATCH, embed_dim=WIDTH, depth=2, num_heads=HEADS)
-    return perturbed(timm.models.VisionTransformer(**sizes, **{"num_classes": 0, **options}))
-
-
-def perturbed(model):
+    model = timm.models.VisionTransformer(**sizes, **{"num_classes": 0, **options})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -97,38 +88,3 @@ def test_first_kernels_are_adapted_to_other_channels(channels, tmp_path):
     model = peer(in_chans=ours)
     model.load_state_dict(state)
     assert_loaded(tmp_path / "a.pth", model, channels=ours)
-
-
-def test_folders_by_timm(tmp_path):
-    sizes = dict(img_size=16, patch_size=PATCH, embed_dim=WIDTH, depth=2, num_heads=HEADS)
-    model = timm.create_model("vit_tiny_patch16_224", **sizes)
-    for safe in (True, False):
-        folder = tmp_path / str(safe)
-        timm.models.save_for_hf(model, folder, safe_serialization=safe)
-        assert_loaded(folder, model)
-
-
-def test_models_that_normalise_the_average_of_tokens(tmp_path):
-    """Files of timm's models are read, and what hypjax saves is read by timm."""
-    name, path = "vit_tiny_patch16_224", tmp_path / "avg_pooled.pth"
-    sizes = dict(img_size=32, global_pool="avg", num_classes=0)
-    model = perturbed(timm.create_model(name, **sizes))
-    torch.save(model.state_dict(), path)
-    pooled = dict(pooling="avg", pool_first=True)
-    fields = dict(architecture=name, head="none", eval_pooling="avg", weights=str(path), **pooled)
-    config = small_runs.load("unused", "data.image_size=32", "data.resize=32")
-    config.model.update(fields, **dict.fromkeys(SIZES, 0))
-    embedder = create_embedder(model_settings(config))
-    encoder = create_encoder(name, image_size=32, **pooled)
-    params = pretrained_encoder(assemble_method(config))
-    saved_as, settings = timm_model({"encoder": params}, embedder)
-    again = timm.create_model(saved_as, **settings)
-    state = timm_state_dict(params, embedder.encoder)
-    again.load_state_dict({key: torch.tensor(array) for key, array in state.items()})
-    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
-    pixels = torch.tensor(images.transpose(0, 3, 1, 2))
-    features = jax.jit(encoder.apply)({"params": params}, images)
-    assert known_fields(encoder)["pool_first"] is True
-    with torch.no_grad():
-        for peer_model in (model.eval(), again.eval()):
-            np.testing.assert_allclose(features, peer_model(pixels), rtol=1e-4, atol=1e-5)

@@ -19,8 +19,6 @@ from hypjax.system.files import absolute, checksum, read_torch, replacing, write
 POINTS = np.eye(5, dtype=np.float32)[[3, 4, 0, 1, 2, 2, 0]] * np.float32([[1, -1, 1, 1, -1]])
 LAYOUTS = {
     "Fortran": np.asfortranarray(POINTS),
-    "sliced": np.repeat(np.repeat(POINTS, 2, 0), 3, 1)[::2, ::3],
-    "reversed": np.ascontiguousarray(POINTS[::-1, ::-1])[::-1, ::-1],
     "broadcast": np.broadcast_to(POINTS[0], POINTS.shape),
     "big-endian": POINTS.astype(">f4"),
     "bfloat16": np.asfortranarray(POINTS.astype(ml_dtypes.bfloat16)),

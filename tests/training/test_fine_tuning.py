@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
@@ -15,12 +14,10 @@ from hypjax.experiment.trained import restore_best
 from hypjax.models.pretrained import timm_state_dict
 from hypjax.models.weight_files import read_state_dict
 from hypjax.objectives import ProblemSizes
-from hypjax.training import lora, optim, states
+from hypjax.training import lora, optim
 from hypjax.training.setup import check_paths
-from hypjax.training.step import make_train_step
 from tests.helpers import commands, small_runs
-from tests.helpers.steps import learner_of, leaves, random_batch, start
-from tests.training.test_interruptions import STEADY, assert_same_run
+from tests.helpers.steps import learner_of, leaves
 
 ALL = (
     "train.lora_rank=2",
@@ -72,37 +69,6 @@ def test_adapters_stand_beside_kernels_and_are_added_to_them(params):
         lora.with_adapters(params, missing, [], jax.random.key(0))
 
 
-@pytest.mark.slow
-def test_a_head_only_step_changes_the_head_alone(load_glyphs):
-    """Moments are those of head and adapters; the model that is saved has merged adapters."""
-    config = load_glyphs(*ALL, "optim.warmup_steps=0", "optim.weight_decay=0.1")
-    learner, (state, _) = learner_of(config), start(config)
-    first = leaves(jax.device_get(state.params["model"]))
-    head = {name for name in first if "head" in name}
-    kernels = {name for name in first if "block" in name and name.endswith("['kernel']")}
-    adapters = {name.replace("['kernel']", f"['lora']['{x}']") for name in kernels for x in "ab"}
-    state, metrics = jax.jit(make_train_step(learner, head_only=True))(state, random_batch())
-
-    def moments_of(name):  # The encoder and the head have states of their own.
-        parts = optax.tree.get_all_with_path(state.opt_state, name)
-        return {path: x for _, part in parts for path, x in leaves(part["model"]).items()}
-
-    moments = moments_of("nu")
-    assert len(kernels) == 4 and moments.keys() == leaves(state.average).keys() == head | adapters
-    assert {name for name, value in moments.items() if np.any(value)} == head
-    last = leaves(state.params["model"])
-    assert {name for name in first if np.any(first[name] != last[name])} == head
-    # The head's gradient alone, of which the clipped tenth is in its first moment.
-    own = optax.tree.norm({path: x for path, x in moments_of("mu").items() if path in head})
-    clipped = min(metrics["gradient_norm"], config.optim.clip_norm)
-    np.testing.assert_allclose(own, 0.1 * clipped, rtol=1e-4)
-    saved = states.trees(learner, state)
-    assert leaves(saved["model"]).keys() == first.keys() - adapters
-    # After one update the average is the model itself, see timm's ModelEmaV3.
-    for name, value in leaves(saved["model"]).items():
-        np.testing.assert_allclose(value, last[name], rtol=1e-6)
-
-
 def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(load_glyphs):
     for field in ("optim.frozen=model/encoder/blok_0", "optim.groups=('model/hed*', 1, None, 0)"):
         config = load_glyphs(field)
@@ -112,21 +78,11 @@ def test_a_path_without_parameters_is_refused_before_a_run_has_a_folder(load_gly
 
 
 @pytest.mark.slow
-def test_all_options_at_once_survive_a_kill_and_are_read_by_the_commands(
-    photos_folder, tmp_path, capsys
-):
-    """Interrupted while the head is trained alone, and later."""
-    fields = [*STEADY, *ALL, "train.head_warmup_steps=6", "eval.every=5"]
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    config = small_runs.load(photos_folder, *fields)
-    train.train_and_evaluate(config, whole)
-    assert "training the encoder, too, from this step on" in capsys.readouterr().err
-    for step in (3, 8):
-        with small_runs.interrupted_after(step):
-            train.train_and_evaluate(config, run)
+def test_a_run_with_all_options_is_read_by_the_commands(photos_folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    config = small_runs.load(photos_folder, *ALL, "train.total_steps=6", "eval.every=5")
     results = train.train_and_evaluate(config, run)
-    assert_same_run(run, whole)
-
+    assert "training the encoder, too, from this step on" in capsys.readouterr().err
     again = evaluate.evaluate(config, run)
     assert again == {name: results[name] for name in again}
     trained = restore_best(run, saved_method(run))

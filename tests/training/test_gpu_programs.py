@@ -57,9 +57,7 @@ def test_a_step_of_900_images_moves_what_it_must_on_an_h100():
     memory = of_12_blocks(program, lambda program: program.temporary)
     assert 20e9 < memory < 29.5e9
     assert program(2).rounded == []
-    operations = of_12_blocks(
-        program, lambda program: sum(kernel.operations for kernel in program.kernels)
-    )
+    operations = of_12_blocks(program, lambda x: sum(kernel.operations for kernel in x.kernels))
     assert operations == pytest.approx(23.65e12, rel=0.01)
 
 

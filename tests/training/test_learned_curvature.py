@@ -31,12 +31,7 @@ LEARNED = ["objective.learn_c=True", "objective.c_rate=50"]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """Features of overlapping classes."""
-    rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 4)
-    features = rng.normal(size=(12, 16))[labels] + rng.normal(size=(48, 16))
-    path = tmp_path_factory.mktemp("features") / "features.npz"
-    np.savez(path, features=features.astype(np.float32), labels=labels)
-    return path
+    return small_runs.write_features(tmp_path_factory.mktemp("features") / "features.npz")
 
 
 def load(path, *overrides):

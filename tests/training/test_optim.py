@@ -81,6 +81,18 @@ def test_points_are_moved_by_riemannian_adam_and_others_as_without_them(load_gly
     assert jax.tree.structure(updates) == jax.tree.structure(frozen)
 
 
+def test_gradients_are_scaled_then_clipped_by_value_then_by_norm(load_glyphs):
+    """A first step of SGD moves by the gradient that it gets; objectives' are not scaled."""
+    fields = ("optim.gradient_factor=0.5", "optim.clip_value=10", "optim.clip_norm=10")
+    config = load_glyphs("optim.name=sgd", "optim.weight_decay=0", *fields).optim
+    optimizer = optim.configured_optimizer(config, lambda step: 1.0)
+    gradient = {"model": {"head": {"x": jnp.float32([40, 1])}}, "objective": {"x": jnp.float32(4)}}
+    moved, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+    expected = np.array([10, 0.5, 4]) * 10 / np.linalg.norm([10, 0.5, 4])
+    actual = [*moved["model"]["head"]["x"], moved["objective"]["x"]]
+    np.testing.assert_allclose(actual, -expected, rtol=1e-6)
+
+
 def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyphs):
     learned = Group(("log_c",), rate=20.0, weight_decay=0.0)
     params = {"model": {"scalars": {"log_c": jnp.float32(-2.0)}}}
@@ -93,43 +105,35 @@ def test_a_group_of_the_users_decides_how_learned_numbers_are_trained(load_glyph
         np.testing.assert_allclose(actual, -1e-3 * factor, rtol=1e-4)
 
 
-def test_the_encoders_moments_begin_after_the_probe(load_glyphs):
-    """From then on, Adam moves it as if that were its first step; nothing did before."""
-    plain = load_glyphs("optim.weight_decay=0.1", "optim.clip_norm=None").optim
-    rng = np.random.default_rng(0)
-    params = {"model": {"encoder": {"x": jnp.float32(1)}, "head": {"x": jnp.float32(1)}}}
-    gradients = [jax.tree.map(lambda x: jnp.float32(rng.normal()), params) for _ in range(9)]
-
-    def updates(optimizer, gradients):
-        state, actual = optimizer.init(params), []
-        for gradient in gradients:
-            update, state = optimizer.update(gradient, state, params)
-            actual.append([update["model"][part]["x"] for part in ("encoder", "head")])
-        return np.transpose(actual)
-
-    probed = optim.configured_optimizer(plain, lambda step: 1e-3, head_warmup_steps=5)
-    ordinary = optim.configured_optimizer(plain, lambda step: 1e-3)
-    encoder, head = updates(probed, gradients)
-    np.testing.assert_array_equal(head, updates(ordinary, gradients)[1])
-    np.testing.assert_array_equal(encoder[:5], 0)
-    np.testing.assert_allclose(encoder[5:], updates(ordinary, gradients[5:])[0], rtol=1e-6)
-
-
-def _adamw(rate, decay):
-    return optax.adamw(rate, weight_decay=decay)
-
-
-def _muon(rate, decay):
-    return optax.contrib.muon(rate, weight_decay=decay, adam_weight_decay=decay, consistent_rms=0.2)
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        ("optim.schedule=cosine", lambda step: (1 + np.cos(np.pi * step / 20)) / 2),
+        ("optim.schedule=exponential optim.decay_every=4", lambda step: 0.5 ** (step / 4)),
+        ("optim.schedule=step optim.decay_every=4", lambda step: 0.5 ** (step // 4)),
+    ],
+)
+def test_rates_rise_from_0_and_then_follow_their_schedule(load_glyphs, fields, rate):
+    fields = (
+        *fields.split(),
+        "optim.decay_factor=0.5",
+        "optim.warmup_steps=10",
+        "train.total_steps=30",
+    )
+    schedule = optim.learning_rate(load_glyphs(*fields, "optim.learning_rate=2").optim, 30)
+    expected = [2 * (step / 10 if step < 10 else rate(step - 10)) for step in range(30)]
+    np.testing.assert_allclose(jax.vmap(schedule)(jnp.arange(30)), expected, rtol=1e-5)
 
 
 REFERENCES = {
-    "adamw": _adamw,
+    "adamw": lambda rate, decay: optax.adamw(rate, weight_decay=decay),
     "adam": lambda rate, decay: optax.chain(optax.add_decayed_weights(decay), optax.adam(rate)),
     "sgd": lambda rate, decay: optax.chain(
         optax.add_decayed_weights(decay), optax.sgd(rate, momentum=0.95)
     ),
-    "muon": _muon,
+    "muon": lambda rate, decay: optax.contrib.muon(
+        rate, weight_decay=decay, adam_weight_decay=decay, consistent_rms=0.2
+    ),
 }
 
 

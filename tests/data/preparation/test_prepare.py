@@ -1,4 +1,4 @@
-"""Preparing datasets: what is written, what is rejected, and what a failure leaves behind."""
+"""Preparing datasets: what is written, and what is rejected."""
 
 import functools
 
@@ -42,20 +42,9 @@ def test_photos_may_search_pictures_of_products_that_were_trained_on(tmp_path):
     fields = [f"run.data_dir={tmp_path / 'data'}", "data.validation_classes=0"]
     shop = open_splits(load_config("grocery:lite", fields))
     icons = open_splits(load_config("grocery:lite", [*fields, "data.name=grocery_icons"]))
-    assert (shop.train.records_fingerprint, shop.test.records_fingerprint) == (
-        icons.train.records_fingerprint,
-        icons.test.records_fingerprint,
-    )
-    assert (
-        len(
-            {
-                shop.train.records_fingerprint,
-                shop.test.records_fingerprint,
-                icons.gallery.records_fingerprint,
-            }
-        )
-        == 3
-    )
+    tables = shop.train, shop.test, icons.train, icons.test, icons.gallery
+    train, test, *same, gallery = (table.records_fingerprint for table in tables)
+    assert same == [train, test] and len({train, test, gallery}) == 3
     assert shop.fingerprint != icons.fingerprint
 
 
@@ -86,23 +75,6 @@ def test_classes_in_both_splits_are_rejected(tmp_path):
     (alphabets / "Greek2").rename(alphabets / "Greek")
     with pytest.raises(UserError, match="Greek/character01 is in both train and test"):
         prepared(tmp_path, "omniglot")
-
-
-def test_damaged_datasets_are_reported(tmp_path, cub):
-    image = cub()["train"][0].content
-    folder = prepared(tmp_path).path
-    for file, message in (
-        ("index-train.parquet", "damaged .*remove that folder.*--dataset=cub200"),
-        ("dataset.json", "damaged"),
-        ("cub200-train.array_record-00000-of-00001", "cannot read images/001"),
-    ):
-        intact = (folder / file).read_bytes()
-        place = intact.find(image) + 30 if image in intact else len(intact) // 3
-        (folder / file).write_bytes(intact[:place] + b"x" * 50 + intact[place + 50 :])
-        with pytest.raises(UserError, match=message):
-            train = records.open_records(prepared_folder("cub200", str(tmp_path / "data")), "train")
-            assert all(train.image(i, 3) for i in range(len(train)))
-        (folder / file).write_bytes(intact)
 
 
 def test_a_dataset_in_the_cloud_is_copied(tmp_path, cub, monkeypatch):

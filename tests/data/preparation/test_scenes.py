@@ -59,9 +59,8 @@ def test_a_prepared_dataset_has_its_relations_and_opens_without_drawing(
     pixels, box = view.render()
     monkeypatch.setattr(fonts, "draw", lambda glyph: pytest.fail("drew a glyph"))
     folder = records.open_folder("scenes", tmp_path / "scenes")
-    train, query, gallery = (
-        records.open_records(folder, split) for split in ("train", "query", "gallery")
-    )
+    splits = "train", "query", "gallery"
+    train, query, gallery = (records.open_records(folder, split) for split in splits)
     assert pickle.loads(pickle.dumps(query)).content(3) == query.content(3)
     assert len({*train.labels, *query.labels, *gallery.labels}) == 3 * 4
     pairs = records.read_pairs(folder, train.names)
