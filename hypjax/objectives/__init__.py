@@ -33,7 +33,6 @@ from hypjax.objectives.pair_losses import scalable_nca as scalable_nca
 from hypjax.objectives.pair_losses import supcon as supcon
 from hypjax.objectives.pair_losses import triplet as triplet
 from hypjax.objectives.pair_losses import tuple_contrastive as tuple_contrastive
-from hypjax.objectives.pairwise import HypMix as HypMix
 from hypjax.objectives.pairwise import PairwiseCrossEntropy as PairwiseCrossEntropy
 from hypjax.objectives.pairwise import mixed_space as mixed_space
 from hypjax.objectives.pairwise import negative_weights as negative_weights

@@ -179,7 +179,7 @@ class Extension(Objective):
         return {name.removeprefix(cls.prefix): settings.fields[name] for name in cls.declared()}
 
     @classmethod
-    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> "Extension":
         """Builds a run's objective and its base."""
         return cls(create_base(settings, space), **cls.configured(settings))
 
@@ -250,7 +250,7 @@ class Declaration:
     """How configurations build a loss, whose name is its key in `hypjax.objectives.OBJECTIVES`."""
 
     create: Create  # Builds the objective from a run's settings and its space.
-    fields: Mapping[str, Field]  # Fields that the loss adds to `config.objective`.
+    fields: dict[str, Field]  # Fields that the loss adds to `config.objective`.
     by_class: bool = False  # Whether the loss needs several images of each class in a batch.
     by_tuple: bool = False  # Whether the loss needs batches of tuples.
     spaces: tuple[str, ...] = ()  # Values of `objective.space` that the loss allows; () for all.

@@ -25,10 +25,8 @@ from hypjax.objectives.base import (
     Create,
     Extension,
     Group,
-    Loss,
+    LossResult,
     LossSettings,
-    Metrics,
-    Objective,
     ProblemSizes,
     setting,
 )
@@ -94,16 +92,14 @@ class Cones(Extension):
     rate: float = setting(1.0, at_least(0))  # Factor of the apexes' learning rate.
 
     @classmethod
-    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Extension:
         """Builds a run's objective, in a hyperbolic space."""
         fields, ball = settings.fields, space.ball()
         if ball is None:
             raise UserError(f"objective.space is {fields['space']}; cones need poincare or lorentz")
         # Without clipping, features reach the initial apexes at any radius.
-        if (
-            ball.c == 0
-            or _initial_norm(fields["cone_radius"], float(ball.c)) >= ball.max_feature_norm
-        ):
+        c, radius = float(ball.c), fields["cone_radius"]
+        if c == 0 or _initial_norm(radius, c) >= ball.max_feature_norm:
             problem = f"at config.objective.c={fields['c']} no cone is narrower than 90 degrees"
             raise UserError(f"{problem}; raise c or clip_radius, or lower cone_radius")
         return super().create(create_base, settings, space)
@@ -131,27 +127,21 @@ class Cones(Extension):
 
     def loss(
         self, params: dict, state: dict, outputs: Outputs, batch: Batch, **others: Any
-    ) -> tuple[Loss, tuple[dict, Metrics]]:
+    ) -> LossResult:
         """The base's loss plus the weighted entailment loss, see `Objective.loss`."""
         loss, (base_state, metrics) = self.base_loss(
             params=params["base"], state=state["base"], outputs=outputs, batch=batch, **others
         )
-        c = self.space.ball().c
+        c, radius = self.space.ball().c, self.radius
         apexes, points = (
             lorentz.from_poincare(self.space.to_ball(self.space.embed(features)), c)
             for features in (params["apexes"], outputs.projected)
         )
         coarse = jnp.asarray(state["coarse"])[batch.labels]
         cone_loss = entailment(
-            points,
-            coarse,
-            apexes,
-            c=c,
-            radius=self.radius,
-            negatives=self.negatives,
-            margin=self.margin,
+            points, coarse, apexes, c=c, radius=radius, negatives=self.negatives, margin=self.margin
         )
-        inside = lax.stop_gradient(_angles_outside(points, apexes, c, self.radius)) <= 0
+        inside = lax.stop_gradient(_angles_outside(points, apexes, c, radius)) <= 0
         in_class = coarse[:, None] == jnp.arange(len(apexes))[None]
         metrics |= {
             "cone_loss": cone_loss,

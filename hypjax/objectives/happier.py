@@ -134,9 +134,5 @@ HAPPIER = declare(
     smooth_hap,
     {"rank_temperature": ABOVE_0, "slope": at_least(0), "margin": at_least(0)},
     build=_create,
-    shared={
-        "weight": Field(0.9, within(0, 1)),
-        "alpha": Field(1.0, at_least(0)),
-        **_SOFTMAX.fields,
-    },
+    shared={"weight": Field(0.9, within(0, 1)), "alpha": Field(1.0, at_least(0))} | _SOFTMAX.fields,
 )

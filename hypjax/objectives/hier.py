@@ -21,7 +21,6 @@ from hypjax.objectives.base import (
     Loss,
     LossResult,
     LossSettings,
-    Objective,
     ProblemSizes,
     setting,
 )
@@ -69,7 +68,7 @@ def hier(
     farther = jnp.maximum(d_i, d_j)
     lca_ij = _choose(-farther / temperature + noise[0])
     lca_ijk = _choose(-jnp.maximum(farther, d_k) / temperature + noise[1])
-    different = lca_ij.proxy != lca_ijk.proxy
+    different = lca_ij[0] != lca_ijk[0]
     near_and_far = (d_i, lca_ij, lca_ijk), (d_j, lca_ij, lca_ijk), (d_k, lca_ijk, lca_ij)
     terms = [_distance_to(near, d) - _distance_to(far, d) for d, near, far in near_and_far]
     losses = sum(jax.nn.relu(term + margin) for term in terms)
@@ -78,22 +77,20 @@ def hier(
     return mean_where(losses, valid)
 
 
-class _Choice(NamedTuple):
-    """The proxy that each triplet chooses."""
-
-    proxy: Int[Array, " t"]
-    gradient: Float[Array, "t p"]  # Zeros, with the gradient of the softmax over proxies.
+# The proxy that each triplet chooses, and zeros, with the gradient of the softmax over proxies.
+_Choice = tuple[Int[Array, " t"], Float[Array, "t p"]]
 
 
 def _choose(logits: Float[Array, "t p"]) -> _Choice:
     probabilities = jax.nn.softmax(logits)
-    return _Choice(jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities))
+    return jnp.argmax(logits, axis=1), probabilities - lax.stop_gradient(probabilities)
 
 
 def _distance_to(choice: _Choice, distances: Float[Array, "t p"]) -> Float[Array, " t"]:
     """Distance to the chosen proxy, with the gradient of a product with its one-hot vector."""
-    chosen = jnp.take_along_axis(distances, choice.proxy[:, None], axis=1)[:, 0]
-    return chosen + jnp.sum(lax.stop_gradient(distances) * choice.gradient, axis=1)
+    proxy, gradient = choice
+    chosen = jnp.take_along_axis(distances, proxy[:, None], axis=1)[:, 0]
+    return chosen + jnp.sum(lax.stop_gradient(distances) * gradient, axis=1)
 
 
 def reciprocal_triplets(
@@ -128,9 +125,7 @@ def reciprocal_triplets(
     return Triplets(indices, jnp.repeat(valid, per_anchor))
 
 
-def draw_columns(
-    key: PRNGKeyArray, mask: Bool[AnyArray, "n n"], count: int
-) -> Int[Array, "n count"]:
+def draw_columns(key: PRNGKeyArray, mask: Bool[Array, "n n"], count: int) -> Int[Array, "n count"]:
     """Draws `count` true columns of each row, with replacement; any column if none is true."""
     columns = jnp.argsort(~mask, axis=1, stable=True)  # True columns first.
     num_true = jnp.sum(mask, axis=1, keepdims=True)
@@ -167,7 +162,7 @@ class Hier(Extension):
     ball_c: BallC = None  # `Group.ball_c` of the hierarchical proxies.
 
     @classmethod
-    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Objective:
+    def create(cls, create_base: Create, settings: LossSettings, space: Space) -> Extension:
         """Builds a run's objective; `create_base` builds the base, a loss of angles."""
         ball_c = proxy_ball_c("hier_optimizer", settings.fields, space)
         assert isinstance(space, PoincareBall | Lorentz)  # As the declaration says.

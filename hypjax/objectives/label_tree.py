@@ -21,31 +21,24 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from hypjax.fields import ABOVE_0, at_least, one_of, within
 from hypjax.geometry import Lorentz, Sphere, arithmetic, lorentz, poincare
 from hypjax.geometry.arithmetic import AnyArray, Scalar
-from hypjax.objectives.base import Extension, Loss, Metrics, ProblemSizes, setting
+from hypjax.objectives.base import Extension, Loss, LossResult, Metrics, ProblemSizes, setting
 from hypjax.objectives.comparisons import mean_where
 from hypjax.objectives.hier import Triplets, draw_columns
 from hypjax.types import Batch, Outputs
 
-Levels = Int[AnyArray, "levels n"]  # Labels at each level, finest first.
+Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeExtension(Extension):
     """Adds a subclass's `tree_loss` to a base loss in any space."""
 
-    def tree_loss(
-        self,
-        *,
-        params: dict,
-        outputs: Outputs,
-        key: PRNGKeyArray,
-        levels: Levels,
-        counts: Sequence[int],
-    ) -> tuple[Loss, Metrics]:
+    def tree_loss(self, *values: Any, **named: Any) -> tuple[Loss, Metrics]:
         """Loss of a batch, and its metrics.
 
-        `levels` are the images' labels at each level of the tree from the classes up to the root,
-        and `counts` the numbers of labels at each level.
+        An implementation takes, by name, what it needs of `params`, `outputs` and `key`; `levels`,
+        the images' labels at each level of the tree from the classes up to the root; and `counts`,
+        the number of labels at each level.
         """
         raise NotImplementedError
 
@@ -65,30 +58,19 @@ class TreeExtension(Extension):
         return {"base": params}, {"base": state, "tree": tuple(tree)}
 
     def loss(
-        self,
-        params: dict,
-        state: dict,
-        outputs: Outputs,
-        batch: Batch,
-        key: PRNGKeyArray,
-        **others: Any,
-    ) -> tuple[Loss, tuple[dict, Metrics]]:
+        self, params: dict, state: dict, batch: Batch, key: PRNGKeyArray, **others: Any
+    ) -> LossResult:
         """Loss of a batch, see `Objective.loss`."""
         base_key, tree_key = jax.random.split(key)
         loss, (base_state, metrics) = self.base_loss(
-            params=params["base"],
-            state=state["base"],
-            outputs=outputs,
-            batch=batch,
-            key=base_key,
-            **others,
+            params=params["base"], state=state["base"], batch=batch, key=base_key, **others
         )
         levels = [jnp.asarray(batch.labels, jnp.int32)]
         for parents in state["tree"]:
             levels.append(parents[levels[-1]])
         counts = [len(parents) for parents in state["tree"]] + [1]
         tree_loss, tree_metrics = self.tree_loss(
-            params=params, outputs=outputs, key=tree_key, levels=jnp.stack(levels), counts=counts
+            params=params, key=tree_key, levels=jnp.stack(levels), counts=counts, **others
         )
         return loss + tree_loss, (state | {"base": base_state}, metrics | tree_metrics)
 
@@ -129,7 +111,7 @@ def hyp_cpcc(
 
 
 def _path_lengths(
-    node_levels: Int[np.ndarray, " m"], ancestors: Int[AnyArray, "levels m"]
+    node_levels: Int[np.ndarray, " m"], ancestors: Int[Array, "levels m"]
 ) -> Int[Array, "m m"]:
     """Lengths of paths between all pairs of nodes, from each node's ancestors at all levels."""
     # The lowest common ancestor lies above the higher of two nodes by the number of levels, from
@@ -206,9 +188,7 @@ def hyphc(
     return mean_where(jnp.sum(similar - weights * similar, axis=0), jnp.asarray(triples.valid))
 
 
-def label_triples(
-    levels: Levels, ids: Int[AnyArray, " n"], key: PRNGKeyArray, count: int
-) -> Triplets:
+def label_triples(levels: Levels, ids: Int[Array, " n"], key: PRNGKeyArray, count: int) -> Triplets:
     """Draws `count` triples (i, j, k) for each leaf i and level: levels · n · `count` in all.
 
     At that level, j has the same label as i, and k another label; if no leaf qualifies as j or as

@@ -18,10 +18,6 @@ def trained_prefixes(fields: Values) -> tuple[int, ...]:
     return tuple(fields["dims"]) if fields["name"].startswith(PREFIX) else ()
 
 
-def _prefix(outputs: Outputs, dim: int | None) -> Outputs:
-    return outputs._replace(projected=outputs.projected[:, :dim])
-
-
 @dataclasses.dataclass(frozen=True)
 class Matryoshka(Extension):
     """Sums a loss over prefixes of the head's output (Kusupati et al., Eq. 1, with weights 1).
@@ -56,8 +52,8 @@ class Matryoshka(Extension):
         def prefix_loss(dim: int | None) -> LossResult:
             return self.base_loss(
                 params=params["base"],
-                outputs=_prefix(outputs, dim),
-                teacher=None if teacher is None else _prefix(teacher, dim),
+                outputs=outputs._replace(projected=outputs.projected[:, :dim]),
+                teacher=teacher and teacher._replace(projected=teacher.projected[:, :dim]),
                 **others,
             )
 

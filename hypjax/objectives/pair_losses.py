@@ -149,7 +149,7 @@ def scalable_nca(
     embeddings: Embeddings,
     labels: Labels,
     *,
-    temperature: Scalar = 0.05,
+    temperature: Scalar = 5e-2,
     **options: Unpack[Options],
 ) -> Float[Array, ""]:
     """Scalable neighbourhood component analysis within a batch (Wu et al., ECCV 2018, Eqs. 2 to 4).

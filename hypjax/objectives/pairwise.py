@@ -242,14 +242,9 @@ class HypMix(Objective):
 
 def _create_hypmix(settings: LossSettings, space: Space) -> HypMix:
     assert isinstance(space, PoincareBall)  # As the declaration says.
-    fields = settings.fields
-    return HypMix(
-        space,
-        fields["sphere_temperature"],
-        fields["ball_temperature"],
-        fields["ball_weight"],
-        settings.samples_per_class or 0,
-    )
+    sphere_temperature, ball_temperature, ball_weight = (settings.fields[name] for name in _HYPMIX)
+    samples = settings.samples_per_class or 0
+    return HypMix(space, sphere_temperature, ball_temperature, ball_weight, samples)
 
 
 PAIRWISE_LOSSES = {

@@ -119,15 +119,15 @@ def test_hyphc_equals_a_loop_over_triples(float64):
 
 def test_triples_separate_labels_at_each_level():
     levels = levels_of(LABELS)[:-1]
-    drawn = label_triples(levels, np.arange(8), KEY, 30)
+    drawn = label_triples(jnp.asarray(levels), jnp.arange(8), KEY, 30)
     assert drawn.valid.shape == (3 * 8 * 30,) and drawn.valid.all()
     for labels, triples in zip(levels, drawn.indices.reshape(3, -1, 3), strict=True):
         i, j, k = triples.T
         assert np.array_equal(i, np.repeat(np.arange(8), 30)) and np.all(i != j)
         assert np.all((labels[i] == labels[j]) & (labels[i] != labels[k]))
     assert {*j[i == 2].tolist()} == {3, 4, 5, 6, 7} and {*k[i == 2].tolist()} == {0, 1}
-    assert not label_triples(0 * levels, np.arange(8), KEY, 2).valid.any()
-    assert label_triples(np.array([[0, 1, 1]]), np.arange(3), KEY, 1).valid.tolist() == [
+    assert not label_triples(jnp.zeros((2, 8), int), jnp.arange(8), KEY, 2).valid.any()
+    assert label_triples(jnp.array([[0, 1, 1]]), jnp.arange(3), KEY, 1).valid.tolist() == [
         False,
         True,
         True,
