@@ -250,7 +250,7 @@ class Lorentz(CurvedSpace):
         return self.from_tangent(self._shortened(self._scaled(features), max_norm))
 
     def from_tangent(self, v: Vectors) -> Points:  # noqa: D102
-        return lorentz.point_at(2 * v, self.c)
+        return lorentz.expmap0(2 * v, self.c)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that exceed the clip radius after scaling."""

@@ -45,7 +45,7 @@ from jaxtyping import Array, Bool, Float, Int
 from hypjax.geometry import arithmetic, poincare
 from hypjax.geometry.arithmetic import Cols, Matrix, Numbers, Operand, Points, Rows, Scalar, Vectors
 
-# Largest √c·r that `shorten` and `poincare.project` allow: about 12.2.
+# Largest √c·r that `expmap0` and `poincare.project` allow: about 12.2.
 MAX_RADIUS = 2 * float(np.arctanh(poincare.MAX_NORM))
 
 
@@ -67,27 +67,14 @@ def from_poincare(x: Vectors, c: Scalar) -> Points:
     return 2 * x / (1 - c * arithmetic.square_norm(x))
 
 
-def shorten(v: Vectors, c: Scalar) -> Points:
-    """Shortens tangent vectors at the origin, [..., d], to a length of at most 12.2/√c.
-
-    `expmap0` would overflow in float32 at 88/√c. At this bound, which the ball shares, float32
-    directions still resolve distances of 0.01/√c.
-    """
-    return poincare.shorten(poincare.clip_tangents(v, c), c, MAX_RADIUS)
-
-
 def expmap0(v: Vectors, c: Scalar) -> Points:
     """Exponential map at the origin, sinh(√c‖v‖)·v / (√c‖v‖) (MERU, Section 3).
 
-    Maps tangent vectors at the origin to points at distance ‖v‖ from the origin, both [..., d].
-    `poincare.expmap0` maps them to the distance 2‖v‖, since the ball's metric there is 4·⟨u, v⟩.
+    Maps tangent vectors at the origin, whose ‖v‖² is finite, to points at distance ‖v‖ from the
+    origin, both [..., d], but at most 12.2/√c. There float32 directions still resolve distances of
+    0.01/√c; at 88/√c, the map would overflow. `poincare.expmap0` maps vectors to the distance 2‖v‖,
+    since the ball's metric at the origin is 4·⟨u, v⟩.
     """
-    (v,) = arithmetic.floating(v)
-    return v * arithmetic.sinh_ratio(c * arithmetic.finite_square_norm(v, c))
-
-
-def point_at(v: Vectors, c: Scalar) -> Points:
-    """`expmap0(shorten(v, c), c)` of vectors, [..., d], whose ‖v‖² is finite."""
     v = poincare.shorten(v, c, MAX_RADIUS)
     return v * arithmetic.sinh_ratio(c * arithmetic.square_norm(v))
 

@@ -148,7 +148,6 @@ def _with_scalars(name: str, value: Any, scalars: Mapping[str, Any]) -> Any:
 
 
 Create = Callable[[LossSettings, Space], Objective]
-ExtensionT = TypeVar("ExtensionT", bound="Extension")
 
 
 def setting(*arguments: Any, **options: Any) -> Any:
@@ -194,7 +193,7 @@ class Extension(Objective):
         """The base's groups."""
         return tuple(group._replace(path=("base", *group.path)) for group in self.base.groups)
 
-    def with_scalars(self: ExtensionT, scalars: Mapping[str, Any]) -> ExtensionT:
+    def with_scalars(self, scalars: Mapping[str, Any]) -> "Extension":
         """Replaces the base's scalars."""
         return dataclasses.replace(self, base=self.base.with_scalars(scalars))
 

@@ -179,7 +179,9 @@ class Hier(Extension):
     def with_scalars(self, scalars: Mapping[str, Any]) -> "Hier":
         """Replaces the scalars of the base and the space."""
         head_space = self.head_space.with_scalars(scalars)
-        return dataclasses.replace(super().with_scalars(scalars), head_space=head_space)
+        return dataclasses.replace(
+            self, base=self.base.with_scalars(scalars), head_space=head_space
+        )
 
     @property
     def groups(self) -> Sequence[Group]:  # type: ignore[override]

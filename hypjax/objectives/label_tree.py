@@ -65,10 +65,9 @@ class TreeExtension(Extension):
         loss, (base_state, metrics) = self.base_loss(
             params=params["base"], state=state["base"], batch=batch, key=base_key, **others
         )
-        levels = [jnp.asarray(batch.labels, jnp.int32)]
-        for parents in state["tree"]:
-            levels.append(parents[levels[-1]])
-        counts = [len(parents) for parents in state["tree"]] + [1]
+        tree, classes = state["tree"], jnp.asarray(batch.labels, jnp.int32)
+        levels = [*itertools.accumulate(tree, lambda labels, up: up[labels], initial=classes)]
+        counts = [len(parents) for parents in tree] + [1]
         tree_loss, tree_metrics = self.tree_loss(
             params=params, key=tree_key, levels=jnp.stack(levels), counts=counts, **others
         )
