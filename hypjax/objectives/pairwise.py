@@ -146,11 +146,11 @@ class PairwiseCrossEntropy(Objective):
         """Sums the losses in each part of the space, times `loss_weights`."""
         samples = self.samples_per_class
         parts = zip(self.space.parts, self.space.split(points), self.loss_weights, strict=True)
-        losses = []
+        total: Array | float = 0.0
         for (part, weight), coordinates, loss_weight in parts:
             logits = weight * _logits(part, coordinates, samples, self.temperature)
-            losses.append(loss_weight * _cross_entropy(logits, samples))
-        return jnp.asarray(sum(losses))
+            total += loss_weight * _cross_entropy(logits, samples)
+        return jnp.asarray(total)
 
 
 def _create(settings: LossSettings, space: Space) -> PairwiseCrossEntropy:
