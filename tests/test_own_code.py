@@ -106,9 +106,10 @@ def test_a_run_of_ones_own_loads_again_with_its_encoder(run, shown, pictures):
     assert np.array_equal(model.embed(pictures[0][:5]), points) and model.space == BALL
     with pytest.raises(UserError, match=r"Net\(width=16\)"):
         hypjax.load(workdir, encoder=net(17))
-    config = saved_config(workdir)
-    with pytest.raises(UserError, match="own:attraction is not registered"):
-        hypjax.train_and_evaluate(config, workdir.parent / "other", dataset=pictures)
+    with custom.registered_encoder(names[0], net(16)):
+        config = saved_config(workdir)
+        with pytest.raises(UserError, match="own:attraction is not registered"):
+            hypjax.train_and_evaluate(config, workdir.parent / "other", dataset=pictures)
 
 
 def test_a_finished_run_refuses_other_images_and_notices_other_code(run, shown, pictures, capsys):

@@ -69,7 +69,7 @@ def test_activations_can_be_cached_below_the_lowest_trained_layer_alone(squares)
     for whole in ("encoder", "model/encoder", "model/encoder/*"):
         frozen = small_runs.load(squares, *CACHED, f"optim.frozen={whole}")
         built = assemble_training(frozen)
-        assert built.learner.cached_block is None and built.embedder.cached
+        assert built.learner.cached_block is None and built.experiment.embedder.cached
     assert not freezes_encoder(("model/encoder/*/*", "head"))  # The class token is trained.
     with pytest.raises(UserError, match="its lowest layers: at least model/encoder/cls_token,"):
         assemble_training(small_runs.load(squares, "optim.frozen=model/encoder/block_0", cached))

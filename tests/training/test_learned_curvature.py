@@ -89,7 +89,7 @@ def test_what_is_made_of_a_run_has_its_curvature(file, tmp_path, monkeypatch):
 
     (opened,) = open_runs([run])
     assert scored_head(opened).space == search_test_images(opened, 2).space == model.space
-    objective = objective_of(opened.config).with_scalars(scalar_values(params["scalars"]))
+    objective = opened.method.objective.with_scalars(scalar_values(params["scalars"]))
     assert objective.space == model.space
 
 

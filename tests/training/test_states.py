@@ -6,6 +6,7 @@ import pytest
 
 from hypjax.runs.checkpoints import Checkpoints
 from hypjax.training import states
+from hypjax.types import IMAGES, CachedFeatures
 from tests.helpers.steps import learner_of, random_batch, start
 
 
@@ -18,8 +19,8 @@ def test_averages_follow_updated_parameters_and_skipped_updates_are_restored(loa
     features = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32)
 
     def train(state, i):
-        images = features * (np.nan if i == 2 else 1)
-        return step(state, random_batch()._replace(images=images))
+        values = CachedFeatures(features * (np.nan if i == 2 else 1))
+        return step(state, random_batch()._replace(inputs={IMAGES: values}))
 
     average, updates = np.array(state.params["model"]["head"]["kernel"]), 0
     for i in range(4):

@@ -47,7 +47,7 @@ def load(objects_dir):
 def mined(config, epoch=0):
     built = assemble_training(config)
     state = states.random_state(built.learner, built.sizes)
-    return built, Input(built).mine(state.params["model"], epoch)
+    return built, Input(built).mine(built.plans, state.params["model"], epoch)
 
 
 def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
