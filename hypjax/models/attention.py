@@ -12,11 +12,12 @@ from hypjax.errors import UserError
 from hypjax.models.layers import cuda_capability
 
 Heads: TypeAlias = Float[Array, "batch tokens heads dim"]
+Queries: TypeAlias = Float[Array, "batch queries heads dim"]
 
 
 def attend(
-    query: Heads, key: Heads, value: Heads, length: int | None = None, kernel: str = "auto"
-) -> Heads:
+    query: Queries, key: Heads, value: Heads, length: int | None = None, kernel: str = "auto"
+) -> Queries:
     """Scaled dot-product attention, softmax(q·kᵀ / √dim)·v in each head (Vaswani et al., Eq. 1).
 
     The softmax is always float32. Only the first `length` keys and values count.
@@ -39,14 +40,14 @@ def attend(
     return jax.lax.platform_dependent(query, key, value, **by_platform)
 
 
-def _by_xla(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:
+def _by_xla(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
     lengths = None if length is None else jnp.full(len(query), length, jnp.int32)
     return jax.nn.dot_product_attention(
         query, key, value, key_value_seq_lengths=lengths, implementation="xla"
     )
 
 
-def _by_head(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:
+def _by_head(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
     """Attention for CPUs, where products take a third of the time if each head is contiguous."""
     scale = 1 / math.sqrt(query.shape[-1])
     if query.dtype == jnp.float32:  # Half precision would round the scaled queries.
@@ -64,7 +65,7 @@ def _by_head(query: Heads, key: Heads, value: Heads, length: int | None = None) 
     return jnp.swapaxes(jax.lax.optimization_barrier(mixed), 1, 2)
 
 
-def _by_cudnn(query: Heads, key: Heads, value: Heads, length: int | None = None) -> Heads:
+def _by_cudnn(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
     """Attention by cuDNN's kernel, whose gradient requires even numbers of tokens."""
     num_queries = query.shape[1]
     length = key.shape[1] if length is None else length

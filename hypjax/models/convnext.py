@@ -50,11 +50,11 @@ class ConvNeXt(ConvNet):
         """Side of the smallest images, which have one position in the last stage."""
         return _STEM * 2 ** (len(self.depths) - 1)
 
-    def _stem(self, x: FeatureMap) -> FeatureMap:
+    def _stem(self, x: FeatureMap) -> Array:
         x = Dense(self.widths[0], self.dtype, name="stem_conv")(_patches(x, _STEM))
         return normed(x, "stem_norm")
 
-    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
+    def _block(self, x: FeatureMap, stage: int, i: int) -> Array:
         if stage > 0 and i == 0:
             x = Downsample(self.widths[stage], self.dtype, name=f"stage_{stage}_downsample")(x)
         block = nn.remat(Block) if self.remat else Block
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 def _patches(
     x: Float[Array, "batch h w c"], side: int
-) -> Float[Array, "batch h//side w//side side*side*c"]:
+) -> Float[Array, "batch h//{side} w//{side} {side}*{side}*c"]:
     """Splits images into patches, and drops incomplete patches at the bottom and on the right."""
     height, width = (n // side * side for n in x.shape[1:3])
     return rearrange(x[:, :height, :width], "b (h p) (w q) c -> b h w (p q c)", p=side, q=side)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 Images: TypeAlias = Float[Array, "batch h w channels"]
+Outputs: TypeAlias = Float[Array, "batch h2 w2 channels"]  # Images of another size.
 Kernel: TypeAlias = Float[Array, "k k channels"]
 Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after, by axis.
 
@@ -27,9 +28,7 @@ class DepthwiseConv(nn.Module):
     stride: int = 1
 
     @nn.compact
-    def __call__(
-        self, x: Images, factor: Float[Array, " channels"] | None = None
-    ) -> Float[Array, "batch h2 w2 channels"]:
+    def __call__(self, x: Images, factor: Float[Array, " channels"] | None = None) -> Outputs:
         """Convolves, and multiplies each channel by an optional factor."""
         shape = (self.size, self.size, 1, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape)[:, :, 0]
@@ -43,9 +42,7 @@ class DepthwiseConv(nn.Module):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def depthwise_conv(
-    x: Images, kernel: Kernel, stride: int, padding: Padding
-) -> Float[Array, "batch h2 w2 channels"]:
+def depthwise_conv(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Outputs:
     """Correlates each channel with its kernel, as usual in neural networks.
 
     Images, kernels and result have the same dtype. Sums are float32 on CPUs, and for float32 inputs
@@ -64,13 +61,13 @@ def _forward(x: Images, kernel: Kernel, stride: int, padding: Padding) -> tuple:
 
 
 def _backward(
-    stride: int, padding: Padding, residuals: tuple[Images, Kernel], grad: Images
+    stride: int, padding: Padding, residuals: tuple[Images, Kernel], grad: Outputs
 ) -> tuple[Images, Kernel]:
-    def by_convolution(x: Images, kernel: Kernel, grad: Images) -> tuple[Images, Kernel]:
+    def by_convolution(x: Images, kernel: Kernel, grad: Outputs) -> tuple[Images, Kernel]:
         convolution = functools.partial(_convolution, stride=stride, padding=padding)
         return jax.vjp(convolution, x, kernel)[1](grad)
 
-    def by_shifts(x: Images, kernel: Kernel, grad: Images) -> tuple[Images, Kernel]:
+    def by_shifts(x: Images, kernel: Kernel, grad: Outputs) -> tuple[Images, Kernel]:
         grad = grad.astype(jnp.float32)
         x_grad = _images_grad(grad, kernel, x.shape, stride, padding)
         kernel_grad = _kernel_grad(_padded(x, padding), grad, len(kernel), stride)
@@ -82,7 +79,7 @@ def _backward(
 depthwise_conv.defvjp(_forward, _backward)
 
 
-def _convolution(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Images:
+def _convolution(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Outputs:
     return jax.lax.conv_general_dilated(
         x,
         kernel[:, :, None],
@@ -94,11 +91,11 @@ def _convolution(x: Images, kernel: Kernel, stride: int, padding: Padding) -> Im
     )
 
 
-def _padded(x: Images, padding: Padding) -> Images:
+def _padded(x: Images, padding: Padding) -> Outputs:
     return jnp.pad(x.astype(jnp.float32), ((0, 0), *padding, (0, 0)))
 
 
-def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
+def _shifted(x: Images, kernel: Kernel, stride: int) -> Outputs:
     """Sums, over the kernel's positions, the shifted images times the position's weight."""
     side = len(kernel)
     row_span, column_span = ((n - side) // stride * stride + 1 for n in x.shape[1:3])
@@ -112,7 +109,7 @@ def _shifted(x: Images, kernel: Kernel, stride: int) -> Images:
 
 def _images_grad(
     grad: Images, kernel: Kernel, shape: tuple[int, ...], stride: int, padding: Padding
-) -> Images:
+) -> Outputs:
     """Gradient of images of a `shape`: the dilated `grad`, convolved with the flipped kernel."""
     zeros = [(0, 0, 0)]  # Before, after and between the elements of each axis.
     for side, grad_side, (before, _) in zip(shape[1:3], grad.shape[1:3], padding, strict=True):
@@ -122,7 +119,7 @@ def _images_grad(
     return _shifted(grad, kernel[::-1, ::-1].astype(jnp.float32), 1)
 
 
-def _kernel_grad(x: Images, grad: Images, side: int, stride: int) -> Kernel:
+def _kernel_grad(x: Images, grad: Outputs, side: int, stride: int) -> Kernel:
     """Gradient of a side × side kernel: the sum of the padded images' windows times `grad`."""
 
     def add_row(row: Array, total: Array) -> Array:

@@ -37,8 +37,8 @@ _STAGES = (
 class EfficientNetLite(ConvNet):
     """Maps images to the pooled features of the last layer; the residual stream is float32."""
 
-    width_factor: float = 1  # Factor of the number of channels, relative to Lite0.
-    depth_factor: float = 1  # Factor of the number of blocks, relative to Lite0.
+    width_factor: float = 1.0  # Factor of the number of channels, relative to Lite0.
+    depth_factor: float = 1.0  # Factor of the number of blocks, relative to Lite0.
     classifiers = ("classifier",)
     names = (
         ("^stem_conv", "conv_stem"),
@@ -66,18 +66,18 @@ class EfficientNetLite(ConvNet):
         first, *inner, last = (num_blocks for num_blocks, *_ in _STAGES)
         return (first, *(math.ceil(self.depth_factor * blocks) for blocks in inner), last)
 
-    def _stem(self, x: FeatureMap) -> FeatureMap:
+    def _stem(self, x: FeatureMap) -> Array:
         x = Conv(_STEM_WIDTH, (3, 3), strides=2, dtype=self.dtype, name="stem_conv")(x)
         return _relu6(FrozenBatchNorm(jnp.float32, _EPS, name="stem_norm")(x), self.dtype)
 
-    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
+    def _block(self, x: FeatureMap, stage: int, i: int) -> Array:
         _, kernel, first_stride, expansion, width = _STAGES[stage]
         block = nn.remat(InvertedBottleneck) if self.remat else InvertedBottleneck
         stride = first_stride if i == 0 else 1
         width, name = _divisible(self.width_factor * width), f"stage_{stage}_block_{i}"
         return block(kernel, stride, expansion, width, self.dtype, name=name)(x)
 
-    def _top(self, x: FeatureMap) -> FeatureMap:
+    def _top(self, x: FeatureMap) -> Array:
         return _relu6(_pointwise(x, _HEAD_WIDTH, self.dtype, "head"), jnp.float32)
 
 
@@ -110,7 +110,7 @@ class InvertedBottleneck(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
-def _pointwise(x: FeatureMap, features: int, dtype: DTypeLike, name: str) -> FeatureMap:
+def _pointwise(x: FeatureMap, features: int, dtype: DTypeLike, name: str) -> Array:
     """A 1×1 convolution and its BatchNorm; the result is float32."""
     scale, shift = FrozenBatchNorm(jnp.float32, _EPS, name=f"{name}_norm").affine(features)
     dense = Dense(features, dtype, biased=False, name=f"{name}_conv")

@@ -137,7 +137,7 @@ class ConvNet(Encoder):
         tokens = rearrange(x, "b h w c -> b (h w) c").astype(jnp.float32)
         return tokens if return_tokens else self._pooled(tokens)
 
-    def _top(self, x: FeatureMap) -> FeatureMap:
+    def _top(self, x: FeatureMap) -> Array:
         """The layers after the last stage; none by default."""
         return x
 

@@ -161,8 +161,8 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... dim"]) -> tuple[Float[Array, "... dim"], Affine]:
         """Applies the layer."""
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        scale = jnp.asarray(self.param("scale", nn.initializers.ones, (x.shape[-1],)))
+        shift = jnp.asarray(self.param("bias", nn.initializers.zeros, (x.shape[-1],)))
         return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 

@@ -40,12 +40,12 @@ class ResNet(ConvNet):
         """Dimension of the embedding."""
         return 4 * self.width * 2 ** (len(self.depths) - 1)
 
-    def _stem(self, x: FeatureMap) -> FeatureMap:
+    def _stem(self, x: FeatureMap) -> Array:
         x = _conv(self.width, 7, self.dtype, "stem_conv", stride=2)(x)
         x = nn.relu(FrozenBatchNorm(self.dtype, name="stem_norm")(x))
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
-    def _block(self, x: FeatureMap, stage: int, i: int) -> FeatureMap:
+    def _block(self, x: FeatureMap, stage: int, i: int) -> Array:
         bottleneck = nn.remat(Bottleneck) if self.remat else Bottleneck
         stride = 2 if stage > 0 and i == 0 else 1
         name = f"stage_{stage}_block_{i}"
@@ -60,7 +60,7 @@ class Bottleneck(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> Float[Array, "batch h2 w2 4*width"]:
+    def __call__(self, x: FeatureMap) -> Float[Array, "batch h2 w2 4*{self.width}"]:
         """Applies the block."""
         conv = functools.partial(_conv, dtype=self.dtype)
         norm = functools.partial(FrozenBatchNorm, self.dtype)

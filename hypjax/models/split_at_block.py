@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from hypjax.models.encoder import Encoder
@@ -49,5 +50,6 @@ def upper_blocks(
         return activations if at_block else call(*args, **kwargs)
 
     with nn.intercept_methods(replaced):
-        embedding: Any = encoder.apply({"params": params}, example)
+        images = jnp.broadcast_to(example, (len(activations), *example.shape[1:]))
+        embedding: Any = encoder.apply({"params": params}, images)
     return embedding

@@ -51,7 +51,7 @@ class Rotary(NamedTuple):
     temperature: float = 1e4  # Frequencies fall from 1 towards 1 / temperature.
     centred: bool = False  # Whether rows and columns are numbered from −2π to 2π (DINOv3).
     reference: int = 1  # Unless centred, side to which grids of other sizes are scaled.
-    offset: float = 0  # Number of the first row and column, unless centred.
+    offset: float = 0.0  # Number of the first row and column, unless centred.
     columns_first: bool = False  # Whether columns, instead of rows, rotate the first pairs.
     halves: bool = False  # Whether a pair has a coordinate of each half, instead of adjacent ones.
 
@@ -134,7 +134,7 @@ class VisionTransformer(Encoder):
     attention_pool: int = 0
     blocks: BlockDesign = BlockDesign()
     pooling: str = "cls"
-    mlp_ratio: float = 4
+    mlp_ratio: float = 4.0
     dtype: DTypeLike = jnp.float32
     remat: bool = False
     tensor_cores: bool = False

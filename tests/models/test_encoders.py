@@ -2,6 +2,7 @@
 
 import functools
 import types
+from unittest import mock
 
 import jax
 import jax.flatten_util
@@ -62,7 +63,7 @@ def test_bfloat16_keeps_parameters_and_results_in_float32(params):
 )
 @pytest.mark.filterwarnings("ignore:.*cannot multiply bfloat16")
 def test_precision_is_what_the_device_has(device, auto, bfloat16):
-    device = types.SimpleNamespace(**device, device_kind="Tesla T4")
+    device = mock.Mock(spec=jax.Device, device_kind="Tesla T4", **device)
     expected = {"auto": auto, "float32": "float32", "bfloat16": bfloat16}
     for precision, actual in expected.items():
         config = load_config("glyphs", [f"model.precision={precision}"])
@@ -107,7 +108,7 @@ def test_the_arrangement_for_tensor_cores_changes_rounding_only(params):
 
 @pytest.mark.parametrize("name", ["norm", "product", "weights"])
 def test_gradients_of_norms_and_products_are_those_of_their_formulas(name):
-    x, kernel = 3 * images[0, 0] + 2, images[1, 0, :5]
+    x, kernel = jnp.asarray(3 * images[0, 0] + 2), jnp.asarray(images[1, 0, :5])
 
     def norm(x):
         unit = x - jnp.mean(x, axis=-1, keepdims=True)
@@ -156,7 +157,7 @@ def test_attention_equals_its_formula(dtype, error):
 def test_the_kernel_follows_from_the_card_and_the_shapes(monkeypatch):
     kernels, card = {}, types.SimpleNamespace()
     monkeypatch.setattr(jax, "local_devices", lambda: [card])
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *_, **by: kernels.update(by))
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda x, *_, **by: kernels.update(by) or x)
     for card.compute_capability, dim, expected in (
         ("7.5", 64, False),
         ("9.0", 20, False),

@@ -287,7 +287,9 @@ def test_poolings_equal_values_computed_by_hand():
         "avg_max": [3.5, 1],
         "gem": [4.5 ** (1 / 3), 4 ** (1 / 3)],
     }.items():
-        np.testing.assert_allclose(pool_tokens(tokens, 2, pooling)[0], expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            pool_tokens(jnp.asarray(tokens), 2, pooling)[0], expected, rtol=1e-6
+        )
 
 
 def test_the_exponent_of_gem_is_a_setting_or_a_parameter_that_other_weights_lack():
@@ -314,9 +316,9 @@ def test_regional_maxima_equal_those_of_the_paper():
     regions = [grid[y : y + n, x : x + n] for n, at in starts.items() for y in at for x in at]
     maxima = np.array([region.max(axis=(0, 1)) for region in [grid, *regions]])
     expected = (maxima / np.linalg.norm(maxima, axis=1, keepdims=True)).sum(axis=0)
-    actual = pool_tokens(grid.reshape(1, 49, 5), 0, "rmac")[0]
+    actual = pool_tokens(jnp.asarray(grid.reshape(1, 49, 5)), 0, "rmac")[0]
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    assert np.isfinite(pool_tokens(grid[:1, :1].reshape(1, 1, 5), 0, "rmac")).all()
+    assert np.isfinite(pool_tokens(jnp.asarray(grid[:1, :1].reshape(1, 1, 5)), 0, "rmac")).all()
 
 
 def test_batch_norm_statistics_are_not_trained():
