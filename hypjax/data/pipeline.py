@@ -22,7 +22,7 @@ from hypjax.data.plans import Plan, padded_rows
 from hypjax.errors import UserError, reason
 from hypjax.system import console, exits
 from hypjax.system.machine import usable_cores
-from hypjax.types import Batch, View
+from hypjax.types import Batch, Frame, View
 
 if TYPE_CHECKING:
     import grain
@@ -129,7 +129,8 @@ def _planned_crop(
     plan = _planned(plans, step)
     if row >= len(plan.ids):
         return None
-    return dataset.crop(int(plan.ids[row]), plan.frame(row), view.side, view.channels)
+    frame = Frame(tuple(plan.sizes[row].tolist()), tuple(plan.boxes[row].tolist()))
+    return dataset.crop(int(plan.ids[row]), frame, view.side, view.channels)
 
 
 def _test_view(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int, PyTree, Shaped
 
 from hypjax.data.views import TrainView
-from hypjax.types import IMAGES, Batch, Frame
+from hypjax.types import IMAGES, Batch
 
 # Independent streams of a run's random numbers.
 _CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
@@ -40,10 +40,6 @@ class Plan(NamedTuple):
     sizes: Int[np.ndarray, "batch 2"]  # Heights and widths to resize to before the crop.
     boxes: Int[np.ndarray, "batch 4"]  # Top, left, height and width, in the resized image.
     flips: Bool[np.ndarray, " batch"]  # Whether to mirror each image left to right.
-
-    def frame(self, row: int) -> Frame:
-        """Returns the crop of one image."""
-        return Frame(tuple(self.sizes[row].tolist()), tuple(self.boxes[row].tolist()))
 
     def batch(self, images: PyTree, rows: range) -> Batch:
         """Returns the batch, with these rows of what the tower of images takes."""
