@@ -1,6 +1,7 @@
 """Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from hypjax import command
@@ -83,7 +84,6 @@ def main(
         command.require_one(dataset=source.dataset)
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
-    from hypjax.config.choices import METRICS
     from hypjax.experiment import scoring
     from hypjax.geometry import PoincareBall, Sphere
     from hypjax.geometry.registry import describe_space
@@ -97,19 +97,13 @@ def main(
         "ball": PoincareBall(c, clip_radius or None),
         "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
     }
-    for name in metrics or ():
-        if name not in METRICS and name.partition("@")[0] not in METRICS:
-            raise UserError(f"unknown metric {name!r}; it must be one of {', '.join(METRICS)}")
+    _require_metrics(metrics or ())
     task = _task(source, external, batch_size, spaces[space], keep_self)
-    if task.ground_truth is not None:
-        metrics = metrics or ["map"]
-    else:
-        metrics = metrics or ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
-    if ks:
-        ks = scoring.findable(ks, task.num_items, "--ks")
-    else:
-        ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
-    scores = scoring.score(task, metric_names(metrics, ks))
+    defaults = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
+    chosen = metrics or (["map"] if task.ground_truth is not None else defaults)
+    default_ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
+    found_ks = scoring.findable(ks, task.num_items, "--ks") if ks else default_ks
+    scores = scoring.score(task, metric_names(chosen, found_ks))
     _print(scores, task, "Euclidean space" if space == "euclidean" else task.queries.space)
     if output:
         numbers = {
@@ -122,18 +116,24 @@ def main(
         command.write_numbers(output, numbers)
 
 
+def _require_metrics(names: Sequence[str]) -> None:
+    """Raises a `UserError` that names the first unknown metric."""
+    from hypjax.config.choices import METRICS
+
+    for name in names:
+        if name not in METRICS and name.partition("@")[0] not in METRICS:
+            raise UserError(f"unknown metric {name!r}; it must be one of {', '.join(METRICS)}")
+
+
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
     """Prints a table of the scores, with notes on what limits them."""
-    from hypjax.retrieval.inputs import by_blocks
     from hypjax.runs.tables import aligned
     from hypjax.system import console
 
     tables = [task.queries] if task.gallery is None else [task.queries, task.gallery]
     if num_unreadable := max(len(table.unreadable) for table in tables):
         console.say(f"left out: {counted(num_unreadable, 'image')} that could not be read")
-    features = [table.raw_features for table in tables]
-    clipped = task.queries.space.clipped
-    if all(raw is not None and by_blocks(clipped, raw).all() for raw in features):
+    if all(table.all_clipped() for table in tables):
         console.say("all features are longer than the clip radius: they rank as on the sphere")
     classes = [set(table.labels.tolist()) for table in tables]
     if not task.ground_truth and len(set.union(*classes)) == 1:
@@ -166,19 +166,29 @@ def _task(
     splits = open_prepared(source.dataset, source.data_dir) if source.dataset else None
     for note in splits.notes if splits else ():
         console.say(note)
-    benchmark = source.ground_truth and read_ground_truth(source.ground_truth)
-    if external.encoder:
-        embedder = external.open(space=space, batch_size=batch_size)
-        embeddings = embedder.embed_images(splits.images(scored=True))
-    else:
-        label_files = {"labels": source.labels, "coarse_labels": source.coarse_labels}
-        embeddings = Embeddings.load(source.embeddings, space, **label_files)
+    benchmark = read_ground_truth(source.ground_truth) if source.ground_truth else None
+    if source.embeddings:
+        embeddings = Embeddings.load(
+            source.embeddings,
+            space,
+            labels=source.labels,
+            coarse_labels=source.coarse_labels,
+            overwrite=True,
+        )
         if splits:
             require_images(embeddings, splits)
+    elif splits:
+        embedder = external.open(space=space, batch_size=batch_size)
+        embeddings = embedder.embed_images(splits.images(scored=True))
     queries = None
     if source.queries:
-        label_files = {"labels": source.query_labels, "coarse_labels": source.query_coarse_labels}
-        queries = Embeddings.load(source.queries, space, **label_files)
+        queries = Embeddings.load(
+            source.queries,
+            space,
+            labels=source.query_labels,
+            coarse_labels=source.query_coarse_labels,
+            overwrite=True,
+        )
     ground_truth = splits.ground_truth if splits else None
     return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError, counted, explained, require_utf8, writing
 from hypjax.galleries import feature_files
@@ -26,8 +26,10 @@ from hypjax.retrieval import inputs
 from hypjax.system import console, hub, integrations
 from hypjax.system.files import contiguous, missing, replacing
 
-_COLUMNS = ("vectors", "ids", "labels", "raw_features", "splits", "coarse_labels", "versions")
+_COLUMNS = ("ids", "labels", "splits", "coarse_labels", "versions")  # Of files, as are:
 _ORIGIN = ("fingerprint", "images_fingerprint", "model")
+_BY_IMAGE = ("vectors", "raw_features", "clipped", *_COLUMNS)
+Arrays = dict[str, np.ndarray]  # By name.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +49,7 @@ class Embeddings(ArrayGallery):
         coarse_labels: Names of the images' coarse classes; None if unknown.
         model: Name of the model that embedded the images, for messages; '' if unknown.
         versions: Numbers that change with the images' files; 0 or None if unknown.
+        clipped: Marks images whose features the space clips; None if not computed, see `load`.
     """
 
     vectors: Float[np.ndarray, "n d"]
@@ -61,6 +64,7 @@ class Embeddings(ArrayGallery):
     coarse_labels: Shaped[np.ndarray, " n"] | None = None
     model: str = ""
     versions: Int[np.ndarray, " n"] | None = None
+    clipped: Bool[np.ndarray, " n"] | None = None
 
     @classmethod
     def from_arrays(
@@ -77,26 +81,32 @@ class Embeddings(ArrayGallery):
         Raises UserError if an array has the wrong shape or type, or is not finite.
         """
         arrays = {"features": features, "labels": labels, "ids": ids}
-        return cls._from_table(feature_table(arrays, "the arrays"), space)
+        return cls._embedded(feature_table(arrays, "the arrays"), space)
 
     @classmethod
-    def _from_table(
-        cls, table: FeatureTable, space: Space | None, *, in_space: bool = False, **origin: Any
+    def _embedded(
+        cls, table: FeatureTable, space: Space | None, *, overwrite: bool = False
     ) -> "Embeddings":
-        """Maps a table's features into a space, unless they are points of it (`in_space`)."""
+        """Maps a table's features into a space; with `overwrite`, points take their memory."""
         space = Sphere() if space is None else space
         inputs.check_space(space)
-        columns = table._asdict()
-        vectors = columns.pop("features")
-        if not in_space:
-            if space.normalized and len(zeros := np.flatnonzero(~vectors.any(axis=1))):
-                raise UserError(f"row {zeros[0]} of the features is all zeros; leave it out")
-            columns["raw_features"] = vectors
-            embed = jax.jit(space.embed)
-            vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), vectors)
-        embeddings = cls(vectors, space=space, **columns, **origin)
+        features = table.features
+        if space.normalized and len(zeros := np.flatnonzero(~features.any(axis=1))):
+            raise UserError(f"row {zeros[0]} of the features is all zeros; leave it out")
+        clipped = inputs.by_blocks(jax.jit(space.clipped), features) if overwrite else None
+        embed = jax.jit(space.embed)
+        out = features if overwrite and features.flags.writeable else None
+        vectors = inputs.by_blocks(lambda x: embed(np.asarray(x, np.float32)), features, out)
+        embeddings = cls._of_table(table._replace(features=vectors), space)
         embeddings.check()
-        return embeddings
+        raw_features = None if overwrite else features
+        return dataclasses.replace(embeddings, raw_features=raw_features, clipped=clipped)
+
+    @classmethod
+    def _of_table(cls, table: FeatureTable, space: Space) -> "Embeddings":
+        """Embeddings of a table whose features are points of the space already."""
+        points, ids, labels, splits, coarse_labels = table
+        return cls(points, ids, labels, space, splits=splits, coarse_labels=coarse_labels)
 
     def __repr__(self) -> str:
         classes = counted(len(np.unique(self.labels)), "class")
@@ -105,15 +115,15 @@ class Embeddings(ArrayGallery):
 
     def take(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
         """Selects rows."""
-        columns = {x: y[rows] for x in _COLUMNS if (y := getattr(self, x)) is not None}
+        columns = {x: y[rows] for x in _BY_IMAGE if (y := getattr(self, x)) is not None}
         return dataclasses.replace(self, **columns)
 
     def joined(self, other: "Embeddings") -> "Embeddings":
         """Appends another table's rows; fills splits and coarse labels that one lacks with ''."""
         if not len(self) or not len(other):  # No points may have another dimension.
             return self if len(self) else other
-        columns = {}
-        for name in _COLUMNS:
+        columns: dict[str, Any] = {}
+        for name in _BY_IMAGE:
             parts = [getattr(table, name) for table in (self, other)]
             lacking = [i for i, column in enumerate(parts) if column is None]
             if len(lacking) == 1 and name in ("splits", "coarse_labels"):
@@ -137,10 +147,9 @@ class Embeddings(ArrayGallery):
         """
         self.check()
         columns = {name: getattr(self, name) for name in (*_COLUMNS, *_ORIGIN)}
-        columns["features"] = columns.pop("raw_features")
-        if columns["features"] is not None:
-            del columns["vectors"]
-        arrays = {name: contiguous(x) for name, x in columns.items() if x is not None}
+        points = "vectors" if self.raw_features is None else "features"
+        columns[points] = self.vectors if self.raw_features is None else self.raw_features
+        arrays: dict[str, Any] = {x: contiguous(y) for x, y in columns.items() if y is not None}
         arrays["unreadable"] = np.array([*self.unreadable.items()], dtype=str).reshape(-1, 2)
         arrays["space"] = json.dumps(describe_space(self.space))
         file = pathlib.Path(path)
@@ -155,43 +164,70 @@ class Embeddings(ArrayGallery):
         *,
         labels: str | os.PathLike[str] | None = None,
         coarse_labels: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
     ) -> "Embeddings":
         """Reads a file from `save`, or a file of features, without executing anything in it.
 
         Features (see `hypjax.galleries.feature_files`) and points of another space are mapped into
         `space`, by default the file's space, or else `Sphere()`. Files from the papers' code hold
         points; if `space` is passed, they must be points of `space`. `labels` and `coarse_labels`
-        are files with the images' classes. Raises UserError if a file cannot be read, is damaged or
-        of another kind, or if a row is not finite.
+        are files with the images' classes. With `overwrite`, points take the features' memory:
+        `raw_features` is None, and `clipped` is set. Raises UserError if a file cannot be read, is
+        damaged or of another kind, or if a row is not finite.
         """
         arrays = feature_files.read_arrays(path, labels=labels, coarse_labels=coarse_labels)
-        return cls._from_file(arrays, str(path), space)
+        return cls._from_file(arrays, str(path), space, overwrite=overwrite)
 
     @classmethod
     def _from_file(
-        cls, arrays: dict[str, Shaped[np.ndarray, "..."]], source: str, space: Space | None
+        cls, arrays: Arrays, source: str, space: Space | None, *, overwrite: bool = False
     ) -> "Embeddings":
         if "space" not in arrays:
-            in_space = space is not None and feature_files.IN_SPACE in arrays
-            return cls._from_table(feature_table(arrays, source), space, in_space=in_space)
+            table = feature_table(arrays, source)
+            if space is not None and feature_files.IN_SPACE in arrays:
+                inputs.check_space(space)
+                embeddings = cls._of_table(table, space)
+                embeddings.check()
+                return embeddings
+            return cls._embedded(table, space, overwrite=overwrite)
         with explained(f"{source} is damaged", "; embed the images again"):
             file_space = space_of(json.loads(str(arrays["space"])))
-            origin = {name: str(arrays.get(name, "")) for name in _ORIGIN}
-            origin["unreadable"] = dict(np.asarray(arrays.get("unreadable", ())).tolist())
+            unreadable = dict(np.asarray(arrays.get("unreadable", ())).tolist())
             vectors = arrays["features" if "features" in arrays else "vectors"]
             ids, labels = arrays["ids"], arrays["labels"]
-            origin["versions"] = arrays.get("versions", np.zeros(ids.shape, np.int64))
-            if origin["versions"].shape != ids.shape:
+            versions = arrays.get("versions", np.zeros(ids.shape, np.int64))
+            if versions.shape != ids.shape:
                 raise ValueError("not every image has a version")
         if "features" in arrays:
-            return cls._from_table(feature_table(arrays, source), space or file_space, **origin)
-        # Other programs may write files with labels that are numbers.
-        columns = [("labels", labels), *((x, arrays.get(x)) for x in ("splits", "coarse_labels"))]
-        names = {x: as_names(column, x, len(vectors), source) for x, column in columns}
-        loaded = cls(vectors, ids, space=file_space, **names, **origin)
-        if space is None or describe_space(space) == describe_space(file_space):
-            return loaded
-        return cls._from_table(FeatureTable(loaded.features(), ids, **names), space)
+            table = feature_table(arrays, source)
+            embeddings = cls._embedded(table, space or file_space, overwrite=overwrite)
+        else:  # Other programs may write files with labels that are numbers.
+            splits, coarse_labels = (
+                as_names(arrays.get(name), name, len(vectors), source)
+                for name in ("splits", "coarse_labels")
+            )
+            names = as_names(labels, "labels", len(vectors), source)
+            assert names is not None  # None stands for a missing column.
+            table = FeatureTable(vectors, ids, names, splits, coarse_labels)
+            if space is not None and describe_space(space) != describe_space(file_space):
+                features = np.asarray(file_space.features(vectors), np.float32)
+                return cls._embedded(table._replace(features=features), space)
+            embeddings = cls._of_table(table, file_space)
+        return dataclasses.replace(
+            embeddings,
+            unreadable=unreadable,
+            versions=versions,
+            fingerprint=str(arrays.get("fingerprint", "")),
+            images_fingerprint=str(arrays.get("images_fingerprint", "")),
+            model=str(arrays.get("model", "")),
+        )
+
+    def all_clipped(self) -> bool:
+        """Whether the space clips the features of all images; False if features are unknown."""
+        clipped = self.clipped
+        if clipped is None and self.raw_features is not None:
+            clipped = inputs.by_blocks(jax.jit(self.space.clipped), self.raw_features)
+        return clipped is not None and bool(clipped.all())
 
     def search_vectors(self, role: Role = "gallery") -> Float[np.ndarray, "n k"]:
         """Vectors for an index of inner products, float32; a `UserError` if the space has none."""

@@ -30,7 +30,8 @@ from hypjax.types import MISSING, class_name, one_spelling, split_names
 IN_SPACE = "in_space"  # Array that marks features as points of a space that the file does not name.
 _OPTIONS = ("features", "path", "label", "coarse_label")
 _INDEX = re.compile(r"|unnamed: \d+|__index_level_\d+__")  # Index columns of pandas; '' in CSV.
-_CHECKED_ROWS = 1 << 16  # Rows that are checked at once.
+Column = ArrayLike | Sequence[str]  # An array, or what NumPy makes one of.
+_CHECKED_ROWS = 1 << 13  # Rows that are checked at once.
 
 
 class FeatureTable(NamedTuple):
@@ -79,12 +80,12 @@ def _numbered_columns(names: Sequence[str], columns: Mapping[str, str]) -> list[
     return []
 
 
-def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> FeatureTable:
+def feature_table(arrays: Mapping[str, Column | None], source: str) -> FeatureTable:
     """Checks named arrays and makes a table of them; a `UserError` names the source."""
-    if "features" not in arrays:
+    if (raw := arrays.get("features")) is None:
         names = ", ".join(sorted(arrays)) or "none"
         raise UserError(f"{source} has no array features; name one by ?features=ARRAY ({names})")
-    features = inputs.unmasked(f"features of {source}", arrays["features"])
+    features = inputs.unmasked(f"features of {source}", raw)
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind not in "fiu":
         kind = f"{features.dtype} of shape {list(features.shape)}"
         raise UserError(f"features of {source} must be numbers, [images, dimension], not {kind}")
@@ -94,24 +95,26 @@ def feature_table(arrays: Mapping[str, ArrayLike | None], source: str) -> Featur
         if len(infinite):
             raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
     count = len(features)
-    _, *others = FeatureTable._fields
-    columns = {name: as_names(arrays.get(name), name, count, source) for name in others}
-    for name, default in (("ids", np.arange(count).astype(str)), ("labels", np.full(count, ""))):
-        if columns[name] is None:
-            columns[name] = default
+    ids, labels, splits, coarse_labels = (
+        as_names(arrays.get(name), name, count, source) for name in FeatureTable._fields[1:]
+    )
+    ids = np.arange(count).astype(str) if ids is None else ids
+    labels = np.full(count, "") if labels is None else labels
     for column in features[:, 0], features[:, -1]:  # Where tables have their labels.
-        if (column % 1 == 0).all() and (columns["labels"] == [f"{x:.0f}" for x in column]).all():
+        if (column % 1 == 0).all() and labels.tolist() == [f"{x:.0f}" for x in column]:
             console.warn(f"a column of features of {source} equals the labels; leave it out")
-    return FeatureTable(features, **columns)
+    return FeatureTable(features, ids, labels, splits, coarse_labels)
 
 
 def as_names(
-    column: ArrayLike | None, name: str, count: int, source: str
+    column: Column | None, name: str, count: int, source: str
 ) -> Shaped[np.ndarray, " n"] | None:
     """Converts a column of labels, ids or splits to strings; None if there is no column."""
     if column is None:
         return None
-    values = np.ma.asarray(column)  # `tolist` then returns None for masked values.
+    values: np.ma.MaskedArray = np.ma.asarray(
+        column
+    )  # `tolist` then returns None for masked values.
     if values.shape != (count,):
         shape = f"the shape {list(values.shape)} instead of [{count}]"
         raise UserError(f"{name} of {source} have {shape}: one is needed for each row")

@@ -35,7 +35,10 @@ class OwnImages:
 
     def __init__(self, ids: Sequence[str], contents: Contents = None) -> None:
         self._gallery = _Table(ids, contents)
-        self._indexes = {}  # By arguments of `keys`: the gallery's keys, and its rows by key.
+        # By arguments of `keys`: the gallery's keys, and its rows by key.
+        self._indexes: dict[
+            tuple[bool, bool], tuple[list[Hashable], dict[Hashable, list[int]]]
+        ] = {}
 
     def rows(
         self, ids: Sequence[str], contents: Contents = None, *, one_table: bool = False
@@ -90,7 +93,7 @@ class _Table:
     @functools.cached_property
     def ambiguous(self) -> bool:
         """Whether images share a name, but their contents differ or are unknown."""
-        first_rows = {}
+        first_rows: dict[str, int] = {}
         for row, name in enumerate(self._ids):
             first = first_rows.setdefault(composed(name), row)
             if name and first != row and not self.is_file(row):
@@ -100,10 +103,10 @@ class _Table:
 
     def keys(self, by_id: bool, by_content: bool) -> list[Hashable]:
         """Keys that are equal for all rows of one image; None where an image is unknown."""
-        contents = [None] * len(self._ids)
+        contents: list[int | None] = [None] * len(self._ids)
         if by_content and self._contents is not None:
             contents = [hash(row.tobytes()) for row in self._contents]
-        keys = []
+        keys: list[Hashable] = []
         for row, (path, content) in enumerate(zip(self.paths, contents, strict=True)):
             if not (path.isascii() or os.path.lexists(path)):  # Two files may have one form.
                 path = composed(path)

@@ -160,7 +160,7 @@ def rank(
     table[rows, columns] = separations
     ids[rows, columns] = items
     order = np.argsort(table, axis=1, kind="stable")[:, :k]
-    return tuple(np.take_along_axis(array, order, axis=1) for array in (table, ids))
+    return np.take_along_axis(table, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
 
 def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]:

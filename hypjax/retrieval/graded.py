@@ -88,20 +88,23 @@ def graded_scores(
     for name in metrics:
         if name not in GRADED:
             raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
-    if gallery_levels is None:
-        gallery_levels = [None] * len(levels) if gallery is None else ()
-    if not 0 < len(levels) == len(gallery_levels):
+    item_levels: Sequence[Shaped[ArrayLike, " m"] | None]
+    item_levels = () if gallery_levels is None else gallery_levels
+    if gallery is None and gallery_levels is None:
+        item_levels = [None] * len(levels)
+    if not 0 < len(levels) == len(item_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
-    labels, item_labels = [], []
-    for level, item_level in zip(levels, gallery_levels, strict=True):
+    labels, gallery_labels = [], []
+    for level, item_level in zip(levels, item_levels, strict=True):
         query_set, gallery_set = inputs.labelled(queries, level, gallery, item_level)
         labels.append(query_set.labels)
-        item_labels.append(gallery_set.labels)
-    items = gallery_set.points
+        gallery_labels.append(gallery_set.labels)
+    items, item_labels = gallery_set.points, np.stack(gallery_labels)
     own_ids, own_rows = own_items(query_set, own_rows, len(items))
-    points, (_, reranked) = postprocessing.apply(query_set.points, own_ids, items, space)
+    points, nearest_items = postprocessing.apply(query_set.points, own_ids, items, space)
+    reranked = None if nearest_items is None else nearest_items[1]
     relevances = (
-        ItemRelevance(np.sum(item_labels == query_labels[:, None], axis=0, dtype=np.int8), rows)
+        ItemRelevance((item_labels == query_labels[:, None]).sum(axis=0, dtype=np.int8), rows)
         for query_labels, rows in zip(np.transpose(labels), own_rows, strict=True)
     )
     scores = np.full((len(metrics), len(points)), np.nan)

@@ -1,7 +1,7 @@
 """Checks and preparation of points and labels, shared by all searches."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +16,14 @@ MULTIPLE = 64  # Factors of a matrix product are padded to a multiple of this ma
 # Separations are computed for a multiple of this many items. A remainder would leave the vectorised
 # loop, where roundings may differ; but duplicates must be equally far.
 LANES = 16
-_BLOCK = 1 << 14  # Rows that `by_blocks` passes to a function at once.
-PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
+_BLOCK_BYTES = 2**21  # Largest size of the rows that `by_blocks` passes to a function at once.
+PART_BYTES = 16 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.
 OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query's own image, −1 for none.
-OwnRows = Sequence[Sequence[int]]  # Gallery rows of each query's own image; () for no rows at all.
+OwnRows = (
+    Sequence[Sequence[int]] | Int[np.ndarray, "n k"]
+)  # Gallery rows of each query's own image; () for no rows at all.
 Ids = Int[np.ndarray, "n k"]  # Gallery indices.
 Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, ascending, and ids.
 
@@ -56,21 +58,30 @@ def split(rows: Rows, size: int) -> list[Rows]:
 
 
 def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
-    """Pads an array with rows of zeros to a number of rows."""
-    return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+    """Pads an array with rows of zeros to a number of rows; copies none that has this number."""
+    padding = [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)
+    return np.pad(x, padding) if len(x) < rows else x
 
 
-def by_blocks(function: Callable[[np.ndarray], Array], points: Points) -> Points:
-    """Applies a jitted function to padded blocks of points, so that few programs are compiled."""
-    size = min(_BLOCK, 1 << (len(points) - 1).bit_length())
-    outputs = None
+def by_blocks(
+    function: Callable[[np.ndarray], Array], points: Points, out: Points | None = None
+) -> np.ndarray:
+    """Applies a jitted function to padded blocks of points, so that few programs are compiled.
+
+    The results fill `out` if its shape and dtype fit. This may be `points`, which then take no
+    second array: a block is read before its result is written.
+    """
+    rows_at_once = max(_BLOCK_BYTES // (points.itemsize * points.shape[1]), 1)
+    size = 1 << (min(rows_at_once, len(points)) - 1).bit_length()
     for rows in blocks(max(len(points), 1), size):
         block = points[rows]
         output = np.asarray(function(pad_rows(block, size)))[: len(block)]
-        if outputs is None:  # Parts that are joined at the end would take the memory twice.
-            outputs = np.empty((len(points), *output.shape[1:]), output.dtype)
-        outputs[rows] = output
-    return outputs
+        shape = (len(points), *output.shape[1:])
+        if out is None or (out.shape, out.dtype) != (shape, output.dtype):
+            out = np.empty(shape, output.dtype)
+        out[rows] = output
+    assert out is not None  # There is at least one block.
+    return out
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -90,7 +101,7 @@ def check_in_space(space: Space, points: Points) -> None:
         space.check(host_rows(points, rows), first=rows.start)
 
 
-def unmasked(name: str, array: ArrayLike) -> np.ndarray:
+def unmasked(name: str, array: ArrayLike | Sequence[Any]) -> np.ndarray:
     """Converts to a NumPy array; raises a `UserError` for masked values, which it would unmask."""
     if any(map(np.ma.is_masked, array if isinstance(array, list | tuple) else [array])):
         raise UserError(f"{name} have masked values; leave these rows out, or fill them")
@@ -128,11 +139,13 @@ def check_search(k: object, own_ids: OwnIds, num_queries: int, num_items: int) -
     check_count(k, num_items)
 
 
-def are_indices(ids: ArrayLike, num_items: int, least: int = 0) -> bool:
+def are_indices(ids: ArrayLike | Sequence[int], num_items: int, least: int = 0) -> bool:
     """Whether all ids are integers from `least` to `num_items` − 1."""
-    ids = unmasked("indices", ids)
-    are_integers = ids.dtype.kind in "iu" or not ids.size  # An empty list has dtype float64.
-    return bool(are_integers and ((ids >= least) & (ids < num_items)).all())
+    indices = unmasked("indices", ids)
+    are_integers = (
+        indices.dtype.kind in "iu" or not indices.size
+    )  # An empty list has dtype float64.
+    return bool(are_integers and ((indices >= least) & (indices < num_items)).all())
 
 
 def labelled(
@@ -161,9 +174,9 @@ def labelled(
 
 
 def _checked_labels(
-    name: str, points: Points, labels: Shaped[ArrayLike, " n"] | None
+    name: str, points: Points, given: Shaped[ArrayLike, " n"] | None
 ) -> Shaped[np.ndarray, " n"]:
-    labels = unmasked(f"labels of the {name}", labels)
+    labels = np.asarray(None) if given is None else unmasked(f"labels of the {name}", given)
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
         labels = labels.astype(str)
     if labels.shape != (len(points),) or labels.dtype.kind not in "iuU":

@@ -146,7 +146,8 @@ def query_scores(
         raise UserError("no query has a match in the gallery; check the labels")
     report_excluded(matches)
     points = query_set.points, own_ids, gallery_set.points
-    expanded, (_, reranked) = postprocessing.apply(*points, space)
+    expanded, nearest = postprocessing.apply(*points, space)
+    reranked = None if nearest is None else nearest[1]
     if expanded is not query_set.points:  # Else the queries may be the gallery.
         query_set = query_set._replace(points=expanded)
     searches = _Searches(query_set, gallery_set, space, matches, own_rows, reranked)
@@ -217,17 +218,14 @@ class _Searches(NamedTuple):
 
 def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -> _Scores:
     """Scores from as few ranks as the metrics need, or from the ranks of all positives."""
-    nearest, listed, full = {}, {}, {}
-    for name, metric in metrics.items():
-        if all_ranks or metric.depth is ALL:
-            full[name] = metric
-        elif metric.depth is FIRST:
-            nearest[name] = metric
-        else:
-            listed[name] = metric
-    scores = {}
+    full = {name: x for name, x in metrics.items() if all_ranks or x.depth is ALL}
+    others = {name: x for name, x in metrics.items() if name not in full}
+    nearest = {name: x for name, x in others.items() if x.depth is FIRST}
+    lengths = {name: x.depth(searches.matches) for name, x in others.items() if callable(x.depth)}
+    listed = {name: metrics[name] for name in lengths}
+    length = max(lengths.values(), default=0)
+    scores: _Scores = {}
     nearest_ranks = np.full(len(searches.matches), NO_MATCH)
-    length = max((metric.depth(searches.matches) for metric in listed.values()), default=0)
     if listed:
         scores, nearest_ranks = _scores_of_lists(searches, listed, length)
     if nearest:
@@ -272,12 +270,12 @@ def _scores_of_nearest(
 ) -> _Scores:
     """Scores from the ranks of nearest matches; `ranks` are `NO_MATCH` beyond lists of `length`."""
     queries, gallery, space, matches, _, reranked = searches
-    ks = [metric.k for metric in metrics.values()]
-    if None in ks:  # Some metric needs the ranks themselves.
-        ks = None
+    ks = [metric.k for metric in metrics.values() if metric.k is not None]
+    needs_ranks = len(ks) < len(metrics)  # Some metric needs the ranks themselves.
     unknown = np.flatnonzero(ranks == NO_MATCH)
-    if len(unknown) and (ks is None or max(ks) > length):
-        ranks[unknown] = first_ranks(searches.take(unknown).queries, gallery, space, ks)
+    if len(unknown) and (needs_ranks or max(ks) > length):
+        unknown_queries = searches.take(unknown).queries
+        ranks[unknown] = first_ranks(unknown_queries, gallery, space, None if needs_ranks else ks)
     if reranked is not None:
         is_match = gallery.labels[reranked] == queries.labels[:, None]
         ranks = np.where(is_match.any(axis=1), is_match.argmax(axis=1), ranks)
@@ -312,7 +310,8 @@ def relevance_scores(
     relevances = relevance.of_items(len(queries), len(gallery))
     selected = {name: _find_metric(name) for name in metrics}
     report_excluded(np.array([len(items) for items in relevance.positives]))
-    queries, (_, reranked) = postprocessing.apply(queries, None, gallery, space)
+    queries, nearest = postprocessing.apply(queries, None, gallery, space)
+    reranked = None if nearest is None else nearest[1]
     ranked = rankings(queries, gallery, relevances, space, reranked)
     return _scores_of_all(ranked, len(queries), selected)
 

@@ -34,12 +34,12 @@ def hardest_negatives(
     if num_others < count:
         problem = f"{count} negatives of other classes, but the pool has images of {num_others}"
         raise UserError(f"{problem}; lower train.tuples.negatives or enlarge train.tuples.pool")
-    pool, pool_labels = jnp.asarray(pool), jnp.asarray(pool_labels)  # On the device, once.
+    on_device = jnp.asarray(pool), jnp.asarray(pool_labels)  # Once.
     negatives = []
     for rows in inputs.blocks(len(anchors), _BLOCK):
         block = inputs.pad_rows(anchors[rows], min(_BLOCK, len(anchors)))
         labels = np.resize(anchor_labels[rows], len(block))
-        negatives.append(_hardest(space, block, labels, pool, pool_labels, count))
+        negatives.append(_hardest(space, block, labels, *on_device, count))
     return np.concatenate(negatives)[: len(anchors)]
 
 

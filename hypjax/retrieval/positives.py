@@ -38,7 +38,7 @@ class ItemRelevance(NamedTuple):
     """Relevance of all gallery items for one query."""
 
     levels: Int8[np.ndarray, " m"]  # From 1 for positives, 0 for other items.
-    ignored: Sequence[int]  # Items that are removed from the ranking.
+    ignored: Sequence[int] | Rows  # Items that are removed from the ranking.
 
 
 class Relevance(NamedTuple):
@@ -50,7 +50,8 @@ class Relevance(NamedTuple):
     def of_items(self, num_queries: int, num_items: int) -> Iterator[ItemRelevance]:
         """Iterates over the queries; raises UserError before the first one if a list is wrong."""
         positives = _checked("positives", self.positives, num_queries, num_items)
-        ignored = [()] * num_queries if self.ignored is None else self.ignored
+        no_items = [np.empty(0, int)] * num_queries
+        ignored = no_items if self.ignored is None else self.ignored
         ignored = _checked("ignored", ignored, num_queries, num_items)
         for query, lists in enumerate(zip(positives, ignored, strict=True)):
             if len(overlap := np.intersect1d(*lists)):
@@ -92,8 +93,11 @@ def relevance_at(level: str, ground_truth: GroundTruth) -> Relevance:
     }
     if level not in levels:
         raise UserError(f"there is no level {level!r}; choose among {', '.join(levels)}")
-    joined = ([[*itertools.chain(*x)] for x in zip(*kind, strict=True)] for kind in levels[level])
-    return Relevance(*joined)
+    positives, ignored = (
+        [np.array([*itertools.chain(*lists)], int) for lists in zip(*kinds, strict=True)]
+        for kinds in levels[level]
+    )
+    return Relevance(positives, ignored)
 
 
 class Ranking(NamedTuple):
@@ -130,7 +134,7 @@ def rankings(
         for rows in inputs.blocks(len(queries), size):
             block = inputs.host_rows(queries, rows)
             space.check(block, first=rows.start)
-            factors = score.factors(inputs.pad_rows(block, size))
+            factors = score.factors(inputs.pad_rows(block, size), role="query")
             for items, item_factors in kept_chunks or _chunks(gallery, score):
                 with score.enabled():
                     chunk = np.asarray(chunk_bounds(space, factors, item_factors))
@@ -147,7 +151,7 @@ def _chunks(gallery: Points, score: Score) -> Iterator[tuple[slice, Factors]]:
     for items in inputs.blocks(len(gallery), size):
         points = inputs.host_rows(gallery, items)
         score.space.check(points, first=items.start)
-        factors = score.factors(inputs.pad_rows(points, size))._replace(query=())
+        factors = score.factors(inputs.pad_rows(points, size), role="gallery")
         yield slice(items.start, items.start + len(points)), factors
 
 
@@ -175,8 +179,7 @@ class _Ranker:
         reranked: Rows | None,
     ) -> Ranking:
         """Ranks positives by bounds on −separation; re-ranked items, if any, come first."""
-        levels, ignored = relevance
-        ignored = np.asarray(ignored, int)
+        levels, ignored = relevance.levels, np.asarray(relevance.ignored, int)
         lower, upper = -bounds[::-1]  # Of separations.
         lower[ignored], upper[ignored] = np.inf, -np.inf
         # Items that surely come after all positives affect no rank.

@@ -62,28 +62,32 @@ class Postprocessing:
 
     def apply(
         self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
-    ) -> tuple[Points, Nearest | tuple[None, None]]:
+    ) -> tuple[Points, Nearest | None]:
         """Expands queries and re-ranks their results; arguments as for `search`.
 
         Returns the expanded queries, and distances and ids of at least `depth` re-ranked results,
-        which are None without re-ranking.
+        or None without re-ranking.
         """
-        options = {"space": space, "own_ids": own_ids}
         if k := self.expansion:
-            queries = expand_queries(queries, gallery, k=k, alpha=self.alpha, **options)
+            queries = expand_queries(
+                queries, gallery, k=k, alpha=self.alpha, space=space, own_ids=own_ids
+            )
         if self.reranking is None:
-            return queries, (None, None)
+            return queries, None
         parameters = dataclasses.replace(self.reranking, depth=max(self.reranking.depth, depth))
-        return queries, rerank(queries, gallery, parameters=parameters, **options)
+        return queries, rerank(
+            queries, gallery, space=space, own_ids=own_ids, parameters=parameters
+        )
 
     def search(
         self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
     ) -> Nearest:
         """Finds post-processed neighbours; re-ranked ones have the distances of `rerank`."""
         inputs.check_search(k, own_ids, len(queries), len(gallery))
-        queries, (distances, ids) = self.apply(queries, own_ids, gallery, space, depth=k)
-        if ids is None:
+        queries, nearest = self.apply(queries, own_ids, gallery, space, depth=k)
+        if nearest is None:
             return search(queries, own_ids, gallery, k=k, space=space)
+        distances, ids = nearest
         return distances[:, :k], ids[:, :k]
 
 
@@ -176,7 +180,7 @@ def rerank(
         jaccard = 1 - common / (sums[pair_queries] + sums[pair_items] - common)  # Eq. 10.
         distances[rows] += (1 - parameters.weight) * jaccard.reshape(-1, depth)
     order = np.argsort(distances, axis=1, kind="stable")
-    return tuple(np.take_along_axis(array, order, axis=1) for array in (distances, ids))
+    return np.take_along_axis(distances, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
 
 class _Neighbourhoods:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
+from hypjax.retrieval.inputs import Points
 from hypjax.system.files import contiguous, read_npz, replacing
 
 _BLOCK_BYTES = 32 * 2**20  # Largest size of a block of features, in float64.
@@ -57,21 +58,30 @@ class Projection:
         """Fingerprint of projected embeddings: the projection's and the input's."""
         digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
         for array in (self.mean, self.components, self.variances):
-            digest.update(contiguous(array))
+            digest.update(contiguous(array).data)
         return digest.hexdigest()[:32]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
-        arrays = {name: contiguous(x) for name, x in vars(self).items() if name != "space"}
+        mean, components, variances = map(contiguous, (self.mean, self.components, self.variances))
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(
+                file,
+                mean=mean,
+                components=components,
+                variances=variances,
+                whiten=np.array(self.whiten),
+            )
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
         """Reads a file that `save` wrote; raises UserError if it is damaged."""
         with explained(f"cannot read the projection {path}"):
             arrays = read_npz(path)
-            return cls(space, **arrays | {"whiten": bool(arrays["whiten"])})
+            mean, components, variances, whiten = (
+                arrays[name] for name in ("mean", "components", "variances", "whiten")
+            )
+            return cls(space, mean, components, variances, bool(whiten))
 
 
 def fit(
@@ -85,7 +95,7 @@ def fit(
     """
     points, _ = inputs.check_points(points, points)
     n = len(points)
-    mean = sum(features.sum(axis=0) for features in _features(space, points)) / n
+    mean = np.sum([features.sum(axis=0) for features in _features(space, points)], axis=0) / n
     if not (1 <= dim <= min(n, len(mean)) and np.isfinite(mean).all()):
         kind = f"{n} of {len(mean)}"
         raise UserError(f"PCA to {dim} dimensions needs as many finite points; got {kind}")
@@ -105,7 +115,7 @@ def fit(
     return Projection(space, mean, components, np.maximum(variances, 0), whiten)
 
 
-def _features(space: Space, points: Float[ArrayLike, "n p"]) -> Iterator[Float[np.ndarray, "b d"]]:
+def _features(space: Space, points: Points) -> Iterator[Float[np.ndarray, "b d"]]:
     """Yields the points' features in blocks, in float64."""
     for rows in inputs.blocks(len(points), _BLOCK_BYTES // (8 * points.shape[1])):
         with jax.enable_x64(True):

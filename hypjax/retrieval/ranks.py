@@ -61,8 +61,8 @@ def first_ranks(
 def _nearest_rank(separations: Float[np.ndarray, " m"], matches: Rows, own_id: int) -> int:
     """Number of items before the nearest match, except the query's own item (−1 for none)."""
     match = matches[np.argmin(separations[matches])]  # The smallest index among ties.
-    num_before = np.count_nonzero(separations < separations[match])
-    num_before += np.count_nonzero(separations[:match] == separations[match])
+    num_before = int(np.count_nonzero(separations < separations[match]))
+    num_before += int(np.count_nonzero(separations[:match] == separations[match]))
     if own_id >= 0 and (separations[own_id], own_id) < (separations[match], match):
         num_before -= 1
     return num_before
@@ -77,26 +77,28 @@ def _bound_ranks(
     # computed twice: to bound the nearest match, then to count the items before it. Every other
     # item takes one score, two comparisons, and no sort.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
-    queries = tiles.SortedPoints(query_set, rows, score, mesh)
-    items = tiles.SortedPoints(gallery_set, np.arange(len(gallery_set.labels)), score, mesh)
+    queries = tiles.SortedPoints(query_set, rows, score, mesh, "query")
+    all_items = np.arange(len(gallery_set.labels))
+    items = tiles.SortedPoints(gallery_set, all_items, score, mesh, "gallery")
     symmetric = query_set is gallery_set and score.dtype == scores.SINGLE
     # With several chunks, only items of the queries' classes are searched for matches.
     candidates = items
     in_classes = np.flatnonzero(np.isin(gallery_set.labels, query_set.labels[rows]))
     if len(items.rows) > 1 and 0 < len(in_classes) < len(gallery_set.labels):
-        candidates = tiles.SortedPoints(gallery_set, in_classes, score, mesh)
+        candidates = tiles.SortedPoints(gallery_set, in_classes, score, mesh, "gallery")
     match_sides = queries.match_side, candidates.match_side
     bound, count = programs(mesh, query_set.ids is not None, symmetric, match_sides)
     match_bounds = np.full((2, *queries.rows.shape), -np.inf, score.dtype)
     counts = np.zeros((*queries.rows.shape, 2), np.int32)
-    points_of = functools.partial(tiles.points_of, queries, symmetric=symmetric)
     with score.enabled():
         for row, column, lists in tiles.pairs(queries, candidates, symmetric, matching_only=True):
-            bounds = bound(score.space, *points_of(candidates, row, column), *lists)
+            bounds = bound(score.space, queries.chunk(row), candidates.chunk(column), *lists)
             match_bounds[:, row] = np.maximum(match_bounds[:, row], bounds)
         for row, column, lists in tiles.pairs(queries, items, symmetric):
             bounds = match_bounds[:, row], match_bounds[:, column] if symmetric else None
-            pair_counts = count(score.space, *points_of(items, row, column), *bounds, *lists)
+            pair_counts = count(
+                score.space, queries.chunk(row), items.chunk(column), *bounds, *lists
+            )
             counts[row] += np.asarray(pair_counts[0])
             if symmetric:
                 counts[column] += np.asarray(pair_counts[1])
@@ -178,7 +180,7 @@ def _count_before(
     # centre, that slack is too large, and in spaces of several parts it bounds no distance.
     pairwise = bool(space.parts) or row_matches.dtype == jnp.float64
     thresholds = _thresholds(row_matches, rows.factors, columns.factors, pairwise)
-    if symmetric:
+    if column_matches is not None:  # `symmetric`.
         transposed = _thresholds(column_matches, columns.factors, rows.factors, pairwise)
 
     def count(row: Int[Array, ""], column: Int[Array, ""], counts: Any, *, matching: bool) -> Any:

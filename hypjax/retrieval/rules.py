@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 Ranks = Int[np.ndarray, "b p"]
 Counts = Int[np.ndarray, " b"]
 Scores = Float[np.ndarray, " b"]
-FIRST, ALL = "first", "all"  # Depths: the nearest positive, and all positives.
+FIRST: Literal["first"] = "first"
+ALL: Literal["all"] = "all"  # Depths: the nearest positive, and all positives.
 
 
 class Metric(NamedTuple):

@@ -21,17 +21,17 @@ import dataclasses
 import functools
 import math
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from hypjax.geometry import InnerProductSpace, SearchTerms, Space
-from hypjax.geometry.arithmetic import inner_products
+from hypjax.geometry import Composite, InnerProductSpace, SearchTerms, Space
+from hypjax.geometry.arithmetic import AnyArray, inner_products
+from hypjax.geometry.spaces import Role
 from hypjax.retrieval import inputs
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
@@ -47,8 +47,8 @@ Vectors = tuple[Float[Array, "n v"], ...]  # One array, or one for each part of 
 class Factors(NamedTuple):
     """Vectors of points, whose products are scores, and the coefficients of the slack."""
 
-    query: Vectors  # Vectors of the points as queries.
-    gallery: Vectors  # Vectors of the points as gallery items.
+    query: Vectors  # Vectors of the points as queries; () if they are gallery items only.
+    gallery: Vectors  # Vectors of the points as gallery items; () if they are queries only.
     slack: tuple[Float[Array, "n 2"], ...]  # a and b of the slack; 0 for padding.
 
 
@@ -64,23 +64,31 @@ class Score:
     def around(cls, space: Space, points: inputs.Points, dtype: np.dtype = SINGLE) -> "Score":
         """Creates a score that is most accurate near these points."""
         inputs.check_space(space)
-        return cls(space, np.mean(points, axis=0, dtype=np.float64), dtype)
+        return cls(space, np.asarray(np.mean(points, axis=0, dtype=np.float64)), dtype)
 
     def enabled(self) -> AbstractContextManager[None]:
         """Context in which this thread's JAX computes in the score's precision."""
         return jax.enable_x64(self.dtype == DOUBLE)
 
     def factors(
-        self, x: Float[ArrayLike, "n d"], valid: Bool[ArrayLike, " n"] | None = None
+        self,
+        x: Float[AnyArray, "n d"],
+        valid: Bool[AnyArray, " m"] | None = None,
+        role: Role | None = None,
     ) -> Factors:
-        """Factors of points; rows that are not `valid` are padding, with the score `PADDING`."""
+        """Factors of points; rows that are not `valid` are padding, with the score `PADDING`.
+
+        `x` may lack the last rows of the padding. A `role` leaves out the vectors of the other
+        role, which take as much memory.
+        """
         device = next(iter(x.devices())) if isinstance(x, jax.Array) else jax.local_devices()[0]
         # TPUs compute float32 from six products in bfloat16, and float64 from pairs of float32.
         tpu = device.platform == "tpu"
         roundoffs = {SINGLE: 2.0 ** -(21 if tpu else 24), DOUBLE: 2.0 ** -(44 if tpu else 53)}
         errors = roundoffs[self.dtype], roundoffs[DOUBLE]
         with jax.enable_x64(True):
-            return _blockwise_factors(self.space, x, valid, self.centre, self.dtype, errors)
+            valid = jnp.ones(len(x), bool) if valid is None else valid
+            return _blockwise_factors(self.space, x, valid, self.centre, self.dtype, errors, role)
 
 
 def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
@@ -100,7 +108,7 @@ def lowest(space: Space, queries: Factors, items: Factors) -> Float[Array, "n m"
 
 def _combined(space: Space, bounds: list[Float[Array, "n m"]], sign: int) -> Float[Array, "n m"]:
     """Combines upper (1) or lower (−1) bounds on −separation in the parts of a space."""
-    if not space.parts:
+    if not isinstance(space, Composite):
         return bounds[0]
     distance = space.combine(
         part.distance_at(jnp.maximum(-bound, 0))
@@ -126,30 +134,35 @@ def widened(threshold: Float[Array, "..."], sign: int) -> Float[Array, "..."]:
     return jnp.where(jnp.isinf(threshold), threshold, moved)
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "roundoffs"))
+@functools.partial(jax.jit, static_argnames=("dtype", "roundoffs", "role"))
 def _blockwise_factors(
     space: Space,
-    x: Float[ArrayLike, "n d"],
-    valid: Bool[ArrayLike, " n"] | None,
-    centre: Float[ArrayLike, " d"],
+    x: Float[AnyArray, "n d"],
+    valid: Bool[AnyArray, " m"],
+    centre: Float[AnyArray, " d"],
     dtype: np.dtype,
     roundoffs: tuple[float, float],
+    role: Role | None,
 ) -> Factors:
     def block_factors(block: tuple[Array, Array]) -> Factors:
-        x, valid = block
-        x = x.astype(jnp.float64)
-        parts = [(space, x, centre)]
-        if space.parts:
+        points, valid = block
+        if points.ndim == 1:  # Row numbers.
+            points = jnp.asarray(x).at[points].get(mode="fill", fill_value=0)
+        points = points.astype(jnp.float64)
+        parts = [(cast(InnerProductSpace, space), points, jnp.asarray(centre))]
+        if isinstance(space, Composite):
             spaces = [part for part, _ in space.parts]
-            parts = zip(spaces, space.split(x), space.split(centre), strict=True)
+            parts = [*zip(spaces, space.split(points), space.split(centre), strict=True)]
         part_factors = [_part_factors(*part, valid, roundoffs) for part in parts]
-        factors = Factors(*zip(*part_factors, strict=True))
-        return jax.tree.map(lambda x: x.astype(dtype), factors)
+        query, gallery, slack = zip(*part_factors, strict=True)
+        query, gallery = () if role == "gallery" else query, () if role == "query" else gallery
+        return jax.tree.map(lambda x: x.astype(dtype), Factors(query, gallery, slack))
 
-    valid = jnp.ones(len(x), bool) if valid is None else valid
     # In blocks of a power of two, since terms in float64 take much memory.
-    rows = math.gcd(len(x), 1 << max(_TERM_ELEMENTS // x.shape[1], 1).bit_length())
-    blocks = (array.reshape(-1, rows, *array.shape[1:]) for array in (x, valid))
+    rows = math.gcd(len(valid), 1 << max(_TERM_ELEMENTS // x.shape[1], 1).bit_length())
+    # Without the padding, points are read by row numbers: padding them would copy them all.
+    points = x if len(x) == len(valid) else jnp.arange(len(valid))
+    blocks = (array.reshape(-1, rows, *array.shape[1:]) for array in (points, valid))
     factors = lax.map(block_factors, tuple(blocks))
     return jax.tree.map(lambda x: x.reshape(-1, x.shape[2]), factors)
 

@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,12 +106,16 @@ class StreamedGallery:
         step = rows * self.mesh.size
         block = inputs.host_rows(self.array, np.s_[start : start + step])
         score.space.check(block, first=start)
-        points = jax.device_put(inputs.pad_rows(block, step), self.by_rows)
+        # Devices need equal shares, but one device needs no copy of the block with padding.
+        padded = block if self.mesh.size == 1 else inputs.pad_rows(block, step)
+        points = jax.device_put(padded, self.by_rows)
         if len(block) == len(self):  # Candidates are then read from the devices.
             self._on_devices = points
         valid = jax.device_put(np.arange(step) < len(block), self.by_rows)
         first = (start + rows * np.arange(self.mesh.size)).astype(np.int32)
-        return Chunk(score.factors(points, valid).gallery, jax.device_put(first, self.by_rows))
+        return Chunk(
+            score.factors(points, valid, "gallery").gallery, jax.device_put(first, self.by_rows)
+        )
 
     def points(self, ids: Ids) -> tuple[Float[Array | np.ndarray, "m d"], Ids]:
         """Returns an array of points, and its rows that hold the items `ids`."""
@@ -175,7 +179,8 @@ def jitted_steps(
 ) -> tuple[Callable, Callable]:
     """Jits `_multiply` and `_select` for a sharded gallery; with `columns`, vectors are columns."""
     rows = P(AXIS)
-    chunk = Chunk(P(None, AXIS) if columns else rows, rows)
+    partitions: tuple[Any, Any] = P(None, AXIS) if columns else rows, rows
+    chunk = Chunk(*partitions)
     sharded = functools.partial(jax.shard_map, mesh=mesh, out_specs=rows)
     multiply = functools.partial(_multiply, group=group, columns=columns)
     multiply = sharded(multiply, in_specs=(rows, P(), P(), chunk))
@@ -243,7 +248,11 @@ def _select_on_host(
     if best is None:
         best = TopK(np.empty((len(scores), 0), scores.dtype), np.empty((len(scores), 0), np.int32))
     full = best.scores.shape[1] == k
-    floor = best.scores[:, -1:] if full else np.full((len(scores), 1), -np.inf, scores.dtype)
+    floor = (
+        np.asarray(best.scores[:, -1:])
+        if full
+        else np.full((len(scores), 1), -np.inf, scores.dtype)
+    )
     rows, items, chosen = _at_least_kth_maximum(scores, maxima, k, floor)
     counts = np.bincount(rows, minlength=len(scores))
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

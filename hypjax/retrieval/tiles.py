@@ -10,6 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
+from hypjax.geometry.arithmetic import AnyArray
+from hypjax.geometry.spaces import Role
 from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Labelled, Rows
 from hypjax.retrieval.scores import Factors, Score
@@ -18,7 +20,7 @@ AXIS = "tiles"  # Mesh axis over which tiles are distributed.
 SIDE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 NO_ID = np.iinfo(np.int32).max
 _MATCH_SIDE = 256  # Side of tiles that are searched for matches, if classes are small.
-_FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
+_FACTOR_BYTES = 2**24  # Largest size of the factors of a chunk.
 
 
 class ChunkPoints(NamedTuple):
@@ -39,8 +41,10 @@ class SortedPoints:
     `match_side` is the side of tiles that are searched for matches.
     """
 
-    def __init__(self, points: Labelled, rows: Rows, score: Score, mesh: Mesh) -> None:
-        self.mesh, self._points, self._score = mesh, points, score
+    def __init__(
+        self, points: Labelled, rows: Rows, score: Score, mesh: Mesh, role: Role | None = None
+    ) -> None:
+        self.mesh, self._points, self._score, self._role = mesh, points, score, role
         self._chunks: dict[int, ChunkPoints] = {}
         labels = points.labels[rows]
         height = side(len(rows))
@@ -49,22 +53,25 @@ class SortedPoints:
         small = height % _MATCH_SIDE == 0 and class_sizes.mean() <= _MATCH_SIDE / 4
         self.match_side = _MATCH_SIDE if small else height
         num_tiles = positions[-1] // height + 1
-        # Each point has a vector as a query and one as a gallery item.
-        tile_bytes = 2 * score.dtype.itemsize * points.points.shape[1] * height
+        tile_bytes = score.dtype.itemsize * points.points.shape[1] * height
         num_chunks = -(-num_tiles // max(_FACTOR_BYTES // tile_bytes, 1))
         self.rows = np.full((num_chunks, -(-num_tiles // num_chunks) * height), -1)
         self.rows.reshape(-1)[positions] = rows[np.argsort(labels, kind="stable")]
         self.labels = np.where(self.rows >= 0, points.labels[self.rows], -1).astype(np.int32)
 
     def chunk(self, index: int) -> ChunkPoints:
-        """Computes a chunk's points on all devices; keeps only the last chunk in memory."""
+        """Computes a chunk's points on all devices; keeps only the last chunk in memory.
+
+        Keep no reference to it, so that the next chunk can replace it.
+        """
         if index not in self._chunks:
             self._chunks.clear()  # Frees its memory first.
             rows = self.rows[index]
             valid = rows >= 0
             ids = rows if self._points.ids is None else self._points.ids[rows]
             ids = np.where(valid, ids, NO_ID).astype(np.int32)
-            factors = self._score.factors(inputs.host_rows(self._points.points, rows), valid)
+            coordinates = inputs.host_rows(self._points.points, rows)
+            factors = self._score.factors(coordinates, valid, self._role)
             points = ChunkPoints(factors, self.labels[index], ids)
             self._chunks[index] = jax.device_put(points, NamedSharding(self.mesh, P()))
         return self._chunks[index]
@@ -93,17 +100,9 @@ def _positions(sizes: Int[np.ndarray, " classes"], side: int) -> Int[np.ndarray,
 class Tiles(NamedTuple):
     """Tiles of the score matrix that each device visits, by row and column, padded."""
 
-    rows: Int[Array, "devices t"]
-    columns: Int[Array, "devices t"]
-    counts: Int[Array, " devices"]  # Number of each device's tiles, without the padding.
-
-
-def points_of(
-    queries: SortedPoints, items: SortedPoints, row: int, column: int, symmetric: bool
-) -> tuple[ChunkPoints, ChunkPoints]:
-    """Points of two chunks. Keep no reference to them, so that the next pair can replace them."""
-    points = queries.chunk(row)
-    return points, points if symmetric and row == column else items.chunk(column)
+    rows: Int[AnyArray, "devices t"]
+    columns: Int[AnyArray, "devices t"]
+    counts: Int[AnyArray, " devices"]  # Number of each device's tiles, without the padding.
 
 
 def pairs(
@@ -154,7 +153,8 @@ def distribute(mesh: Mesh, tiles: Int[np.ndarray, "t 2"], capacity: int) -> Tile
         share = tiles[device :: mesh.size]
         indices[device, : len(share)] = share
         counts[device] = len(share)
-    return jax.device_put(Tiles(*np.moveaxis(indices, 2, 0), counts), NamedSharding(mesh, P(AXIS)))
+    tiles_of_devices = Tiles(indices[..., 0], indices[..., 1], counts)
+    return jax.device_put(tiles_of_devices, NamedSharding(mesh, P(AXIS)))
 
 
 def visit(tiles: Tiles, update: Callable[[Array, Array, Any], Any], state: Any) -> Any:

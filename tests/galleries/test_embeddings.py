@@ -55,13 +55,21 @@ def files(features, labels, tmp_path_factory):
 
 @pytest.mark.parametrize("space", [Sphere(), BALL])
 def test_files_of_all_kinds_hold_the_same(files, features, labels, space, monkeypatch):
-    monkeypatch.setattr(inputs, "_BLOCK", 8)  # Three blocks, the last one padded.
+    monkeypatch.setattr(inputs, "_BLOCK_BYTES", 8 * 4 * 5)  # Three blocks, the last one padded.
     for path, other in files:
         actual = Embeddings.load(path, space, labels=other)
         np.testing.assert_allclose(actual.vectors, space.embed(features), atol=1e-7)
         np.testing.assert_array_equal(actual.features(), features)
         assert actual.labels.tolist() == [str(label) for label in labels]
         np.testing.assert_array_equal(read_features(path, other).features, features)
+
+
+@pytest.mark.parametrize("space", [Sphere(), BALL])
+def test_points_may_take_the_memory_of_their_features(files, space):
+    kept, overwritten = (Embeddings.load(files[0][0], space, overwrite=x) for x in (False, True))
+    np.testing.assert_array_equal(overwritten.vectors, kept.vectors)
+    assert overwritten.raw_features is None
+    assert overwritten.all_clipped() == kept.all_clipped()
 
 
 def test_arrays_have_usual_names_or_those_of_options(features, tmp_path):
