@@ -130,12 +130,12 @@ def test_all_options_at_once_follow_a_transcription():
     np.testing.assert_allclose(norms, their_norms, rtol=1e-3)
     assert min(losses[-3:]) < 0.7 * losses[0]
 
-    images = held_out.images.astype(np.float32) / 127.5 - 1
+    images = held_out.inputs[IMAGES].astype(np.float32) / 127.5 - 1
     embed = jax.jit(learner.model.apply)
     for ours, theirs in ((trained_model, encoder), (evaluated_model, average)):
         found = embed({"params": ours(learner, state)}, images).projected
         with torch.no_grad():
-            expected = theirs(recipe.prepare(held_out.images)).numpy()
+            expected = theirs(recipe.prepare(held_out.inputs[IMAGES])).numpy()
         np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
     trained = flatten_dict(state.params["model"])
     for path, own in adapters.items():

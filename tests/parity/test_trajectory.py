@@ -175,10 +175,10 @@ def test_trajectories_agree(space, noise):
     losses, norms, clipped = theirs = train_peer(encoder, head, space, batches)
     np.testing.assert_allclose(ours[:2], theirs[:2], rtol=1e-3)
     np.testing.assert_allclose(ours[2], clipped, atol=0.05)  # An image may be at the clip radius.
-    images = held_out.images.astype(np.float32) / 127.5 - 1
+    images = held_out.inputs[IMAGES].astype(np.float32) / 127.5 - 1
     outputs = jax.jit(learner.model.apply)({"params": state.params["model"]}, images)
     with torch.no_grad():
-        pooled = encoder(prepare(held_out.images))
+        pooled = encoder(prepare(held_out.inputs[IMAGES]))
         expected = pooled.numpy(), head(pooled).numpy()
     # Ten times the observed difference, and less than the effect of weight decay, even on biases.
     for actual, theirs in zip((outputs.pooled, outputs.projected), expected, strict=True):
