@@ -4,7 +4,6 @@ import itertools
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,8 +15,10 @@ from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.galleries.own_images import OwnImages, copies
+from hypjax.geometry import Space
 from hypjax.retrieval.graded import GRADED
 from hypjax.retrieval.inputs import check_count
+from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.system import console
 from hypjax.types import GroundTruth, cased_alike, coarse_levels, composed
 
@@ -135,8 +136,50 @@ def graded_metrics(task: Task) -> list[str]:
     return [] if any(x is None or "" in x for x in columns) else [*GRADED]
 
 
-def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: Any) -> _Scores:
-    """Graded scores, whose levels are the classes and then any coarse classes."""
+def task_scores(
+    task: Task,
+    queries: _Points,
+    gallery: _Points | None,
+    *,
+    metrics: Sequence[str],
+    space: Space,
+    postprocessing: Postprocessing = NO_POSTPROCESSING,
+) -> _Scores:
+    """Scores of each of a task's queries, by metric; arguments are those of `query_scores`.
+
+    With ground truth, metrics are named by their level of difficulty, as in "medium/map".
+    """
+    if task.ground_truth is not None:
+        return _judged_scores(task.ground_truth, queries, gallery, metrics, space, postprocessing)
+    scores: _Scores = {}
+    if ungraded := [name for name in metrics if name not in GRADED]:
+        scores = retrieval.query_scores(
+            queries,
+            task.queries.labels,
+            gallery,
+            task.gallery.labels if task.gallery else None,
+            metrics=ungraded,
+            space=space,
+            postprocessing=postprocessing,
+            own_rows=task.own_rows,
+        )
+    if graded := [name for name in metrics if name in GRADED]:
+        levels = _levels(task)
+        scores |= retrieval.graded_scores(
+            queries,
+            [level[: len(queries)] for level in levels],
+            gallery,
+            None if gallery is None else [level[len(queries) :] for level in levels],
+            metrics=graded,
+            space=space,
+            postprocessing=postprocessing,
+            own_rows=task.own_rows,
+        )
+    return scores
+
+
+def _levels(task: Task) -> list[np.ndarray]:
+    """Labels of queries and then of the gallery: the classes, and any coarse classes."""
     images = [*filter(None, (task.queries, task.gallery))]
     columns = [x.coarse_labels for x in images if x.coarse_labels is not None]
     if columns and not graded_metrics(task):
@@ -144,42 +187,37 @@ def _graded(task: Task, queries: _Points, gallery: _Points | None, **options: An
     if not columns:
         console.warn("there are no coarse labels: graded metrics know one level, the classes")
     classes = np.concatenate([x.labels for x in images])
-    levels = [classes, *coarse_levels(itertools.chain(*columns))]
-    query_levels = [level[: len(queries)] for level in levels]
-    gallery_levels = None if gallery is None else [level[len(queries) :] for level in levels]
-    return retrieval.graded_scores(queries, query_levels, gallery, gallery_levels, **options)
+    return [classes, *coarse_levels(itertools.chain(*columns))]
 
 
-def task_scores(
-    task: Task, queries: _Points, gallery: _Points | None, *, metrics: Sequence[str], **options: Any
+def _judged_scores(
+    ground_truth: GroundTruth,
+    queries: _Points,
+    gallery: _Points | None,
+    metrics: Sequence[str],
+    space: Space,
+    postprocessing: Postprocessing,
 ) -> _Scores:
-    """Scores of each of a task's queries, by metric; `options` are those of `query_scores`.
-
-    With ground truth, metrics are named by their level of difficulty, as in "medium/map".
-    """
-    graded = [name for name in metrics if name in GRADED]
-    scores: _Scores = {}
-    if task.ground_truth is None:
-        ungraded = [name for name in metrics if name not in GRADED]
-        options["own_rows"] = task.own_rows
-        if ungraded:
-            gallery_labels = task.gallery.labels if task.gallery else None
-            points = queries, task.queries.labels, gallery, gallery_labels
-            scores = retrieval.query_scores(*points, metrics=ungraded, **options)
-        if graded:
-            scores |= _graded(task, queries, gallery, metrics=graded, **options)
-        return scores
-    if graded:
+    """Scores by ground truth, at each level of difficulty."""
+    if graded := [name for name in metrics if name in GRADED]:
         raise UserError(f"{graded[0]} needs labels, but these images have a ground truth instead")
-    options["metrics"] = metrics
+    assert gallery is not None  # Ground truth names queries and a gallery.
+    scores: _Scores = {}
     for level in retrieval.LEVELS:
-        relevance = retrieval.relevance_at(level, task.ground_truth)
+        relevance = retrieval.relevance_at(level, ground_truth)
         if not any(map(len, relevance.positives)):  # Possible in a partial copy of a dataset.
             continue
         with warnings.catch_warnings():
             # The protocol leaves out queries without a positive at a level.
             warnings.filterwarnings("ignore", message=".* queries have no match")
-            level_scores = retrieval.relevance_scores(queries, gallery, relevance, **options)
+            level_scores = retrieval.relevance_scores(
+                queries,
+                gallery,
+                relevance,
+                metrics=metrics,
+                space=space,
+                postprocessing=postprocessing,
+            )
         scores |= {f"{level}/{name}": values for name, values in level_scores.items()}
     return scores
 
