@@ -85,20 +85,12 @@ def main(
     elif source.dataset and source.queries:
         raise UserError("the queries of --dataset are in --embeddings; leave out --queries")
     from hypjax.experiment import scoring
-    from hypjax.geometry import PoincareBall, Sphere
-    from hypjax.geometry.registry import describe_space
     from hypjax.retrieval.metrics import metric_names
     from hypjax.system import caches
 
     caches.keep_compiled_programs()
-    spaces = {
-        None: None,  # The space of the embeddings.
-        "sphere": Sphere(),
-        "ball": PoincareBall(c, clip_radius or None),
-        "euclidean": PoincareBall(0.0, None),  # Distances are twice the Euclidean ones.
-    }
     _require_metrics(metrics or ())
-    task = _task(source, external, batch_size, spaces[space], keep_self)
+    task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
     defaults = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
     chosen = metrics or (["map"] if task.ground_truth is not None else defaults)
     default_ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
@@ -106,14 +98,20 @@ def main(
     scores = scoring.score(task, metric_names(chosen, found_ks))
     _print(scores, task, "Euclidean space" if space == "euclidean" else task.queries.space)
     if output:
-        numbers = {
-            **{name: score["mean"] for name, score in scores.items()},
-            "intervals": {name: score["interval"] for name, score in scores.items()},
-            "queries": len(task.queries),
-            "items": len(task.gallery or task.queries),
-            "space": describe_space(task.queries.space),
-        }
-        command.write_numbers(output, numbers)
+        command.write_numbers(output, _numbers(scores, task))
+
+
+def _space(name: str | None, c: float, clip_radius: float) -> Any:
+    """The space that --space names; None for the space of the embeddings."""
+    from hypjax.geometry import PoincareBall, Sphere
+
+    if name is None:
+        return None
+    if name == "sphere":
+        return Sphere()
+    if name == "ball":
+        return PoincareBall(c, clip_radius or None)
+    return PoincareBall(0.0, None)  # Distances are twice the Euclidean ones.
 
 
 def _require_metrics(names: Sequence[str]) -> None:
@@ -123,6 +121,19 @@ def _require_metrics(names: Sequence[str]) -> None:
     for name in names:
         if name not in METRICS and name.partition("@")[0] not in METRICS:
             raise UserError(f"unknown metric {name!r}; it must be one of {', '.join(METRICS)}")
+
+
+def _numbers(scores: dict[str, Any], task: Any) -> dict[str, Any]:
+    """The fields of --output."""
+    from hypjax.geometry.registry import describe_space
+
+    return {
+        **{name: score["mean"] for name, score in scores.items()},
+        "intervals": {name: score["interval"] for name, score in scores.items()},
+        "queries": len(task.queries),
+        "items": len(task.gallery or task.queries),
+        "space": describe_space(task.queries.space),
+    }
 
 
 def _print(scores: dict[str, Any], task: Any, space: object) -> None:
