@@ -168,7 +168,7 @@ def test_a_model_trained_elsewhere_is_saved_and_loaded(tmp_path, kind):
     if kind == "head":
         # Of a learned curvature, too, the space that is passed is the one that is saved.
         fields = "model.pooling=avg", "model.eval_pooling=avg", "objective.learn_c=True"
-        net = create_embedder(small_runs.load("unused", *fields))
+        net = create_embedder(model_settings(small_runs.load("unused", *fields)))
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
     scaled = (pixels / np.float32(255) - 0.25) / 0.5
     params = net.init(jax.random.key(0), scaled)["params"]

@@ -9,6 +9,7 @@ import pytest
 
 from hypjax.objectives import PairwiseCrossEntropy
 from hypjax.training import optim, states
+from hypjax.types import IMAGES, CachedFeatures
 from tests.helpers.steps import learner_of, leaves, random_batch, start
 
 DECAY = 0.9
@@ -83,14 +84,16 @@ def test_it_works_on_cached_features_and_frozen_models(begun):
     features = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32)
     for i in range(2):
         head = jax.tree.map(np.asarray, state.teacher["head"])
-        state, given = step(state, random_batch()._replace(images=features))
+        state, given = step(
+            state, random_batch()._replace(inputs={IMAGES: CachedFeatures(features)})
+        )
         expected = features @ head["kernel"] + head["bias"]
         np.testing.assert_allclose(given["teacher"].projected, expected, rtol=1e-4, atol=1e-4)
         key = jax.random.fold_in(jax.random.key(7), i)  # Of seed and step alone.
         np.testing.assert_array_equal(given["key"], jax.random.key_data(key))
     _, state, step = begun("optim.frozen=encoder,head", *cached)
     assert state.teacher == {}
-    state, given = step(state, random_batch()._replace(images=features))
+    state, given = step(state, random_batch()._replace(inputs={IMAGES: CachedFeatures(features)}))
     np.testing.assert_array_equal(given["teacher"].projected, given["student"].projected)
 
 
