@@ -6,7 +6,7 @@ A view resizes an image, and crops a box, which is resized to the model's square
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -18,6 +18,7 @@ Sizes = Int[np.ndarray, "n 2"]  # Heights and widths, in pixels.
 Boxes = Int[np.ndarray, "n 4"]  # Top, left, height and width, in pixels.
 
 
+@runtime_checkable
 class TrainView(Protocol):
     """A random view for training."""
 

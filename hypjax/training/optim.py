@@ -13,6 +13,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
 
 from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
+from hypjax.fields import Values
+from hypjax.geometry.arithmetic import AnyArray
 from hypjax.objectives import Group
 from hypjax.training.riemannian import riemannian_adam
 
@@ -52,7 +54,7 @@ def merge(params: PyTree, others: PyTree) -> PyTree:
     return unflatten_dict(flat | flatten_dict(others, keep_empty_nodes=True))
 
 
-def learning_rate(optim: Mapping[str, Any], total_steps: int) -> optax.Schedule:
+def learning_rate(optim: Values, total_steps: int) -> optax.Schedule:
     """Builds the schedule of the fields of `config.optim`: a linear warm-up from 0, then theirs.
 
     The rate stays constant, decays to 0 along a half cosine, or is multiplied by `decay_factor`
@@ -118,7 +120,7 @@ def create_optimizer(
 
     def decay_of(path: _Path) -> float:
         group_decay = _group_of(groups, path).weight_decay
-        return weight_decay if group_decay is None else group_decay
+        return float(weight_decay if group_decay is None else group_decay)
 
     def rate_of(path: _Path) -> float:
         return _group_of(groups, path).rate * (layer_rate(path) if layer_rate else 1.0)
@@ -157,7 +159,7 @@ def _scale(
     muon = optax.contrib.muon(-1.0, beta=momentum, consistent_rms=0.2)
 
     # Muon is for the model's matrices; vectors, convolutions, tokens and proxies have Adam.
-    def kind(path: tuple[Any, ...], x: jax.Array) -> str:
+    def kind(path: tuple[Any, ...], x: AnyArray) -> str:
         return "matrix" if x.ndim == 2 and path[0].key != "objective" else "other"
 
     kinds = functools.partial(jax.tree_util.tree_map_with_path, kind)
@@ -165,7 +167,7 @@ def _scale(
 
 
 def configured_optimizer(
-    optim: Mapping[str, Any],
+    optim: Values,
     schedule: optax.Schedule,
     objective_groups: Sequence[Group] = (),
     scalar_groups: Sequence[Group] = (),
@@ -181,7 +183,7 @@ def configured_optimizer(
         *(group._replace(path=GROUPS["space"] + group.path) for group in scalar_groups),
         *user_groups,
     ]
-    names = inspect.signature(create_optimizer).parameters.keys() & optim.keys()
+    names = inspect.signature(create_optimizer).parameters.keys() & {*optim.keys()}
     fields = {name: optim[name] for name in names - {"learning_rate", "groups"}}
     return create_optimizer(schedule, groups=groups, **fields, **options)
 

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from unittest.mock import NonCallableMock
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Sphere
 from hypjax.objectives import loss_function
 from hypjax.settings import Step
+from hypjax.training.learner import Learner
 from hypjax.training.step import TrainState, _apply_gradient, make_train_step
 from tests.helpers import small_runs, steps
 from tests.helpers.steps import learner_of, leaves, lower, random_batch, start
@@ -101,7 +103,8 @@ def test_an_update_is_dropped_if_the_loss_or_the_gradient_is_not_finite(loss, sl
     optimizer, model = optax.sgd(0.5), {"w": jnp.float32(1), "scalars": {"log_c": jnp.float32(0)}}
     params = {"model": model, "objective": {}}
     objective = SimpleNamespace(lasting_state=("memory",), teacher_decay=0.9, groups=())
-    learner = SimpleNamespace(
+    learner = NonCallableMock(
+        Learner,
         frozen=(),
         optimizer=optimizer,
         objective=objective,
