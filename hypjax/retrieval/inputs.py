@@ -19,13 +19,16 @@ LANES = 16
 _BLOCK_BYTES = 2**21  # Largest size of the rows that `by_blocks` passes to a function at once.
 PART_BYTES = 16 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
+GalleryPoints = Float[np.ndarray, "m d"]
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.
+SomeRows = Int[np.ndarray, " r2"]  # Some of these rows.
 OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query's own image, −1 for none.
 OwnRows = (
     Sequence[Sequence[int]] | Int[np.ndarray, "n k"]
 )  # Gallery rows of each query's own image; () for no rows at all.
-Ids = Int[np.ndarray, "n k"]  # Gallery indices.
-Nearest = tuple[Float[np.ndarray, "n k"], Ids]  # Distances or separations, ascending, and ids.
+Ids = Int[np.ndarray, "n l"]  # Gallery indices.
+# Distances or separations, ascending, and ids.
+Nearest = tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class Labelled(NamedTuple):
@@ -52,7 +55,7 @@ def blocks(num_rows: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
-def split(rows: Rows, size: int) -> list[Rows]:
+def split(rows: Rows, size: int) -> list[Int[np.ndarray, " _"]]:
     """Splits an array of rows into blocks of `size` rows, at least 1; the last may be smaller."""
     return [rows[block] for block in blocks(len(rows), size)]
 
@@ -110,7 +113,7 @@ def unmasked(name: str, array: ArrayLike | Sequence[Any]) -> np.ndarray:
 
 def check_points(
     queries: Float[ArrayLike, "n d"], gallery: Float[ArrayLike, "m d"]
-) -> tuple[Points, Points]:
+) -> tuple[Points, GalleryPoints]:
     """Checks shapes and types of points, and returns NumPy arrays."""
     queries, gallery = unmasked("queries", queries), unmasked("gallery", gallery)
     for name, points in (("queries", queries), ("gallery", gallery)):

@@ -21,7 +21,7 @@ from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 _Metrics = Mapping[str, Metric]
-_Scores = dict[str, Float[np.ndarray, " n"]]  # By metric.
+_Scores = dict[str, Float[np.ndarray, " n"] | Bool[np.ndarray, " n"]]  # By metric.
 _Ranks = Int[np.ndarray, " n"]  # Of each query's nearest match.
 # Functions from K to a metric, by the metric's name.
 AT_K: dict[str, Callable[[int], Metric]] = {
@@ -168,7 +168,7 @@ def own_items(queries: Labelled, own_rows: OwnRows, num_items: int) -> tuple[Own
     """
     count = len(queries.points)
     if not any(map(len, own_rows)):
-        return queries.ids, [()] * count if queries.ids is None else queries.ids[:, None]
+        return queries.ids, [()] * count if queries.ids is None else queries.ids[:, None].tolist()
     if len(own_rows) != count:
         raise UserError(f"own_rows has {len(own_rows)} lists for {count} queries")
     pairs = [(query, row) for query, rows in enumerate(own_rows) for row in rows]
@@ -223,7 +223,7 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
     nearest = {name: x for name, x in others.items() if x.depth is FIRST}
     lengths = {name: x.depth(searches.matches) for name, x in others.items() if callable(x.depth)}
     listed = {name: metrics[name] for name in lengths}
-    length = max(lengths.values(), default=0)
+    length = int(max(lengths.values(), default=0))
     scores: _Scores = {}
     nearest_ranks = np.full(len(searches.matches), NO_MATCH)
     if listed:
@@ -333,7 +333,7 @@ def average_precision(
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
 
-def report_excluded(matches: Counts) -> None:
+def report_excluded(matches: Counts | Bool[np.ndarray, " b"]) -> None:
     """Warns that queries without matches are left out of the scores."""
     if excluded := int(np.sum(matches == 0)):
         problem = f"{excluded} of {len(matches)} queries have no match"

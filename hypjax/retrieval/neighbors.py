@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
-from hypjax.retrieval.inputs import Ids, Nearest, OwnIds, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Ids, Nearest, OwnIds, Points, Rows, SomeRows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -63,7 +63,7 @@ def nearest_neighbors(
 def search(
     queries: Points,
     own_ids: OwnIds,
-    gallery: Points | StreamedGallery,
+    gallery: GalleryPoints | StreamedGallery,
     *,
     k: int,
     space: Space,
@@ -102,7 +102,7 @@ class _Search:
         self.certain = np.zeros(len(self.queries), bool)
         self.num_listed = self.k + (self.own_ids is not None)  # A query may find itself.
 
-    def by_products(self, rows: Rows, score: Score) -> Rows:
+    def by_products(self, rows: Rows, score: Score) -> SomeRows:
         """Selects candidates by scores and sorts them by distance; returns uncertain queries."""
         spare = self.k + _MORE_CANDIDATES if score.dtype == DOUBLE else _SPARE_CANDIDATES
         # Separations are computed for a multiple of `LANES` items in any case.
@@ -150,7 +150,7 @@ class _Search:
     def _points(self, rows: Rows, size: int) -> Float[Array, "b d"]:
         """Checks queries, pads them to a block, and copies it to all devices."""
         points = inputs.host_rows(self.queries, rows)
-        self.space.check(points, first=rows[0])
+        self.space.check(points, first=int(rows[0]))
         return jax.device_put(inputs.pad_rows(points, size), NamedSharding(self.gallery.mesh, P()))
 
     def _sort(self, rows: Rows, points: Float[Array, "b d"], best: selection.TopK) -> None:

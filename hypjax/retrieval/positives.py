@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Int8
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import Ids, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Ids, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
@@ -110,7 +110,7 @@ class Ranking(NamedTuple):
 
 def rankings(
     queries: Points,
-    gallery: Points,
+    gallery: GalleryPoints,
     relevances: Iterable[ItemRelevance],
     space: Space,
     reranked: Ids | None = None,

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Nearest, OwnIds, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Nearest, OwnIds, Points, Rows
 from hypjax.retrieval.neighbors import search
 
 if TYPE_CHECKING:
@@ -61,7 +61,13 @@ class Postprocessing:
     reranking: Reranking | None = None
 
     def apply(
-        self, queries: Points, own_ids: OwnIds, gallery: Points, space: Space, *, depth: int = 1
+        self,
+        queries: Points,
+        own_ids: OwnIds,
+        gallery: GalleryPoints,
+        space: Space,
+        *,
+        depth: int = 1,
     ) -> tuple[Points, Nearest | None]:
         """Expands queries and re-ranks their results; arguments as for `search`.
 
@@ -80,7 +86,7 @@ class Postprocessing:
         )
 
     def search(
-        self, queries: Points, own_ids: OwnIds, gallery: Points, *, k: int, space: Space
+        self, queries: Points, own_ids: OwnIds, gallery: GalleryPoints, *, k: int, space: Space
     ) -> Nearest:
         """Finds post-processed neighbours; re-ranked ones have the distances of `rerank`."""
         inputs.check_search(k, own_ids, len(queries), len(gallery))

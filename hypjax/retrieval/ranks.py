@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
-from hypjax.retrieval.inputs import Labelled, Rows
+from hypjax.retrieval.inputs import Labelled, Rows, SomeRows
 from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -34,7 +34,7 @@ def first_ranks(
     """
     ranks = np.empty(len(query_set.labels), np.int32)
 
-    def by_products(rows: Rows, score: Score) -> Rows:
+    def by_products(rows: Rows, score: Score) -> SomeRows:
         bounds = _bound_ranks(query_set, rows, gallery_set, score)
         ranks[rows] = bounds[:, 0]
         if ks is not None:  # Bounds between the same two Ks suffice.
@@ -47,7 +47,7 @@ def first_ranks(
         for copies, separations in distinct:
             for row in rows[copies]:
                 matches = np.flatnonzero(gallery_set.labels == query_set.labels[row])
-                own_id = -1 if query_set.ids is None else query_set.ids[row]
+                own_id = -1 if query_set.ids is None else int(query_set.ids[row])
                 ranks[row] = _nearest_rank(separations, matches[matches != own_id], own_id)
 
     score = Score.around(space, StreamedGallery(gallery_set.points).sample)

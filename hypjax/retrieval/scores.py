@@ -41,7 +41,8 @@ _SMALLEST_OFFSET = 2.0**-80
 _OTHER_ROUNDINGS = 16  # Roundings outside the sum of a product: of factors, offsets and slack.
 _TERM_ELEMENTS = 2**17  # Coordinates of the points whose factors are computed at once.
 
-Vectors = tuple[Float[Array, "n v"], ...]  # One array, or one for each part of a composite space.
+Vectors = tuple[Float[Array, "n _"], ...]  # One array, or one for each part of a composite space.
+ItemVectors = tuple[Float[Array, "m _"], ...]
 
 
 class Factors(NamedTuple):
@@ -91,7 +92,7 @@ class Score:
             return _blockwise_factors(self.space, x, valid, self.centre, self.dtype, errors, role)
 
 
-def highest(space: Space, queries: Vectors, items: Vectors) -> Float[Array, "n m"]:
+def highest(space: Space, queries: Vectors, items: ItemVectors) -> Float[Array, "n m"]:
     """Scores of all pairs: upper bounds on −separation."""
     return _combined(space, list(map(inner_products, queries, items)), 1)
 

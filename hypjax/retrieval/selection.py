@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Ids, Rows
+from hypjax.retrieval.inputs import Ids
 from hypjax.retrieval.scores import PADDING, SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
@@ -273,7 +273,7 @@ def _select_on_host(
 
 def _at_least_kth_maximum(
     scores: _Scores, maxima: _Maxima, k: int, floor: Float[np.ndarray, "b 1"]
-) -> tuple[Rows, Rows, Float[np.ndarray, " r"]]:
+) -> tuple[Int[np.ndarray, " e"], Int[np.ndarray, " e"], Float[np.ndarray, " e"]]:
     """Row, item and score of all items that reach the row's floor and its k-th maximum."""
     # A separate function, so that its large arrays are freed before `_select_on_host` allocates.
     # Else the C library returns memory to the system at each call, longer than the search takes.

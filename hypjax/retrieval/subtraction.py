@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Ids, Nearest, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Ids, Nearest, Points, Rows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
@@ -119,7 +119,7 @@ def _row_separations(
 
 
 def gallery_separations(
-    space: Space, queries: Points, gallery: Points
+    space: Space, queries: Points, gallery: GalleryPoints
 ) -> Iterator[tuple[Rows, Float[np.ndarray, " m"]]]:
     """Yields, for each distinct query, the rows that hold it and its separations from all items."""
     # Queries are often duplicates: a collapsed model maps all images to one point.
@@ -170,7 +170,7 @@ def nearest_candidates(
     return np.take_along_axis(separations, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
 
-def nearest_items(space: Space, queries: Points, gallery: Points, k: int) -> Nearest:
+def nearest_items(space: Space, queries: Points, gallery: GalleryPoints, k: int) -> Nearest:
     """Distances and ids of each query's k nearest items in the whole gallery, ties by id."""
     ids = np.empty((len(queries), k), np.int32)
     separations = np.empty((len(queries), k))
