@@ -17,7 +17,7 @@ MULTIPLE = 64  # Factors of a matrix product are padded to a multiple of this ma
 # loop, where roundings may differ; but duplicates must be equally far.
 LANES = 16
 _BLOCK_BYTES = 2**21  # Largest size of the rows that `by_blocks` passes to a function at once.
-PART_BYTES = 16 * 2**20  # Largest size of the points that are held at once.
+PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
 Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
 GalleryPoints = Float[np.ndarray, "m d"]
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.

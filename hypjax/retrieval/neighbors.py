@@ -19,8 +19,7 @@ from hypjax.retrieval.selection import StreamedGallery
 
 _BLOCK_SIZE = 512  # Queries of a block.
 _SCORE_BYTES = 128 * 2**20  # Largest size of the scores of a block and a chunk.
-_CHUNK_BYTES = 16 * 2**20  # Largest size of the points of a chunk.
-_WHOLE_BYTES = 32 * 2**20  # Largest size of a gallery that is one chunk: its points stay on device.
+_CHUNK_BYTES = 32 * 2**20  # Largest size of the points of a chunk.
 _RESULT_BYTES = 4 * 2**20  # Largest size of the candidates of a block.
 _MIN_BLOCK = 4  # Queries of a block are a multiple of this, unless there is only one.
 _SPARE_CANDIDATES = 2  # Beyond k. The last one's score bounds the scores of all other items.
@@ -130,16 +129,12 @@ class _Search:
         max_height = max(_RESULT_BYTES // (2 * itemsize * num_candidates), _MIN_BLOCK)
         height = min(self.block_size, num_queries, max_height)
         height = 1 if num_queries == 1 else inputs.round_up(height, _MIN_BLOCK)
-        row_bytes = itemsize * dim
-        is_small = row_bytes * self.gallery.rows <= _WHOLE_BYTES
-        chunk_bytes = _WHOLE_BYTES if is_small else _CHUNK_BYTES
-        max_width = min(_SCORE_BYTES // (itemsize * height), chunk_bytes // row_bytes)
+        max_width = min(_SCORE_BYTES // (itemsize * height), _CHUNK_BYTES // (itemsize * dim))
         num_chunks = -(-self.gallery.rows // max(max_width, 1))
         # Chunks of equal widths need little padding.
         width = inputs.round_up(-(-self.gallery.rows // num_chunks), inputs.MULTIPLE)
         block_bytes = itemsize * max(dim, 2 * num_candidates) * height
-        pass_bytes = min(inputs.PART_BYTES, self.gallery.array.nbytes // 4)
-        return height, width, max(pass_bytes // block_bytes, 1)
+        return height, width, max(inputs.PART_BYTES // block_bytes, 1)
 
     def by_subtraction(self, rows: Rows) -> None:
         """Sorts all items by their separations from these queries."""

@@ -22,7 +22,7 @@ from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
 
 _LOG = logging.getLogger(__name__)
-_FETCH_BYTES = 4 * 2**20  # Largest size of items that are read at once.
+_FETCH_BYTES = 16 * 2**20  # Largest size of items that are read at once.
 _SEPARATION_BYTES = 64 * 2**20  # Largest size of separations that are in memory at once.
 _BATCH_ELEMENTS = 2**16  # Coordinates that are subtracted at once, so that they fit into a cache.
 _MAX_CROWDS, _CROWD_SIZE = 16, 1024  # Largest number of crowds, and their least mean size.

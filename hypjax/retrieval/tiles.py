@@ -20,7 +20,7 @@ AXIS = "tiles"  # Mesh axis over which tiles are distributed.
 SIDE = 2048  # Queries and items of a tile, so that its scores fit into a CPU's cache.
 NO_ID = np.iinfo(np.int32).max
 _MATCH_SIDE = 256  # Side of tiles that are searched for matches, if classes are small.
-_FACTOR_BYTES = 2**24  # Largest size of the factors of a chunk.
+_FACTOR_BYTES = 2**27  # Largest size of the factors of a chunk.
 
 
 class ChunkPoints(NamedTuple):
