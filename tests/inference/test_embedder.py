@@ -20,6 +20,7 @@ from hypjax.retrieval import query_scores
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking, expand_queries, rerank
 from hypjax.retrieval.projection import fit
 from hypjax.runs.workdir import saved_config
+from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked
 from tests.helpers import commands
 from tests.helpers.process_pair import python
@@ -195,6 +196,25 @@ def test_embeddings_that_are_not_finite_are_not_saved(
     with pytest.raises(UserError, match=r"class0/0.png is not finite: the weights are damaged"):
         embedder.embed_to(tmp_path / "g.npz", find_images(str(photos_folder)))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_disk_damages_before_it_is_saved_is_embedded_again(
+    embedder, photos_folder, tmp_path, monkeypatch
+):
+    images, table, damaged = find_images(str(photos_folder)), ArrayCache.table, []
+
+    def table_of_damaged(cache, dtype):
+        if not damaged:
+            arrays = bytearray((cache.folder / "arrays").read_bytes())
+            arrays[7] ^= 1
+            (cache.folder / "arrays").write_bytes(arrays)
+            damaged.append(cache.folder)
+        return table(cache, dtype)
+
+    monkeypatch.setattr(ArrayCache, "table", table_of_damaged)
+    vectors = embedder.embed_to(tmp_path / "g.npz", images).vectors
+    assert damaged and [path.name for path in tmp_path.iterdir()] == ["g.npz"]
+    np.testing.assert_array_equal(vectors, embedder.embed_images(images).vectors)
 
 
 @pytest.mark.slow
