@@ -181,16 +181,22 @@ def saved_experiment(
 
 def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) -> DatasetEmbedder:
     """Embeds datasets; caches the embeddings of a frozen encoder."""
-    encoder, cached, folder = method.model.encoder, [], None
-    if freezes_encoder(config.optim.frozen) and encoder.takes_pixels:
-        cached = [splits.test, splits.gallery, splits.validation]
-        needs_train = config.train.cached_features or config.train.sampling == "tuples"
-        if needs_train or any(method.scoring.pca.values()) or method.start.head_init == "pca":
-            cached.append(splits.train)
-    if not is_custom(encoder):
+    folder = None
+    if not is_custom(method.model.encoder):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-    images = [*filter(None, cached)]
-    return DatasetEmbedder(method.model, method.pixels, mesh, method.embedding, images, folder)
+    cached = _cached_images(config, method, splits)
+    return DatasetEmbedder(method.model, method.pixels, mesh, method.embedding, cached, folder)
+
+
+def _cached_images(config: ConfigDict, method: Method, splits: Splits) -> list[Dataset]:
+    """The datasets that a frozen encoder embeds once."""
+    if not (freezes_encoder(config.optim.frozen) and method.model.encoder.takes_pixels):
+        return []
+    images = [splits.test, splits.gallery, splits.validation]
+    needs_train = config.train.cached_features or config.train.sampling == "tuples"
+    if needs_train or any(method.scoring.pca.values()) or method.start.head_init == "pca":
+        images.append(splits.train)
+    return [*filter(None, images)]
 
 
 def assemble_training(
@@ -226,7 +232,8 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         # An objective may depend on the sizes of batches.
         config, objective = fitted, create_objective(loss_settings(fitted))
         method = dataclasses.replace(method, fields=flatten(config), objective=objective)
-    embedder = _embedder(config, method, splits, experiment.mesh)
+    cached = _cached_images(config, method, splits)
+    embedder = dataclasses.replace(experiment.embedder, cached=cached)
     experiment = dataclasses.replace(experiment, method=method, splits=splits, embedder=embedder)
     sampling, crop = _sampling(config), TRAIN_VIEWS[config.data.train_view](config.data.to_dict())
     plans = create_plans(train, sampling, crop, name=config.data.name)

@@ -131,8 +131,8 @@ class DatasetEmbedder:
 
     Datasets of all sizes share one compiled program.
 
-    The encoder, which must be frozen, embeds the images of `cached` only once. Their embeddings
-    stay in memory, and a single process also keeps them in `folder`, for other runs.
+    The encoder embeds the images of `cached`, for which it must be frozen, only once. Their
+    embeddings stay in memory, and a single process also keeps them in `folder`, for other runs.
     """
 
     model: Embedder

@@ -1,4 +1,4 @@
-"""What training adds to an experiment: batches, sizes and a learner."""
+"""What training adds to an experiment: plans of batches, sizes, and checks of both."""
 
 import dataclasses
 from collections.abc import Sequence
