@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from hypjax import parallel
-from hypjax.config import flatten
+from hypjax.config import flatten, set_fields
 from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
 from hypjax.config.custom import code_hash, custom_name
 from hypjax.config.fitting import fit_to_features, fit_to_images
@@ -206,12 +206,21 @@ def assemble_training(
 
     Computes no parameters. `images`, `name` and `workdir` are as for `assemble`.
     """
-    return _training(config, assemble(config, images, name=name, workdir=workdir))
+    training = _training(config, assemble(config, images, name=name, workdir=workdir))
+    if config.run.cache != "device":
+        return training
+    layout = plan_layout(training.plans.sizes, training.learner.mesh, config.data.channels)
+    return dataclasses.replace(training, layout=layout)
 
 
 def saved_training(folder: pathlib.Path, experiment: Experiment) -> Training:
-    """Assembles the training of a run in a local folder, whose experiment is assembled already."""
-    return _training(saved_config(folder), experiment)
+    """Assembles the training of a run in a local folder, whose experiment is assembled already.
+
+    It is for reading states, not for training: it has no layout of a device cache.
+    """
+    config = saved_config(folder)
+    set_fields(config, experiment.method.fields)  # With its overrides.
+    return _training(config, experiment)
 
 
 def _training(config: ConfigDict, experiment: Experiment) -> Training:
@@ -244,16 +253,13 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
     check_paths(learner, sizes, [group for group, *_ in config.optim.groups])
     if config.train.cached_features and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, cached_block=highest_frozen_block(learner, sizes))
-    layout = None
-    if config.run.cache == "device":
-        layout = plan_layout(plans.sizes, experiment.mesh, config.data.channels)
     return Training(
         experiment=experiment,
         images=train,
         learner=learner,
         sizes=sizes,
         plans=plans,
-        layout=layout,
+        layout=None,
         schedule=_schedule(config),
         watch=_watch(config, sampling),
     )

@@ -92,12 +92,14 @@ class Method:
 
         The parameters must not be sharded.
         """
-        encoder, space = self.model.encoder, describe_space(self.spaces(params)[name])
+        space, pooling = (
+            describe_space(self.spaces(params)[name]),
+            self.fields["model.eval_pooling"],
+        )
         view = self.pixels.view, self.pixels.mean, self.pixels.std
-        pooling = encoder.pooling if encoder.takes_pixels else ""
-        facts = [name, space, view, self.embedding.scales, pooling, self.model.head_kind]
+        facts = [name, space, view, [*self.embedding.scales], pooling, self.model.head_kind]
         if pooling == "gem":
-            facts.append(encoder.gem_exponent)
+            facts.append(self.fields["model.gem_exponent"])
         # The parameters of a custom module do not show its activation or stride.
         if self.own_encoder:
             facts.append(self.own_encoder)

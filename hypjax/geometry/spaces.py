@@ -237,6 +237,7 @@ def _flaws(space: Space, x: Rows) -> dict[str, Bool[Array, " n"]]:
 
 
 def require_nonnegative(name: str, value: arithmetic.Scalar) -> None:
-    """Raises a `ValueError` for a number, unless an array, that is negative or not finite."""
-    if isinstance(value, numbers.Real) and not 0 <= value < math.inf:
+    """Raises a `ValueError` for a string, and for a number that is negative or not finite."""
+    is_number = isinstance(value, numbers.Real)  # Arrays are not checked: they may be traced.
+    if isinstance(value, str) or (is_number and not 0 <= value < math.inf):
         raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")

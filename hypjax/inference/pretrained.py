@@ -13,7 +13,7 @@ from hypjax.config.choices import PARTS
 from hypjax.errors import UserError, redacted
 from hypjax.experiment.method import Method
 from hypjax.experiment.trained import TrainedModel, restore_best
-from hypjax.geometry import learned
+from hypjax.geometry import SPACES, learned
 from hypjax.models import pretrained
 from hypjax.models.architectures import published_weights, same_architecture
 from hypjax.models.weight_files import repository, timm_weights, weights_in
@@ -145,9 +145,9 @@ def released_parameters(method: Method) -> dict[str, PyTree]:
 
 def _starting_scalars(method: Method, params: learned.ScalarParameters) -> dict[str, PyTree]:
     """Scalars to start with: the saved run's `params` where shapes agree, else as configured."""
-    saved_c = learned.scalar_values(params).get("c")
-    c = getattr(method.objective.score_space, "c", None)
-    if c is not None and not {*method.scalars} & {*learned.CURVATURES} and saved_c not in (None, c):
+    saved_c, fields = learned.scalar_values(params).get("c"), method.objective_fields
+    c, fixes_c = fields["c"], not fields["learn_c"]
+    if fixes_c and learned.has_curvature(SPACES[fields["space"]]) and saved_c not in (None, c):
         learned_c = f"the run in {method.start.weights} learned c = {saved_c:g}"
         console.warn(f"{learned_c}; config.objective.c is {c:g}")
     initial = method.initial_parameters().get("scalars", {})

@@ -30,10 +30,10 @@ def distances(x, y):
 
 
 def images_of(labels, most=100, seed=0, name="cub200", **fields):
-    config = SimpleNamespace(data=SimpleNamespace(name=name))
+    method = SimpleNamespace(fields={"data.name": name})
     names = [f"image {i}" for i in range(len(labels))]
     splits = SimpleNamespace(test=dataset_without_images(labels, names=names, **fields))
-    return ChosenImages.of(SimpleNamespace(config=config, splits=splits), most, seed)
+    return ChosenImages.of(SimpleNamespace(method=method, splits=splits), most, seed)
 
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]

@@ -86,10 +86,10 @@ def test_anchors_of_a_run_are_test_images_though_its_gallery_is_smaller(monkeypa
 
     monkeypatch.setattr(negatives, "head_points", head_points)
     monkeypatch.setattr(negatives, "restore_trained", lambda run: None)
-    monkeypatch.setattr(negatives, "learned_scalars", lambda *arguments: {})
     monkeypatch.setattr(negatives, "softmax_temperature", lambda *arguments: 0.2)
     objective = SimpleNamespace(space=BALL)
-    config = SimpleNamespace(objective=None)
-    run = SimpleNamespace(name="a", config=config, trained_objective=lambda params: objective)
+    method = SimpleNamespace(objective_fields={}, learned=lambda params: {})
+    method.trained_objective = lambda params: objective
+    run = SimpleNamespace(name="a", method=method)
     choice = choose(splits([0, 0, 1, 1, 2], [2, 1, 0]), [4], 1, 1, 2)
     assert negatives.weigh_run(run, choice)["hardest"][0]["items"] == [1, 2]

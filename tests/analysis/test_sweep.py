@@ -3,7 +3,7 @@
 import pathlib
 
 from hypjax.analysis.sweep import FinishedRun, curves, draw
-from hypjax.config import default_config
+from hypjax.config import default_config, flatten
 
 TEMPERATURE = "objective.temperature"
 _RECIPE = default_config()
@@ -14,7 +14,7 @@ def run(score=0.5, *, name="a run", validation=None, **fields):
     config = _RECIPE.copy_and_resolve_references()
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     recalls = [None if x is None else {"head": {"recall@1": x}} for x in (validation, score)]
-    return FinishedRun(name, pathlib.Path(name), config, *recalls)
+    return FinishedRun(name, pathlib.Path(name), flatten(config), *recalls)
 
 
 def of_values(*values, **fields):

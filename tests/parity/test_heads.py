@@ -27,9 +27,9 @@ CLASSES, SAMPLES, STEPS, WARMUP_STEPS = 16, 4, 30, 3
 
 def trained_by_torch(config):
     setup = assemble_training(config)
-    splits, rate = setup.splits, config.optim.learning_rate
-    start = pca_head(splits.train.vectors, setup.learner.model.head_dim)
-    features = torch.tensor(splits.train.vectors)
+    vectors, rate = setup.images.vectors, config.optim.learning_rate
+    start = pca_head(vectors, setup.learner.model.head_dim)
+    features = torch.tensor(vectors)
     head = torch.nn.Linear(*start["kernel"].shape)
     head.weight.data, head.bias.data = torch.tensor(start["kernel"].T), torch.tensor(start["bias"])
     log_c, log_t = (torch.tensor(x).log().requires_grad_() for x in (C, TEMPERATURE))
