@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from hypjax.config import default_config, default_workdir, load_config, read_config
+from hypjax.config import default_config, default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError
 from hypjax.runs.workdir import Workdir
 from tests.helpers import commands
@@ -33,7 +33,7 @@ def finish(folder, *, best=None, validation=None, ks=(1, 10), config=None, image
         results["best"] = {part: {f"recall@{k}": best for k in ks} for part in final}
     if validation is not None:
         results["validation"] = {"final": {"head": {f"recall@{k}": validation for k in ks}}}
-    workdir = Workdir(folder, config or default_config())
+    workdir = Workdir(folder, flatten(config or default_config()))
     with workdir.locked({"images": images}):
         workdir.write_results(results)
 
