@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image
 
 import hypjax
@@ -20,6 +19,7 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Sphere
 from hypjax.models import Embedder, create_encoder
 from hypjax.retrieval.projection import fit
+from hypjax.settings import Embedding, Pixels
 from hypjax.types import View
 from tests.helpers import commands, small_runs
 from tests.helpers.manual import program_with
@@ -66,10 +66,11 @@ def embedder(encoder, space=BALL, *, head="dense", scales=(1.0,), part="head"):
         values = rng.normal(0, 1, leaf.shape) / max(1, *leaf.shape[:-1], 1) ** 0.5
         return np.float32(np.abs(values) + 0.5 if "variance" in str(path) else values)
 
-    side, scaling = encoder.image_size, {"mean": (0.4, 0.5, 0.6), "std": (0.3, 0.2, 0.3)}
-    view = {"image_size": side, "resize": side + 5, "channels": 3, "test_view": "centre_crop"}
+    view = View(encoder.image_size, encoder.image_size + 5, 3)
+    pixels = Pixels(view, mean=(0.4, 0.5, 0.6), std=(0.3, 0.2, 0.3))
+    method = types.SimpleNamespace(pixels=pixels, embedding=Embedding(tuple(scales), 3))
     return types.SimpleNamespace(
-        config=ConfigDict({"data": scaling | view, "eval": {"scales": scales}}),
+        method=method,
         **{"module": model, "params": jax.tree_util.tree_map_with_path(draw, shapes)},
         **{"space": space, "part": part, "takes_pixels": True, "projection": None},
     )
@@ -77,13 +78,12 @@ def embedder(encoder, space=BALL, *, head="dense", scales=(1.0,), part="head"):
 
 def check(trained, export=False):
     """Compares a model in PyTorch, or ONNX Runtime, with hypjax."""
-    data = trained.config.data
+    pixels, view = trained.method.pixels, trained.method.pixels.view
     spaces = {trained.part: trained.space}
-    scaled = trained.method.pixels
-    embed = embed_function(trained.module, scaled, spaces, trained.config.eval.scales)
+    embed = embed_function(trained.module, pixels, spaces, trained.method.embedding.scales)
     rng = np.random.default_rng(1)
-    images = rng.integers(0, 256, (3, data.resize, data.resize, 3), np.uint8)
-    seen = images[:, 2 : 2 + data.image_size, 2 : 2 + data.image_size]
+    images = rng.integers(0, 256, (3, view.resize, view.resize, 3), np.uint8)
+    seen = images[:, 2 : 2 + view.side, 2 : 2 + view.side]
     expected = np.asarray(jax.jit(embed)(trained.params, seen)[trained.part])
     if trained.projection is not None:
         expected = trained.projection.apply(expected)

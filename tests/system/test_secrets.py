@@ -1,6 +1,6 @@
 """Credentials in URLs appear in no message and no file."""
 
-from hypjax.config import identity
+from hypjax.config import flatten, identity
 from hypjax.errors import UserError, redacted
 from tests.helpers import small_runs
 
@@ -20,7 +20,7 @@ def test_logins_and_queries_are_hidden():
 
 def test_runs_with_other_tokens_are_the_same_and_with_other_places_are_not(photos_folder):
     def identity_of(weights):
-        return identity(small_runs.load(photos_folder, f"model.weights={weights}"))
+        return identity(flatten(small_runs.load(photos_folder, f"model.weights={weights}")))
 
     assert identity_of("gs://a:b@b/run?token=x") == identity_of("gs://c:d@b/run?token=y")
     assert identity_of("abfs://one@account/run") != identity_of("abfs://two@account/run")
