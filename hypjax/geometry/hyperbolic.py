@@ -1,5 +1,6 @@
 """The Poincaré ball and the hyperboloid as spaces."""
 
+import abc
 import dataclasses
 import math
 from types import ModuleType
@@ -117,9 +118,9 @@ class CurvedSpace(InnerProductSpace):
         rescaled = longest * xp.tanh(factor * norms)  # As by `poincare.rescale_features`.
         return norms, [self._point_norms(root_c * rescaled, xp) / root_c]
 
+    @abc.abstractmethod
     def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
         """Norms of points from norms of shortened features, both times √c."""
-        raise NotImplementedError
 
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points and c is 0 or at least 1e-12."""

@@ -5,6 +5,7 @@ Chami et al., "From Trees to Continuous Embeddings and Back: Hyperbolic Hierarch
 (NeurIPS 2020).
 """
 
+import abc
 import dataclasses
 import functools
 import itertools
@@ -33,6 +34,7 @@ Levels = Int[Array, "levels n"]  # Labels at each level, finest first.
 class TreeExtension(Extension):
     """Adds a subclass's `tree_loss` to a base loss in any space."""
 
+    @abc.abstractmethod
     def tree_loss(self, *values: Any, **named: Any) -> tuple[Loss, Metrics]:
         """Loss of a batch, and its metrics.
 
@@ -40,7 +42,6 @@ class TreeExtension(Extension):
         the images' labels at each level of the tree from the classes up to the root; and `counts`,
         the number of labels at each level.
         """
-        raise NotImplementedError
 
     def init(self, key: PRNGKeyArray, spec: ProblemSizes) -> tuple[dict, dict]:
         """Returns the base's parameters, and its state with the tree.
