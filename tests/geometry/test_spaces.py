@@ -207,7 +207,7 @@ def test_a_product_combines_the_distances_of_its_parts(summed, float64):
         x = np.asarray(embed(space, features))[[0, 0]]
         slope = jax.jit(jax.grad(lambda x: space.distance(x, x[::-1]).sum()))(x)
     assert np.isfinite(slope).all() and not np.diagonal(actual).any()
-    with pytest.raises(ValueError, match="parts"):
+    with pytest.raises((ValueError, TypeError), match="parts"):  # By types, where they are checked.
         Product(((Sphere(), 1.0), (FUSED, 1.0)))
     with pytest.raises(UserError, match="7 dimensions cannot be split among 4 parts"):
         space.embed(features[:, :7])
