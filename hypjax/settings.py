@@ -41,13 +41,33 @@ class EncoderSettings:
     learn_gem: bool = False
     remat: bool = False  # Whether the backward pass recomputes activations.
     attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
+    norm_eps: float | None = None  # ε of the LayerNorms of "vit"; None: 1e-6.
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings:
+    """An encoder of texts, and how it is computed; the defaults are CLIP's."""
+
+    width: int
+    depth: int
+    num_heads: int
+    vocabulary: int = 49_408  # Number of tokens.
+    context: int = 77  # Most tokens of a text, with those of its beginning and end.
+    activation: str = "gelu"  # Or "quick_gelu" or "gelu_tanh".
+    norm_eps: float = 1e-5
+    mlp_ratio: float = 4.0
+    # "clip": tokens attend to those before them, and the end token is the text's embedding.
+    # "siglip": all attend to all, and the last of `context` tokens is the embedding.
+    kind: str = "clip"
+    precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
+    remat: bool = False  # Whether the backward pass recomputes activations.
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
     """An encoder and its head: the tower of images, or a tower beside it."""
 
-    encoder: EncoderSettings
+    encoder: EncoderSettings | TextSettings
     head: str  # Kind of the head, see `hypjax.models.Embedder`.
     head_dim: int  # Ignored if the head is "none".
     towers: Mapping[str, "ModelSettings"] = dataclasses.field(default_factory=dict)

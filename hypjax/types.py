@@ -25,6 +25,7 @@ SPLITS = {
 _SPLIT_OF = {name: split for split, synonyms in SPLITS.items() for name in (split, *synonyms)}
 _SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # The end of names such as training_set.
 IMAGES = "images"  # Name of the tower that embeds images, which every model has.
+TEXTS = "texts"  # Name of the tower that embeds texts.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 MISSING = {"none", "nan", "nat", "<na>"}  # Printed forms of None, NaN, NaT and pandas' NA.
 
