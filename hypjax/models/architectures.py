@@ -14,11 +14,13 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError
+from hypjax.models.blocks import BlockDesign, Rotary
 from hypjax.models.convnext import ConvNeXt
 from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.encoder import Encoder
 from hypjax.models.resnet import ResNet
-from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
+from hypjax.models.vit import VisionTransformer
+from hypjax.types import View
 
 
 class Weights(NamedTuple):
@@ -357,5 +359,8 @@ def pool_first_field(encoder: Encoder) -> bool | None:
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """Shapes of an encoder's parameters, a tree of `jax.ShapeDtypeStruct`; computes nothing."""
-    images = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
-    return jax.eval_shape(encoder.init, jax.random.key(0), images).get("params", {})
+    if encoder.takes_pixels:
+        inputs = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
+    else:
+        inputs = jax.eval_shape(lambda: encoder.example(View(0, 0, channels)))
+    return jax.eval_shape(encoder.init, jax.random.key(0), inputs).get("params", {})
