@@ -1,0 +1,236 @@
+"""Tokens of texts: the numbers that a text tower embeds, as the released models were trained on.
+
+The library `tokenizers` splits texts; this module reads a model's vocabulary and gives texts the
+form that the model's tower expects.
+
+CLIP's models, and MERU and its successors, have one tokenizer. Texts are cleaned by ftfy, by
+unescaping HTML twice, by turning each run of whitespace into one blank, and to lower case. Words
+are split into letters, single digits and the rest, and their bytes are merged into tokens. A row is
+[start] … [end], padded with 0. A text that is too long loses its last tokens, but keeps the end
+token, whose row the tower reads: without it, all long texts would have one embedding. Transformers
+pads with the end token instead, which gives the same embedding, since a tower reads the first end
+token, and no token attends to later ones. It also skips ftfy and unescaping, so "&amp;" and curly
+apostrophes become other tokens; here a `tokenizer.json` of Transformers gives the vocabulary only.
+A text that spells a special token, such as "<|endoftext|>", is ordinary text.
+
+SigLIP's texts are put to lower case, and keep their punctuation and underscores: so its towers were
+trained (big_vision, `preprocess_ops.tokenize` with lower=True, eos="sticky"; its evaluators remove
+punctuation from the names of classes only). Transformers deletes punctuation and underscores in
+SigLIP's texts, not in SigLIP 2's; open_clip deletes punctuation and turns underscores into blanks
+in both. A row is … [end], padded to the full context without a mask, with the end token in
+SigLIP and with 0 in SigLIP 2.
+"""
+
+import dataclasses
+import gzip
+import html
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from hypjax.errors import UserError, explained, require_package
+from hypjax.settings import TextSettings
+
+MERGES = "bpe_simple_vocab_16e6.txt.gz"  # As CLIP's repository publishes it.
+_START, _END = "<|startoftext|>", "<|endoftext|>"
+# Of CLIP's words, in lower case.
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+# By preference. The last is refused, with a sentence that says what to put in its place.
+_FILES = ("tokenizer.json", "vocab.json", MERGES, "spiece.model")
+_REMEDY = f"put tokenizer.json, vocab.json with merges.txt, or {MERGES} there"
+_FLAG = "or name such a file by --tokenizer=FILE"
+
+
+class Tokens(NamedTuple):
+    """Texts as rows of tokens."""
+
+    ids: Int[np.ndarray, "texts context"]  # int32.
+    cut: Bool[np.ndarray, " texts"]  # Marks texts that lost tokens.
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """Turns texts into rows of tokens."""
+
+    files: tuple[pathlib.Path, ...]  # The vocabulary's, to be copied beside a model's weights.
+    settings: TextSettings
+    splitter: Any  # A `tokenizers.Tokenizer` that adds no special tokens.
+    clean: Callable[[str], str]
+    start: tuple[int, ...]  # Tokens before a text.
+    end: int
+    padding: int
+
+    def __call__(self, texts: Iterable[str]) -> Int[np.ndarray, "texts context"]:
+        """Tokens of texts, int32; raises a `UserError` for anything but strings in a list."""
+        return self.tokenize(texts).ids
+
+    def tokenize(self, texts: Iterable[str]) -> Tokens:
+        """Tokens of texts, with a mark for each text that is too long and was cut."""
+        if isinstance(texts, str):
+            raise UserError("texts are one string; pass a list of strings")
+        texts = list(texts)
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise UserError(f"texts[{index}] is of type {type(text).__name__}; pass strings")
+        words = self.splitter.encode_batch_fast(
+            [self.clean(text) for text in texts], add_special_tokens=False
+        )
+        context = self.settings.context
+        room = context - len(self.start) - 1
+        ids = np.full((len(words), context), self.padding, np.int32)
+        for row, word in zip(ids, words, strict=True):
+            tokens = (*self.start, *word.ids[:room], self.end)
+            row[: len(tokens)] = tokens
+        return Tokens(ids, np.array([len(word) > room for word in words], bool))
+
+    def check(self, ids: Int[np.ndarray, "texts context"]) -> None:
+        """Raises a `UserError` for rows that another tokenizer cut without an end token."""
+        if ids.min(initial=0) < 0 or ids.max(initial=0) >= self.settings.vocabulary:
+            raise UserError(f"tokens must be from 0 to {self.settings.vocabulary - 1:,}")
+        if len(invalid := np.flatnonzero(~(ids == self.end).any(axis=1))):
+            problem = f"row {invalid[0]} of the tokens has no end token ({self.end})"
+            raise UserError(f"{problem}; cut longer texts to {ids.shape[1] - 1} tokens and add it")
+
+
+def find_tokenizer(folder: pathlib.Path) -> pathlib.Path | None:
+    """The file of a vocabulary in a folder, such as that of a model's weights, if there is one."""
+    return next((path for name in _FILES if (path := folder / name).is_file()), None)
+
+
+def open_tokenizer(path: pathlib.Path, settings: TextSettings) -> Tokenizer:
+    """Opens the vocabulary in a file, or in a folder, for a tower with these settings.
+
+    Files are known by their content: CLIP's list of merges, Transformers' vocab.json with
+    merges.txt beside it, and CLIP's or SigLIP's tokenizer.json. Raises a `UserError` for missing
+    and damaged files, and for the vocabulary of another model.
+    """
+    require_package("tokenizers", "reading texts", "hypjax[text]")
+    require_package("ftfy", "reading texts", "hypjax[text]")
+    file = find_tokenizer(path) if path.is_dir() else path
+    if file is None or not file.is_file():
+        folder = path if path.is_dir() else path.parent
+        missing = "no vocabulary of texts in" if path.is_dir() else f"no file {path.name} in"
+        raise UserError(f"{missing} {folder}; {_REMEDY}, {_FLAG}")
+    if file.suffix == ".model":
+        raise UserError(f"{file} is SentencePiece's; put the model's tokenizer.json there, {_FLAG}")
+    with explained(f"cannot read the vocabulary {file}", f"; {_REMEDY}, {_FLAG}"):
+        files, content = _read(file, settings)
+    if content["model"].get("end_of_word_suffix") == "</w>":
+        tokenizer = _clip(files, settings, content["model"])
+    else:
+        tokenizer = _siglip(files, settings, content)
+    if (kind := "siglip" if not tokenizer.start else "clip") != settings.kind:
+        problem = f"{file} is a vocabulary of {kind}, but the model is of {settings.kind}"
+        raise UserError(f"{problem}; name the model's own vocabulary by --tokenizer=FILE")
+    size = tokenizer.splitter.get_vocab_size()
+    # SigLIP's multilingual vocabulary has 100 more tokens than its towers; no text has them.
+    if not size - (100 if kind == "siglip" else 0) <= settings.vocabulary <= size:
+        problem = f"{file} has {size:,} tokens, but the model has {settings.vocabulary:,}"
+        raise UserError(f"{problem}; name the model's own vocabulary by --tokenizer=FILE")
+    return tokenizer
+
+
+def _read(
+    file: pathlib.Path, settings: TextSettings
+) -> tuple[tuple[pathlib.Path, ...], dict[str, Any]]:
+    """The files of a vocabulary, and their content in the form of a tokenizer.json."""
+    data = file.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        merges = [*_merges(gzip.decompress(data))][: settings.vocabulary - 514]
+        return (file,), _as_json(_vocabulary(merges), merges)
+    if data[:1] == b"{":
+        content = json.loads(data)
+        if "model" in content and "version" in content:
+            return (file,), content
+    vocabulary, merges_file = file.with_name("vocab.json"), file.with_name("merges.txt")
+    if file not in (vocabulary, merges_file):
+        raise ValueError("its content is none of a vocabulary")
+    merges = [*_merges(merges_file.read_bytes())]
+    return (vocabulary, merges_file), _as_json(json.loads(vocabulary.read_bytes()), merges)
+
+
+def _merges(data: bytes) -> Iterator[tuple[str, str]]:
+    """The pairs of a list of merges, most frequent first, below its first line."""
+    for line in data.decode().split("\n")[1:]:
+        if line:
+            first, second = line.split()
+            yield first, second
+
+
+def _vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
+    """CLIP's vocabulary: bytes, bytes that end a word, merged pairs, start and end."""
+    from tokenizers import pre_tokenizers
+
+    # The order of code points is CLIP's: printable bytes, then the others, from U+0100.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ends = [f"{letter}</w>" for letter in letters]
+    names = (*letters, *ends, *map("".join, merges), _START, _END)
+    return {name: token for token, name in enumerate(names)}
+
+
+def _as_json(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    return {"model": {"vocab": vocabulary, "merges": merges, "end_of_word_suffix": "</w>"}}
+
+
+def _clip(
+    files: tuple[pathlib.Path, ...], settings: TextSettings, model: dict[str, Any]
+) -> Tokenizer:
+    import ftfy
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    vocabulary = model["vocab"]
+    with explained(f"{files[0]} is no vocabulary of CLIP", f"; {_REMEDY}, {_FLAG}"):
+        start, end = vocabulary[_START], vocabulary[_END]
+        merges = [tuple(m.split() if isinstance(m, str) else m) for m in model["merges"]]
+        splitter = tokenizers.Tokenizer(
+            models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>")
+        )
+    words = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="removed", invert=True)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splitter.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+
+    def clean(text: str) -> str:
+        # ftfy takes most of the time, and leaves such texts as they are.
+        if not (text.isascii() and text.isprintable() and "&" not in text):
+            text = html.unescape(html.unescape(ftfy.fix_text(text)))
+        return " ".join(text.split()).lower()
+
+    return Tokenizer(files, settings, splitter, clean, (start,), end, padding=0)
+
+
+def _siglip(
+    files: tuple[pathlib.Path, ...], settings: TextSettings, content: dict[str, Any]
+) -> Tokenizer:
+    import ftfy
+    import tokenizers
+
+    content = {**content, "normalizer": _without_deletions(content.get("normalizer"))}
+    with explained(f"cannot read the vocabulary {files[0]}", f"; {_REMEDY}, {_FLAG}"):
+        splitter = tokenizers.Tokenizer.from_str(json.dumps(content))
+    splitter.no_padding()
+    splitter.no_truncation()
+    end = padding = splitter.token_to_id("</s>")
+    if end is None:  # The vocabulary of SigLIP 2 is Gemma's, where "<pad>" is 0.
+        end, padding = splitter.token_to_id("<eos>"), 0
+    if end is None:
+        raise UserError(
+            f"{files[0]} is a vocabulary of neither CLIP nor SigLIP; {_REMEDY}, {_FLAG}"
+        )
+
+    def clean(text: str) -> str:
+        return " ".join(ftfy.fixes.fix_surrogates(text).split()).lower()
+
+    return Tokenizer(files, settings, splitter, clean, (), end, padding)
+
+
+def _without_deletions(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normaliser without the steps that delete punctuation."""
+    if not normalizer or normalizer["type"] != "Sequence":
+        return normalizer
+    steps = [step for step in normalizer["normalizers"] if step.get("content") != ""]
+    return {**normalizer, "normalizers": steps}
