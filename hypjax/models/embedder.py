@@ -1,5 +1,6 @@
 """The model: towers of an encoder and a head, which map images to an objective's inputs."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -12,7 +13,6 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
-from hypjax.models.blocks import BlockDesign
 from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import compute_dtype, on_tensor_cores
@@ -115,8 +115,7 @@ def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device
     elif architecture == "vit":
         patch_size, width, depth = settings.patch_size, settings.width, settings.depth
         encoder = VisionTransformer(side, patch_size, width, depth, settings.num_heads)
-        norm_eps = BlockDesign.norm_eps if settings.norm_eps is None else settings.norm_eps
-        encoder = encoder.clone(pool_first=bool(pool_first), blocks=BlockDesign(norm_eps))
+        encoder = encoder.clone(pool_first=bool(pool_first))
     else:
         encoder = create_encoder(architecture, image_size=side, pool_first=pool_first)
     if isinstance(encoder, CustomEncoder):
@@ -128,7 +127,12 @@ def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device
     if isinstance(encoder, VisionTransformer):
         tensor_cores = on_tensor_cores(dtype, device)
         attention = settings.attention if tensor_cores else "xla"
-        encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention)
+        blocks = dataclasses.replace(
+            encoder.blocks,
+            norm_eps=settings.norm_eps or encoder.blocks.norm_eps,
+            activation=settings.activation or encoder.blocks.activation,
+        )
+        encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention, blocks=blocks)
     return check_encoder(encoder)
 
 

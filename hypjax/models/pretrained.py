@@ -185,9 +185,9 @@ def released_head(state_dict: Mapping[str, np.ndarray], model: Embedder) -> PyTr
 
 def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
     """Checks that a head's parameters fit the model; returns them contiguous and in float32."""
-    shapes = {"kernel": (model.encoder.dim, model.head_dim), "bias": (model.head_dim,)}
-    if model.head_kind == "linear":
-        del shapes["bias"]
+    shapes: dict[str, tuple[int, ...]] = {"kernel": (model.encoder.dim, model.head_dim)}
+    if model.head_kind != "linear":
+        shapes["bias"] = (model.head_dim,)
     if {name: value.shape for name, value in head.items()} != shapes or not all(
         jnp.issubdtype(value.dtype, jnp.floating) for value in head.values()
     ):
