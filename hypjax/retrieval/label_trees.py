@@ -4,7 +4,7 @@ HyCoCLIP (Pal et al., ICLR 2025) reports these scores for ImageNet's classes in 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,17 +24,18 @@ class LabelTree(NamedTuple):
     shared: Int[np.ndarray, "classes classes"]  # Shared ancestors; all ancestors on the diagonal.
 
     @classmethod
-    def of(cls, classes: Sequence[str], parents: Mapping[str, Iterable[str]]) -> "LabelTree":
-        """Reads the tree of some classes from the names of each node's parents.
+    def of(cls, classes: Sequence[str], edges: Iterable[tuple[str, str]]) -> "LabelTree":
+        """Builds the tree of some classes from pairs of a node and one of its parents, by name.
 
         Several roots get a common parent. Raises a `UserError` if a class is not in the tree or is
         its only root, or if a node is its own ancestor.
         """
         from scipy.sparse import csgraph, csr_array
 
-        edges = [(node, parent) for node, above in parents.items() for parent in above]
+        edges = [*edges]
         names = dict.fromkeys(itertools.chain.from_iterable(edges))
-        roots = [name for name in names if not parents.get(name)]
+        children = {node for node, _ in edges}
+        roots = [name for name in names if name not in children]
         if len(roots) > 1:
             edges += [(name, "") for name in roots]
         rows = {name: row for row, name in enumerate([*names, ""])}
