@@ -40,7 +40,7 @@ def main(
             paths such as '*_small.jpg'; repeat the flag for several.
         dataset: A prepared dataset, instead of --images.
         texts: Instead of --images, with a model of images and texts: a file with a text in each
-            line, or a .csv or .parquet table (its column may be named: 't.csv?text=caption').
+            line, or a .csv or .parquet table (its column may be named: 't.csv?caption=title').
         template: With --texts: a prompt such as 'a photo of a {}.'; repeat the flag to average
             several.
         tokenizer: With --texts: file or folder of the tokenizer. Default: beside the weights.

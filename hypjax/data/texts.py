@@ -6,8 +6,8 @@ from typing import Any
 
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.errors import UserError, explained
-from hypjax.system.columns import find_column, require_options, split_options
-from hypjax.system.files import missing, read_csv, read_parquet
+from hypjax.system.columns import Options, find_column, require_options, split_options
+from hypjax.system.files import missing, read_rows
 
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -15,42 +15,37 @@ _TABLES = (".csv", ".tsv", ".parquet")
 def read_texts(where: str) -> list[str]:
     """Reads the texts of a file: the lines of a list, or a column of a table.
 
-    The column of a .csv, .tsv or .parquet table is `text`, `caption` or the like, or is named as in
-    captions.csv?text=title. Empty lines of a list are left out. Raises a `UserError` for a file
+    The column of a .csv, .tsv or .parquet table is `caption`, `text` or the like, or is named as in
+    photos.csv?caption=title. Empty lines of a list are left out. Raises a `UserError` for a file
     that cannot be read, and for a table with an empty cell.
     """
     location, options = split_options(where)
     path = pathlib.Path(location).expanduser()
     if not path.is_file():
-        raise UserError(missing(path) if not path.exists() else f"{path} is no file of texts")
+        raise UserError(f"{path} is no file of texts" if path.exists() else missing(path))
     is_table = path.suffix.lower() in _TABLES
-    require_options(options, ("text",) if is_table else (), path)
-    with explained(f"cannot read {path}"):
-        texts = _column(path, options.get("text")) if is_table else _lines(path)
+    require_options(options, ("caption",) if is_table else (), path)
+    if is_table:
+        texts = _column(path, options)
+    else:
+        with explained(f"cannot read {path}"):
+            texts = [x for x in path.read_text("utf-8-sig").splitlines() if x.strip()]
     if not texts:
         raise UserError(f"{path} holds no texts")
     return texts
 
 
-def _lines(path: pathlib.Path) -> list[str]:
-    return [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
-
-
-def _column(path: pathlib.Path, chosen: str | None) -> list[str]:
-    if path.suffix.lower() == ".parquet":
-        table = read_parquet(path)
-        names, rows = table.column_names, table.to_pylist()
-    else:
-        names, cells = read_csv(path)
-        rows = [dict(zip(names, row, strict=True)) for row in cells]
-    name = find_column(names, "text", {"text": chosen} if chosen else {}, path)
+def _column(path: pathlib.Path, options: Options) -> list[str]:
+    with explained(f"cannot read {path}"):
+        names, rows = read_rows(path)
+    name = find_column(names, "caption", options, path)
     if name is None:
-        listed = ", ".join(names)
-        raise UserError(f"{path} has no column text; name it by ?text=COLUMN, one of {listed}")
+        named = f"name it by ?caption=COLUMN, one of {', '.join(names)}"
+        raise UserError(f"{path} has no column caption; {named}")
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row[name], str) or not row[name].strip():
+        if not str(row[name] or "").strip():
             raise UserError(f"{path}, row {number} has no text in the column {name}; leave it out")
-    return [row[name] for row in rows]
+    return [str(row[name]) for row in rows]
 
 
 def given_texts(texts: str | Sequence[str]) -> list[str]:

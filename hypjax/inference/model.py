@@ -34,8 +34,8 @@ from hypjax.inference.text_embedder import TextEmbedder
 from hypjax.models import ARCHITECTURES
 from hypjax.models.text import TextTransformer
 from hypjax.models.tokens import find_tokenizer, open_tokenizer
-from hypjax.retrieval.projection import Projection
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
+from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields

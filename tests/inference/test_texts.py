@@ -144,7 +144,7 @@ def test_what_is_missing_is_one_sentence(weights, run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.csv", "path,kind\na.png,b\n", "has no column text"),
+        ("a.csv", "path,kind\na.png,b\n", "has no column caption"),
         ("a.csv", "text\na\n \n", "row 2 has no text"),
         ("a.txt", "\n \n", "holds no texts"),
         ("b.txt", None, "does not exist"),
