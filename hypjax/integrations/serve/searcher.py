@@ -71,7 +71,8 @@ class Searcher:
     ) -> _Answer:
         """Finds the k nearest images to an image file, or to the gallery's image with a key.
 
-        If `is_text`, the query is a text to search for. `label` is the class of the hits, None for any; `placed` adds positions in the disk.
+        If `is_text`, the query is a text to search for. `label` is the class of the hits, None for
+        any; `placed` adds positions in the disk.
         """
         if isinstance(query, bytes):
             query_item, point = None, self.embed(query)
