@@ -1,24 +1,19 @@
 """Tokens of texts: the numbers that a text tower embeds, as the released models were trained on.
 
-The library `tokenizers` splits texts; this module reads a model's vocabulary and gives texts the
-form that the model's tower expects.
+CLIP, and MERU and its successors, clean texts by ftfy, by unescaping HTML twice, by turning each
+run of whitespace into one blank, and to lower case. Words are letters, single digits or the rest;
+the library `tokenizers` merges their bytes into tokens. A row is [start] … [end], padded with 0. A
+text that is too long loses its last tokens, but keeps the end token, whose row the tower reads:
+without it, all long texts would have one embedding. Transformers pads with the end token, which
+gives the same embedding, since a tower reads the first one, and no token attends to later ones. It
+skips ftfy and unescaping, so "&amp;" and curly apostrophes become other tokens; here, only the
+vocabulary of a tokenizer.json of CLIP's counts. A text "<|endoftext|>" is ordinary text.
 
-CLIP's models, and MERU and its successors, have one tokenizer. Texts are cleaned by ftfy, by
-unescaping HTML twice, by turning each run of whitespace into one blank, and to lower case. Words
-are split into letters, single digits and the rest, and their bytes are merged into tokens. A row is
-[start] … [end], padded with 0. A text that is too long loses its last tokens, but keeps the end
-token, whose row the tower reads: without it, all long texts would have one embedding. Transformers
-pads with the end token instead, which gives the same embedding, since a tower reads the first end
-token, and no token attends to later ones. It also skips ftfy and unescaping, so "&amp;" and curly
-apostrophes become other tokens; here a `tokenizer.json` of Transformers gives the vocabulary only.
-A text that spells a special token, such as "<|endoftext|>", is ordinary text.
-
-SigLIP's texts are put to lower case, and keep their punctuation and underscores: so its towers were
-trained (big_vision, `preprocess_ops.tokenize` with lower=True, eos="sticky"; its evaluators remove
-punctuation from the names of classes only). Transformers deletes punctuation and underscores in
-SigLIP's texts, not in SigLIP 2's; open_clip deletes punctuation and turns underscores into blanks
-in both. A row is … [end], padded to the full context without a mask, with the end token in
-SigLIP and with 0 in SigLIP 2.
+SigLIP's texts are put to lower case and keep their punctuation and underscores, as in training
+(big_vision, `preprocess_ops.tokenize` with lower=True, eos="sticky"; its evaluators remove
+punctuation from the names of classes only). Transformers deletes both in SigLIP's texts, but not in
+SigLIP 2's; open_clip deletes punctuation and makes underscores blanks in both. A row is … [end],
+always padded to the full context, without a mask: with the end token, or with 0 in SigLIP 2.
 """
 
 import dataclasses

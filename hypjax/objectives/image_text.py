@@ -19,6 +19,7 @@ from hypjax.geometry import arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import AnyArray, Cols, Matrix, Rows, Scalar
 
 Curvatures = Scalar | Float[AnyArray, " factors"]
+Logits = Float[AnyArray, "n m"]
 Positives = Bool[AnyArray, "n m"]
 # Of the learned scalars in all of these models, see `hypjax.geometry.learned.within_bounds`. A
 # scale multiplies distances or cosines; alphas multiply the features of images and texts.
@@ -67,9 +68,7 @@ def pair_entailment(
     return jnp.mean(jax.vmap(in_factor)(*_factors(apexes, inner, c=c)), axis=0)
 
 
-def cross_entropy(
-    logits: Float[AnyArray, "n m"], positives: Positives | None = None
-) -> Float[Array, ""]:
+def cross_entropy(logits: Logits, positives: Positives | None = None) -> Float[Array, ""]:
     """Mean cross-entropy of rows, whose targets are on the diagonal.
 
     `positives` marks the targets instead, of which each row needs one or more: the own text, other
@@ -89,9 +88,7 @@ def _targets(logits: Float[Array, "n m"], positives: Positives | None) -> Bool[A
     return jnp.eye(rows, columns, dtype=bool) if positives is None else jnp.asarray(positives)
 
 
-def contrastive_loss(
-    logits: Float[AnyArray, "n m"], positives: Positives | None = None
-) -> Float[Array, ""]:
+def contrastive_loss(logits: Logits, positives: Positives | None = None) -> Float[Array, ""]:
     """½ (CE(image → texts) + CE(text → images)) of logits, whose rows are images (CLIP, Figure 3).
 
     CLIP's logits are scale·cos, and the hyperbolic models' −scale·`distances`.
@@ -101,9 +98,7 @@ def contrastive_loss(
     return (cross_entropy(logits, positives) + cross_entropy(logits.T, columns)) / 2
 
 
-def sigmoid_loss(
-    logits: Float[AnyArray, "n m"], positives: Positives | None = None
-) -> Float[Array, ""]:
+def sigmoid_loss(logits: Logits, positives: Positives | None = None) -> Float[Array, ""]:
     """−1/n Σ log σ(z·logits) with z = 1 for pairs and −1 for others (SigLIP, Eq. 1).
 
     Logits are scale·cos + bias.
@@ -146,10 +141,8 @@ def hycoclip_loss(
     """
     whole = contrastive_loss(-scale * distances(images, texts, c), positives)
     by_box_image = cross_entropy(-scale * distances(box_images, texts, c), positives)
-    # The transpose has texts in rows and images in columns.
-    by_box_text = cross_entropy(
-        -scale * distances(box_texts, images, c), None if positives is None else positives.T
-    )
+    columns = None if positives is None else positives.T
+    by_box_text = cross_entropy(-scale * distances(box_texts, images, c), columns)
     entailed = (
         pair_entailment(texts, images, c, eta=_TEXT)
         + pair_entailment(box_texts, box_images, c, eta=_TEXT)

@@ -32,11 +32,14 @@ def exterior(x, y, c):
     return jnp.arccos((time(y, c) + inner * time(x, c)) / (norm * jnp.sqrt(inner**2 - 1)))
 
 
-def outside(x, y, c, eta=1.0):
+def aperture(x, c):
     sine = 0.2 / jnp.sqrt(c * jnp.sum(x**2, axis=-1))
     wide = sine >= 1
-    aperture = jnp.where(wide, jnp.pi / 2, jnp.arcsin(jnp.where(wide, 0, sine)))
-    return jnp.mean(jnp.maximum(exterior(x, y, c) - eta * aperture, 0))
+    return jnp.where(wide, jnp.pi / 2, jnp.arcsin(jnp.where(wide, 0, sine)))
+
+
+def outside(x, y, c, eta=1.0):
+    return jnp.mean(jnp.maximum(exterior(x, y, c) - eta * aperture(x, c), 0))
 
 
 def diagonal_cross_entropy(logits):
@@ -106,6 +109,21 @@ def compare(ours, theirs, *arguments):
         assert slope.dtype == jnp.float32
         bound = 1e-4 * np.abs(exact_slope).max()
         np.testing.assert_allclose(slope, exact_slope, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dim", [4, 512])
+def test_distances_and_entailment_of_pairs(dim):
+    for radius, c in [(0.1, 1.0), (3.0, 0.1), (5.0, 1.0), (7.0, 1.0), (7.0, 10.0)]:
+        x, y = points(2, dim, radius, c)
+        distances = image_text.distances(x, y, c)
+        entailment = image_text.pair_entailment(x, y, c, eta=0.7, slope=0.1)  # UNCHA's.
+        with jax.enable_x64(True):
+            x, y = np.float64(x), np.float64(y)
+            expected = geodesic(x[:, None], y[None], c)
+            angle = exterior(x, y, c)
+            pulled = jnp.maximum(angle - 0.7 * aperture(x, c), 0) + 0.1 * angle
+        np.testing.assert_allclose(distances, expected, rtol=1e-5)
+        np.testing.assert_allclose(entailment, pulled, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [4, 512])
