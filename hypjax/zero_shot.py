@@ -1,8 +1,5 @@
 """Classifies images by the nearest text of a class (zero-shot)."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from hypjax import command
 from hypjax.errors import counted
 
@@ -21,12 +18,10 @@ def main(
     Args:
         model: Folder or URL of a model of images and texts, as for hypjax.load.
         images: Images with classes, as for --images of python -m hypjax.embed.
-        template: Prompt in which {} stands for the class, such as 'a photo of a {}.'; repeat the
-            flag to average several. Default: {}.
-        classes: File with a class on each line, and after tabs texts that describe it. Default: the
-            images' classes, which describe themselves, with a space for each _.
-        tree: File with a node and its parent on each line, after a tab. Default: the images' coarse
-            classes, if any.
+        template: Prompt, such as 'a photo of a {}.'; repeat the flag to average several.
+        classes: File with a class on each line and, after tabs, texts that describe it. Default:
+            the images' classes, with a space for each _.
+        tree: File with a node and, after a tab, its parent on each line. Default: coarse classes.
         output: File to write the scores to, such as scores.json.
 
     Example:
@@ -51,7 +46,11 @@ def main(
     embedded = opened.embed_images(table)
     row_of = {name: row for row, name in enumerate(texts)}
     labels = np.array([row_of[composed(name)] for name in embedded.labels.tolist()])
-    points = _points(opened, texts, template or ())
+    points = np.array(opened.embed_texts([x[0] for x in texts.values()], template or ()).vectors)
+    for row, several in enumerate(texts.values()):
+        if len(several) > 1:  # Their prompts are averaged like those of one text.
+            prompts = [x.replace("{}", text) for text in several for x in template or ["{}"]]
+            points[row] = opened.embed_texts(several[:1], prompts).vectors[0]
     scores, predicted = zero_shot_scores(embedded.vectors, labels, points, space=opened.space)
     scores |= tree_scores(predicted, labels, label_tree) if label_tree else {}
     counts = {"images": len(labels), "classes": len(texts), "unreadable": len(embedded.unreadable)}
@@ -59,16 +58,6 @@ def main(
     print(aligned([(name, f"{score:.4f}") for name, score in scores.items()], left=1))
     if output:
         command.write_numbers(output, scores | counts)
-
-
-def _points(model: Any, texts: Mapping[str, Sequence[str]], templates: Sequence[str]) -> Any:
-    """Points of the classes; the prompts of all texts of a class are averaged."""
-    points = model.embed_texts([first for first, *_ in texts.values()], templates).vectors.copy()
-    for row, several in enumerate(texts.values()):
-        if len(several) > 1:
-            prompts = [x.replace("{}", text) for text in several for x in templates or ["{}"]]
-            points[row] = model.embed_texts(several[:1], prompts).vectors[0]
-    return points
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.tables import listed_file, table_of_files
-from hypjax.errors import UserError, explained
+from hypjax.errors import UserError, counted, explained
 from hypjax.system.columns import find_column, require_options, split_options
 from hypjax.system.files import read_lines, read_rows
 from hypjax.types import composed
@@ -22,7 +22,7 @@ class CaptionedImages(NamedTuple):
     images: Dataset
     texts: list[str]  # Distinct captions.
     chains: Int[np.ndarray, "chains levels"]  # Rows of `texts`.
-    image_of_chain: Int[np.ndarray, " chains"]  # Rows of `images`.
+    owners: Int[np.ndarray, " chains"]  # Rows of `images`.
 
 
 def read_captions(where: str, folder: str | None = None) -> CaptionedImages:
@@ -43,23 +43,19 @@ def read_captions(where: str, folder: str | None = None) -> CaptionedImages:
         needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN), and rows"
         raise UserError(f"{table} needs {needed}; it has {', '.join(columns)}")
     base = pathlib.Path(folder or table.parent, table.name).expanduser()
-    text_rows: dict[str, int] = {}
-    image_rows: dict[pathlib.Path, int] = {}
-    chains, image_of_chain = [], []
+    files, chains = [], []
     for number, row in enumerate(rows, start=1):
-        name = str(row[path] or "").strip()
-        texts = [text.strip() for text in str(row[caption] or "").split(" => ")]
-        if not (name and all(texts)):
-            raise UserError(f"{table}, row {number} has no {'caption' if name else 'path'}; add it")
+        name, text = (str(row[x] or "").strip() for x in (path, caption))
+        chains.append([part.strip() for part in text.split(" => ")])
+        if not (name and all(chains[-1])) or len(chains[-1]) != len(chains[0]):
+            needed = f"a path and {counted(len(chains[0]), 'caption')}, like all rows"
+            raise UserError(f"{table}, row {number} needs {needed}")
         name = name.rpartition("/")[2] if path == "image_url" else name
-        file = listed_file(base, name, f"{table}, row {number}")
-        image_of_chain.append(image_rows.setdefault(file, len(image_rows)))
-        chains.append([text_rows.setdefault(text, len(text_rows)) for text in texts])
-        if len(texts) != len(chains[0]):
-            lengths = f"{len(texts)} captions, and that of row 1 has {len(chains[0])}"
-            raise UserError(f"{table}: the chain of row {number} has {lengths}; make them equal")
-    images = table_of_files([*image_rows])
-    return CaptionedImages(images, [*text_rows], np.array(chains), np.array(image_of_chain))
+        files.append(str(listed_file(base, name, f"{table}, row {number}")))
+    names, owners = np.unique(files, return_inverse=True)
+    texts, text_rows = np.unique(np.ravel(chains), return_inverse=True)
+    images = table_of_files([*map(pathlib.Path, names)])
+    return CaptionedImages(images, texts.tolist(), text_rows.reshape(np.shape(chains)), owners)
 
 
 def class_texts(file: str | None, class_names: Iterable[str]) -> dict[str, list[str]]:

@@ -1,7 +1,4 @@
-"""Scores of predicted classes in a tree of labels: how far off are wrong predictions?
-
-HyCoCLIP (Pal et al., ICLR 2025) reports these scores for ImageNet's classes in WordNet.
-"""
+"""Scores of predicted classes in a tree of labels, as in HyCoCLIP (Pal et al., ICLR 2025)."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,10 +11,10 @@ from hypjax.errors import UserError
 
 
 class LabelTree(NamedTuple):
-    """Classes as nodes of a tree, or of a graph whose nodes may have several parents (WordNet).
+    """Classes in a tree, or in a graph whose nodes may have several parents, such as WordNet.
 
-    A class is none of its own ancestors, so that a wrong sibling shares all ancestors of a class.
-    Published scores count so: UNCHA's mean LCA, 1.96, is 1 + TIE/2 less the share of errors.
+    A class is none of its own ancestors. So count published scores, in which the mean LCA of UNCHA,
+    1.96, is 1 + TIE/2 less the share of errors.
     """
 
     paths: Int[np.ndarray, "classes classes"]  # Edges of the shortest path, in any direction.
@@ -34,8 +31,7 @@ class LabelTree(NamedTuple):
 
         edges = [*edges]
         names = dict.fromkeys(itertools.chain.from_iterable(edges))
-        children = {node for node, _ in edges}
-        roots = [name for name in names if name not in children]
+        roots = [*names.keys() - dict(edges).keys()]
         if len(roots) > 1:
             edges += [(name, "") for name in roots]
         rows = {name: row for row, name in enumerate([*names, ""])}
@@ -60,15 +56,14 @@ class LabelTree(NamedTuple):
 def tree_scores(
     predicted: Int[np.ndarray, " n"], true: Int[np.ndarray, " n"], tree: LabelTree
 ) -> dict[str, float]:
-    """Means over images of scores that compare a predicted with a true class, by their ancestors.
+    """Means over images of scores of a predicted and a true class with ancestors A_p and A_t.
 
-    With A the ancestors of a class: tie, the edges of the path between the classes; lca, which is
-    |A_predicted| − |A_predicted ∩ A_true| + 1, so 1 (not 0) for a right prediction; jaccard, the
-    share of common ancestors in the union; h_precision and h_recall, their shares in A_predicted
-    and A_true.
+    tie is the number of edges between the classes; lca is |A_p| − |A_p ∩ A_t| + 1, so 1 (not 0) for
+    a right prediction; jaccard, h_precision and h_recall are |A_p ∩ A_t| divided by |A_p ∪ A_t|,
+    |A_p| and |A_t|.
     """
-    shared, num_ancestors = tree.shared[predicted, true], np.diagonal(tree.shared)
-    of_predicted, of_true = num_ancestors[predicted], num_ancestors[true]
+    shared = tree.shared[predicted, true]
+    of_predicted, of_true = (tree.shared[rows, rows] for rows in (predicted, true))
     scores = {
         "tie": tree.paths[predicted, true],
         "lca": of_predicted - shared + 1,

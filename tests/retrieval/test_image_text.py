@@ -8,7 +8,7 @@ from scipy.stats import kendalltau
 
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import image_text
+from hypjax.retrieval import image_text, recall_at_k
 from hypjax.retrieval.label_trees import LabelTree, tree_scores
 from tests.helpers.exact_order import keys, true_order
 from tests.helpers.galleries import points
@@ -63,14 +63,16 @@ def test_an_image_hits_if_any_of_its_captions_is_found(space):
     images, texts = points(space, 0, 20), points(space, 1, 50)
     texts[30:35], images[5] = texts[:5], images[4]
     image_of_text = np.append(np.random.default_rng(0).permutation(20), np.arange(30) % 20)
-    recalls = image_text.caption_recalls(images, texts, image_of_text, ks=(1, 5, 10), space=space)
+    pairs = (images, np.arange(20)), (texts, image_of_text)
+    to_texts = recall_at_k(*pairs[0], *pairs[1], ks=(1, 5, 10), space=space)
+    to_images = recall_at_k(*pairs[1], *pairs[0], ks=(1, 5, 10), space=space)
     found = image_of_text[true_order(space, images, texts)]
     images_found = true_order(space, texts, images)
     for k in (1, 5, 10):
         to_text = np.mean([i in row[:k] for i, row in enumerate(found)])
         to_image = np.mean([image_of_text[i] in row[:k] for i, row in enumerate(images_found)])
-        assert recalls["image_to_text"][k] == pytest.approx(to_text)
-        assert recalls["text_to_image"][k] == pytest.approx(to_image)
+        assert to_texts[k] == pytest.approx(to_text)
+        assert to_images[k] == pytest.approx(to_image)
 
 
 def hierarcaps(images, texts, chains, image_of_chain, radii, separations):
