@@ -41,7 +41,8 @@ class EncoderSettings:
     learn_gem: bool = False
     remat: bool = False  # Whether the backward pass recomputes activations.
     attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
-    norm_eps: float | None = None  # ε of the LayerNorms of "vit"; None: 1e-6.
+    norm_eps: float | None = None  # ε of a Transformer's LayerNorms; None: the architecture's.
+    activation: str | None = None  # Of a Transformer's perceptrons; None: the architecture's.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,4 +10,5 @@ from hypjax.models.embedder import create_embedder as create_embedder
 from hypjax.models.embedder import model_shapes as model_shapes
 from hypjax.models.layers import compute_dtype as compute_dtype
 from hypjax.models.resnet import ResNet as ResNet
+from hypjax.models.text import TextTransformer as TextTransformer
 from hypjax.models.vit import VisionTransformer as VisionTransformer

@@ -14,11 +14,13 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError
+from hypjax.models.blocks import BlockDesign, Rotary
 from hypjax.models.convnext import ConvNeXt
 from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.encoder import Encoder
 from hypjax.models.resnet import ResNet
-from hypjax.models.vit import BlockDesign, Rotary, VisionTransformer
+from hypjax.models.vit import VisionTransformer
+from hypjax.types import View
 
 
 class Weights(NamedTuple):
@@ -44,8 +46,8 @@ class Family(NamedTuple):
 
 # Mean and standard deviation of pixels.
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF_PIXELS = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+CLIP_PIXELS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _APACHE, _MIT, _BSD = "apache-2.0", "mit", "bsd-3-clause"  # As on the hub.
 _NONCOMMERCIAL, _DINO3 = "cc-by-nc-4.0", "dinov3-license"
 
@@ -117,10 +119,10 @@ FAMILIES = (
             Weights("*.dino", *_IMAGENET, _APACHE),
             Weights("deit*", *_IMAGENET, _APACHE),
             Weights("*.mae", *_IMAGENET, _NONCOMMERCIAL),
-            Weights("*.augreg*", *_HALF, _APACHE),
-            Weights("*.orig*", *_HALF, _APACHE),
-            Weights("*.sam*", *_HALF, _APACHE),
-            Weights("*.bamboo", *_CLIP, "none listed"),
+            Weights("*.augreg*", *HALF_PIXELS, _APACHE),
+            Weights("*.orig*", *HALF_PIXELS, _APACHE),
+            Weights("*.sam*", *HALF_PIXELS, _APACHE),
+            Weights("*.bamboo", *CLIP_PIXELS, "none listed"),
         ),
     ),
     Family(
@@ -167,7 +169,7 @@ FAMILIES = (
         | _sized("vit_large_patch16_siglip_{256,384,512}", attention_pool=16)
         | _sized("vit_so400m_patch14_siglip_{224,378}", **_SO400M)
         | _sized("vit_so400m_patch16_siglip_{256,384,512}", **_SO400M, blocks=_TANH_BLOCKS),
-        (Weights("*webli*", *_HALF, _APACHE),),
+        (Weights("*webli*", *HALF_PIXELS, _APACHE),),
         options={"class_tokens": 0},
         pooling="map",
     ),
@@ -184,12 +186,12 @@ FAMILIES = (
             blocks=dataclasses.replace(_CLIP_BLOCKS, activation="quick_gelu"),
         ),
         (
-            Weights("*.dfn*", *_CLIP, "apple-ascl"),
-            Weights("*.apple_mclip*", *_CLIP, "apple-amlr"),
-            Weights("*.laion400m*", *_CLIP, _MIT),
-            Weights("*.metaclip*", *_CLIP, _NONCOMMERCIAL),
-            Weights("vit_large_*.laion2b*", *_HALF, _APACHE),
-            Weights("*", *_CLIP, _APACHE),
+            Weights("*.dfn*", *CLIP_PIXELS, "apple-ascl"),
+            Weights("*.apple_mclip*", *CLIP_PIXELS, "apple-amlr"),
+            Weights("*.laion400m*", *CLIP_PIXELS, _MIT),
+            Weights("*.metaclip*", *CLIP_PIXELS, _NONCOMMERCIAL),
+            Weights("vit_large_*.laion2b*", *HALF_PIXELS, _APACHE),
+            Weights("*", *CLIP_PIXELS, _APACHE),
         ),
         options={"pre_norm": True, "blocks": _CLIP_BLOCKS},
     ),
@@ -198,7 +200,7 @@ FAMILIES = (
         _sized("vit_pe_core_small_patch16_384", **_perception(24))
         | _sized("vit_pe_core_base_patch16_224", **_perception(14))
         | _sized("vit_pe_core_large_patch14_336", **_perception(24)),
-        (Weights("*.fb", *_HALF, _APACHE),),
+        (Weights("*.fb", *HALF_PIXELS, _APACHE),),
         options={"pre_norm": True, "attention_pool": 8},
         pooling="map",
     ),
@@ -206,7 +208,7 @@ FAMILIES = (
         "EVA-02 (Fang et al., 2023)",
         _sized("eva02_small_patch14_{224,336}", blocks=_EVA_BLOCKS)
         | _sized("eva02_{base,large}_patch14_{224,448}"),
-        (Weights("*.mim*", *_CLIP, _MIT),),
+        (Weights("*.mim*", *CLIP_PIXELS, _MIT),),
         options={"mlp_ratio": 8 / 3, "pool_first": True, "blocks": _LARGE_EVA_BLOCKS},
         pooling="avg",
     ),
@@ -232,7 +234,7 @@ FAMILIES = (
         (
             Weights("*.dinov3*", *_IMAGENET, _DINO3),
             Weights("*.eupe*", *_IMAGENET, "fair-noncommercial-research-license"),
-            Weights("*.clip*", *_CLIP, _APACHE),
+            Weights("*.clip*", *CLIP_PIXELS, _APACHE),
             Weights("*", *_IMAGENET, _APACHE),
         ),
         encoder=ConvNeXt,
@@ -248,7 +250,7 @@ FAMILIES = (
             "tf_efficientnet_lite3": {"image_size": 300, "width_factor": 1.2, "depth_factor": 1.4},
             "tf_efficientnet_lite4": {"image_size": 380, "width_factor": 1.4, "depth_factor": 1.8},
         },
-        (Weights("*.in1k", *_HALF, _APACHE),),
+        (Weights("*.in1k", *HALF_PIXELS, _APACHE),),
         encoder=EfficientNetLite,
         pooling="avg",
     ),
@@ -348,6 +350,16 @@ def timm_name(encoder: Encoder) -> str | None:
     return next(names, None)
 
 
+def is_in_timm(encoder: Encoder) -> bool:
+    """Whether timm builds an encoder by name or, for a plain Transformer, by its sizes."""
+    if timm_name(encoder):
+        return True
+    if not isinstance(encoder, VisionTransformer):
+        return False
+    sizes = encoder.patch_size, encoder.width, encoder.depth, encoder.num_heads
+    return same_architecture(VisionTransformer(encoder.image_size, *sizes), encoder)
+
+
 def pool_first_field(encoder: Encoder) -> bool | None:
     """Value of `model.pool_first` for an encoder: None if it is its architecture's."""
     name = timm_name(encoder)
@@ -357,5 +369,8 @@ def pool_first_field(encoder: Encoder) -> bool | None:
 
 def encoder_shapes(encoder: Encoder, channels: int = 3) -> PyTree:
     """Shapes of an encoder's parameters, a tree of `jax.ShapeDtypeStruct`; computes nothing."""
-    images = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
-    return jax.eval_shape(encoder.init, jax.random.key(0), images).get("params", {})
+    if encoder.takes_pixels:
+        inputs = jax.ShapeDtypeStruct((1, *encoder.sides, channels), jnp.float32)
+    else:
+        inputs = jax.eval_shape(lambda: encoder.example(View(0, 0, channels)))
+    return jax.eval_shape(encoder.init, jax.random.key(0), inputs).get("params", {})

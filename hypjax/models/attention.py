@@ -16,11 +16,17 @@ Queries: TypeAlias = Float[Array, "batch queries heads dim"]
 
 
 def attend(
-    query: Queries, key: Heads, value: Heads, length: int | None = None, kernel: str = "auto"
+    query: Queries,
+    key: Heads,
+    value: Heads,
+    length: int | None = None,
+    kernel: str = "auto",
+    causal: bool = False,
 ) -> Queries:
     """Scaled dot-product attention, softmax(q·kᵀ / √dim)·v in each head (Vaswani et al., Eq. 1).
 
-    The softmax is always float32. Only the first `length` keys and values count.
+    The softmax is always float32. Only the first `length` keys and values count. If `causal`, a
+    query attends to the keys up to its own position.
 
     `kernel` applies to half precision on NVIDIA GPUs. "cudnn" is cuDNN's fused kernel, which does
     not store the matrix of probabilities (FlashAttention, Dao et al., NeurIPS 2022); a `UserError`
@@ -33,21 +39,35 @@ def attend(
         # takes 1.6 to 1.8 times the roofline time of a ViT-S/16 step, and 2.6 to 3.3 of a ViT-S/8.
         supported = query.shape[-1] % 8 == 0 and query.shape[-1] <= 128
         kernel = "cudnn" if supported and cuda_capability() >= 8 else "xla"
+    if causal:
+        length = None  # Queries that count do not see the padding, which lies behind them.
     attentions = {"cpu": _by_head, "default": _by_xla}
     if kernel == "cudnn" and query.dtype.itemsize == 2:
         attentions["cuda"] = _by_cudnn
-    by_platform = {name: functools.partial(f, length=length) for name, f in attentions.items()}
+    by_platform = {
+        name: functools.partial(attention, length=length, causal=causal)
+        for name, attention in attentions.items()
+    }
     return jax.lax.platform_dependent(query, key, value, **by_platform)
 
 
-def _by_xla(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
+def _by_xla(
+    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
+) -> Queries:
     lengths = None if length is None else jnp.full(len(query), length, jnp.int32)
     return jax.nn.dot_product_attention(
-        query, key, value, key_value_seq_lengths=lengths, implementation="xla"
+        query,
+        key,
+        value,
+        is_causal=causal,
+        key_value_seq_lengths=lengths,
+        implementation="xla",
     )
 
 
-def _by_head(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
+def _by_head(
+    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
+) -> Queries:
     """Attention for CPUs, where products take a third of the time if each head is contiguous."""
     scale = 1 / math.sqrt(query.shape[-1])
     if query.dtype == jnp.float32:  # Half precision would round the scaled queries.
@@ -58,6 +78,8 @@ def _by_head(query: Queries, key: Heads, value: Heads, length: int | None = None
     key, value = key[:, :, :length], value[:, :, :length]
     in_float32 = {"preferred_element_type": jnp.float32}
     logits = scale * jnp.einsum("bhqd,bhkd->bhqk", query, key, **in_float32)
+    if causal:
+        logits = jnp.where(jnp.tri(query.shape[2], key.shape[2], dtype=bool), logits, -jnp.inf)
     # The softmax's sums divide the result, which is smaller than the matrix of probabilities.
     weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
     mixed = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value, **in_float32)
@@ -65,7 +87,9 @@ def _by_head(query: Queries, key: Heads, value: Heads, length: int | None = None
     return jnp.swapaxes(jax.lax.optimization_barrier(mixed), 1, 2)
 
 
-def _by_cudnn(query: Queries, key: Heads, value: Heads, length: int | None = None) -> Queries:
+def _by_cudnn(
+    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
+) -> Queries:
     """Attention by cuDNN's kernel, whose gradient requires even numbers of tokens."""
     num_queries = query.shape[1]
     length = key.shape[1] if length is None else length
@@ -75,7 +99,12 @@ def _by_cudnn(query: Queries, key: Heads, value: Heads, length: int | None = Non
     lengths = None if length == key.shape[1] else jnp.full(len(key), length, jnp.int32)
     try:
         return jax.nn.dot_product_attention(
-            query, key, value, key_value_seq_lengths=lengths, implementation="cudnn"
+            query,
+            key,
+            value,
+            is_causal=causal,
+            key_value_seq_lengths=lengths,
+            implementation="cudnn",
         )[:, :num_queries]
     except (NotImplementedError, RuntimeError) as error:
         raise UserError(f"cuDNN's attention failed ({error}); set run.attention=xla") from error

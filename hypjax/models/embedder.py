@@ -1,5 +1,6 @@
 """The model: towers of an encoder and a head, which map images to an objective's inputs."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -8,15 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import compute_dtype, on_tensor_cores
+from hypjax.models.text import create_text_encoder
 from hypjax.models.vit import VisionTransformer
-from hypjax.settings import EncoderSettings, ModelSettings
+from hypjax.settings import EncoderSettings, ModelSettings, TextSettings
 from hypjax.types import IMAGES, CachedFeatures, Outputs, View
 
 
@@ -25,8 +27,9 @@ class Embedder(nn.Module):
 
     `head_kind` is "dense", a float32 Dense layer, initialised with a semi-orthogonal kernel and
     zero bias (Hyp-ViT, Section 3.2); "norm_dense", a LayerNorm without parameters (ε = 1e-5, as in
-    HIER's code) and then this layer; or "none" (IRT), with the encoder's dimension as `head_dim`.
-    The head's output is not yet embedded in a space.
+    HIER's code) and then this layer; "linear", a Dense layer without bias, as in CLIP and MERU; or
+    "none" (IRT), with the encoder's dimension as `head_dim`. The head's output is not yet embedded
+    in a space.
 
     `towers` embed further inputs, such as texts: their encoders take these, and their parameters
     lie below "towers_NAME".
@@ -45,21 +48,25 @@ class Embedder(nn.Module):
             self.norm = nn.LayerNorm(
                 epsilon=1e-5, use_bias=False, use_scale=False, use_fast_variance=False
             )
+        init: nn.initializers.Initializer = nn.initializers.orthogonal()
+        if self.head_kind == "linear":
+            init = nn.initializers.normal(self.encoder.dim**-0.5)
         self.head = nn.Dense(
             self.head_dim,
-            kernel_init=nn.initializers.orthogonal(),
+            use_bias=self.head_kind != "linear",
+            kernel_init=init,
             precision=jax.lax.Precision.HIGHEST,
         )
 
     def __call__(
         self,
-        images: Float[ArrayLike, "batch ..."],
+        inputs: Shaped[ArrayLike, "batch ..."],
         drop_path_masks: Float[Array, "batch depth 2"] | None = None,
     ) -> Outputs:
-        """Embeds normalised pixels, in float32; only a `VisionTransformer` takes masks."""
+        """Embeds normalised pixels or tokens; only a `VisionTransformer` takes masks."""
         if drop_path_masks is None:
-            return self.project(self.encoder(images).astype(jnp.float32))
-        pooled = self.encoder(images, drop_path_masks=drop_path_masks)
+            return self.project(self.encoder(inputs).astype(jnp.float32))
+        pooled = self.encoder(inputs, drop_path_masks=drop_path_masks)
         return self.project(pooled.astype(jnp.float32))
 
     def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
@@ -97,7 +104,9 @@ def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -
     return Embedder(encoder, dim, settings.head, FrozenDict(towers))
 
 
-def _create_encoder(settings: EncoderSettings, device: jax.Device | None) -> Encoder:
+def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device | None) -> Encoder:
+    if isinstance(settings, TextSettings):
+        return create_text_encoder(settings, device)
     architecture, side, pool_first = settings.architecture, settings.view.side, settings.pool_first
     if architecture == FEATURES:
         return FeatureEncoder(settings.width)
@@ -118,7 +127,12 @@ def _create_encoder(settings: EncoderSettings, device: jax.Device | None) -> Enc
     if isinstance(encoder, VisionTransformer):
         tensor_cores = on_tensor_cores(dtype, device)
         attention = settings.attention if tensor_cores else "xla"
-        encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention)
+        blocks = dataclasses.replace(
+            encoder.blocks,
+            norm_eps=settings.norm_eps or encoder.blocks.norm_eps,
+            activation=settings.activation or encoder.blocks.activation,
+        )
+        encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention, blocks=blocks)
     return check_encoder(encoder)
 
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from hypjax.models.layers import GEM_EXPONENT, FeatureMap, full_products_in, pool_tokens, poolings
 from hypjax.types import View
@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
     gem_exponent = GEM_EXPONENT  # Exponent of the pooling "gem".
     learn_gem = False  # Whether this exponent is a parameter.
-    takes_pixels = True  # False if the inputs are embeddings of another model.
+    takes_pixels = True  # False if the inputs are texts, or embeddings of another model.
 
     @property
     def pool_first(self) -> bool | None:
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         """Modules that are dense here but convolutions in timm, with the sides of the kernels."""
         return {}
 
-    def example(self, view: View) -> Float[Array, "1 ..."]:
+    def example(self, view: View) -> Shaped[Array, "1 ..."]:
         """A float32 batch of one zero image, for initialising a model."""
         return jnp.zeros((1, view.side, view.side, view.channels))
 

@@ -75,6 +75,7 @@ class Dense(nn.Module):
     features: int
     dtype: DTypeLike
     biased: bool = True
+    std: float | None = None  # Standard deviation of the initial kernel; None for `KERNEL_INIT`.
 
     @nn.compact
     def __call__(
@@ -90,7 +91,8 @@ class Dense(nn.Module):
         Computes only part number `part`, from 0, of `parts` equal parts of the outputs. `factor`
         multiplies the outputs: a LayerScale (Touvron et al., ICCV 2021, Eq. 3).
         """
-        kernel = self.param("kernel", KERNEL_INIT, (x.shape[-1], self.features))
+        init = KERNEL_INIT if self.std is None else nn.initializers.normal(self.std)
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
         if self.biased:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
         else:

@@ -17,7 +17,7 @@ _SYNONYMS = (
     (r"\.mlp\.w12\.", ".mlp.fc1."),
     (r"\.mlp\.w3\.", ".mlp.fc2."),
 )
-_OPTIMISER = re.compile(  # Modules of averages of gradients, with the names of the weights.
+OPTIMISER = re.compile(  # Modules of averages of gradients, with the names of the weights.
     r"(^|\.)(\w*optim\w*|opt_state\w*|(max_)?exp_(avg|inf)\w*|momentum_buffers?|square_avg|grads?)\."
 )
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|teacher)(?:[._]|$)")  # Averages over training.
@@ -45,8 +45,8 @@ def find_encoder(
     encoder by a paper's authors, and HIER's proxies.
     """
     start = f"{key}." if key else ""
-    if not _OPTIMISER.search(start):
-        names = [name for name in names if not _OPTIMISER.search(name)]
+    if not OPTIMISER.search(start):
+        names = [name for name in names if not OPTIMISER.search(name)]
     inside = [name for name in names if name.startswith(start)]
     if key and not inside:
         entries = sorted({name.partition(".")[0] for name in names})

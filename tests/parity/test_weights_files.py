@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hypjax.models import VisionTransformer
+from hypjax.models.blocks import BlockDesign
 from hypjax.models.pretrained import load_timm, timm_state_dict
-from hypjax.models.vit import BlockDesign
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
 timm = pytest.importorskip("timm", reason="needs the parity extra: timm")

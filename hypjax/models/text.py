@@ -1,0 +1,135 @@
+"""Transformers of texts: CLIP's (Radford et al., ICML 2021), which MERU shares, and SigLIP's."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Float, Int
+
+from hypjax.models.blocks import Block, BlockDesign, HeadDesign, KernelStds, pad_to_tile
+from hypjax.models.encoder import Encoder, Names, Path
+from hypjax.models.layers import compute_dtype, full_products_in, normed, on_tensor_cores
+from hypjax.settings import TextSettings
+from hypjax.types import View
+
+# Patterns of the names here, and of timm's vision transformers.
+_NAMES = (
+    (r"^block_(\d+)", r"blocks.\1"),
+    (r"\.attention\.", ".attn."),
+    (r"\.norm_(\d)", r".norm\1"),
+    (r"\.fc_(\d)", r".mlp.fc\1"),
+)
+
+
+class TextTransformer(Encoder):
+    """Embeds texts, given as tokens; the embedding is one token's after the final LayerNorm.
+
+    Attributes:
+        vocabulary: Number of tokens.
+        context: Largest number of tokens of a text.
+        width: Dimension of tokens and of the embedding.
+        depth: Number of blocks.
+        num_heads: Number of attention heads; it divides the width.
+        kind: "clip", where a token attends to those before it, and the embedding is the token of
+            the largest number, the text's end: what follows changes nothing. Or "siglip" (Zhai et
+            al., ICCV 2023), where tokens attend to all, and the embedding is the last of them:
+            texts then always have `context` tokens, as in training.
+        blocks: Design of the blocks.
+        mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
+        dtype: Dtype of matrix products, as in `VisionTransformer`.
+        tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, likewise.
+        attention: Kernel of attention on NVIDIA GPUs, see `attend`.
+    """
+
+    vocabulary: int
+    context: int
+    width: int
+    depth: int
+    num_heads: int
+    kind: str = "clip"
+    blocks: BlockDesign = BlockDesign(norm_eps=1e-5)
+    mlp_ratio: float = 4.0
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+    tensor_cores: bool = False
+    attention: str = "auto"
+
+    takes_pixels = False
+    classifiers = ()
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the embedding."""
+        return self.width
+
+    @property
+    def layers(self) -> list[Path]:
+        """Names of the parameters of each layer: tokens first, then the blocks."""
+        blocks: list[Path] = [(f"block_{i}",) for i in range(self.depth)]
+        blocks[-1] += ("norm",)
+        return [("token_embed", "pos_embed"), *blocks]
+
+    @property
+    def names(self) -> Names:
+        """Patterns that turn parameter paths into the names of timm's vision transformers."""
+        return _NAMES
+
+    def example(self, view: View) -> Int[Array, "1 context"]:
+        """An int32 batch of one text, all zeros."""
+        return jnp.zeros((1, self.context), jnp.int32)
+
+    @nn.compact
+    def __call__(
+        self, ids: Int[ArrayLike, "batch tokens"], return_tokens: bool = False
+    ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
+        """Embeds texts of at most `context` tokens each, in float32.
+
+        With `return_tokens`, returns all tokens after the final LayerNorm.
+        """
+        ids = jnp.asarray(ids)
+        num_tokens, causal = ids.shape[1], self.kind == "clip"
+        block = nn.remat(Block) if self.remat else Block
+        normal, width = nn.initializers.normal, self.width
+        embeddings = self.param("token_embed", normal(0.02), (self.vocabulary, width))
+        positions = self.param("pos_embed", normal(0.01), (1, self.context, width))
+        with full_products_in(self.dtype):
+            tokens = jnp.take(embeddings, ids, axis=0, mode="clip") + positions[:, :num_tokens]
+            heads = HeadDesign(self.num_heads, self.dtype, self.attention, causal=causal)
+            if self.tensor_cores:
+                heads, tokens = heads._replace(tokens=num_tokens), pad_to_tile(tokens)
+            for i in range(self.depth):
+                tokens = block(heads, self.mlp_ratio, self.blocks, name=f"block_{i}")(tokens)
+            if not return_tokens:
+                pooled = jnp.argmax(ids, axis=1) if causal else jnp.full(len(ids), num_tokens - 1)
+                tokens = jnp.take_along_axis(tokens, pooled[:, None, None], axis=1)[:, 0]
+            else:
+                tokens = tokens[:, :num_tokens]
+            return normed(tokens, "norm", self.blocks.norm_eps)
+
+
+def create_text_encoder(settings: TextSettings, device: jax.Device | None = None) -> Encoder:
+    """Builds an encoder of texts for a device, by default JAX's first."""
+    width, depth = settings.width, settings.depth
+    blocks = BlockDesign(settings.norm_eps, settings.activation)
+    if settings.kind == "clip":
+        # As in CLIP's released code.
+        stds = KernelStds(width**-0.5, (2 * width * depth) ** -0.5, (2 * width) ** -0.5)
+        blocks = dataclasses.replace(blocks, stds=stds)
+    dtype = compute_dtype(settings.precision, device)
+    tensor_cores = on_tensor_cores(dtype, device)
+    return TextTransformer(
+        settings.vocabulary,
+        settings.context,
+        width,
+        depth,
+        settings.num_heads,
+        kind=settings.kind,
+        blocks=blocks,
+        mlp_ratio=settings.mlp_ratio,
+        dtype=dtype,
+        remat=settings.remat,
+        tensor_cores=tensor_cores,
+        attention="auto" if tensor_cores else "xla",
+    )
