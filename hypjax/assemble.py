@@ -206,6 +206,8 @@ def assemble_training(
 
     Computes no parameters. `images`, `name` and `workdir` are as for `assemble`.
     """
+    if width := config.model.text.width:
+        refuse("model.text.width", width, "0: a tower of texts is read from weights, not trained")
     training = _training(config, assemble(config, images, name=name, workdir=workdir))
     if config.run.cache != "device":
         return training

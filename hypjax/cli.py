@@ -12,6 +12,7 @@ from hypjax.errors import UserError, nearest, reported
 
 _NAMES = (
     *("embed", "search", "serve", "score", "compare", "tune", "plot", "report"),
+    *("zero_shot", "captions", "walk"),
     *("hyperbolicity", "hierarchy", "spectrum", "negatives", "prepare", "export", "convert"),
 )
 # Modules by command, in the order of `hypjax --help`. A new command adds its name above.

@@ -75,13 +75,14 @@ class EncoderFlags:
         embedding: str = "head",
         batch_size: int | None = None,
         space: Any = None,
+        tokenizer: str | None = None,
     ) -> Any:
         """Opens an `ImageEmbedder`: the run, or the encoder, whose points are in the space."""
         require_one(workdir=run, encoder=self.encoder)
         if run:
-            from hypjax.inference.model import Model
+            from hypjax.inference.model import load
 
-            return Model(run, embedding, batch_size)
+            return load(run, embedding, batch_size, tokenizer=tokenizer)
         from hypjax.inference.image_embedder import open_encoder
 
         pixels = {k: x for k, x in vars(self).items() if k != "encoder" and x is not None}

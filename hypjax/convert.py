@@ -1,4 +1,4 @@
-"""Converts a trained model for use in other programs."""
+"""Converts a trained model for use in other programs, or a released one for use here."""
 
 import pathlib
 from typing import Literal
@@ -14,16 +14,21 @@ def main(
     *,
     workdir: str,
     output: str,
-    format: Literal["timm", "onnx", "sentence-transformers"] = "timm",
+    format: Literal["timm", "onnx", "sentence-transformers", "hypjax"] = "timm",
     embedding: str | None = None,
+    tokenizer: str | None = None,
 ) -> None:
     """Converts the run's best checkpoint or, without validation, its last.
 
     Args:
-        workdir: Folder of a trained run, or its URL.
+        workdir: Folder of a trained run, or its URL; with --format=hypjax, weights of images and
+            texts: a file, its folder or URL, hf://OWNER/NAME.
         output: File or folder to write, such as model.safetensors.
-        format: Weights under timm's names, an ONNX model, or a sentence-transformers folder.
+        format: Weights under timm's names, an ONNX model, a sentence-transformers folder, or
+            a folder that all commands take as --workdir.
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
+        tokenizer: With --format=hypjax: file or folder of the tokenizer. Default: beside the
+            weights.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors
@@ -47,6 +52,10 @@ def main(
 
         agreement = integrations.find("convert", "onnx")(load(workdir, embedding or "head"), path)
         print(f"wrote the model, {path.stat().st_size / 1e6:.1f} MB, to {path}\n{agreement}")
+    elif format == "hypjax":
+        from hypjax.inference.released import save_released
+
+        print(f"wrote {save_released(workdir, path, tokenizer)} to {path}")
     else:
         print(integrations.find("convert", format)(workdir, path))
 

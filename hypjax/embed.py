@@ -1,4 +1,4 @@
-"""Embeds images with a trained run or another library's encoder."""
+"""Embeds images or texts with a trained run, a released model or another library's encoder."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -16,6 +16,9 @@ def main(
     images: str | None = None,
     exclude: list[str] | None = None,
     dataset: DatasetName | None = None,
+    texts: str | None = None,
+    template: list[str] | None = None,
+    tokenizer: str | None = None,
     data_dir: str | None = None,
     output: Annotated[pathlib.Path, command.ends_in(".npz")],
     embedding: str = "head",
@@ -23,10 +26,11 @@ def main(
     export: list[str] | None = None,
     append: bool = False,
 ) -> None:
-    """Embeds the images and writes the embeddings.
+    """Embeds the images, or the texts, and writes the embeddings.
 
     Args:
-        workdir: Folder of a trained run, or its URL.
+        workdir: Folder of a trained run, or its URL; or weights of images and texts: a file, its
+            folder or URL, hf://OWNER/NAME.
         external: An encoder instead of a run.
         images: A folder (its sub-folders are classes), a pattern such as 'photos/*.jpg', a .txt
             file with a path, or a path and a class, per line, a .csv or .parquet table (its columns
@@ -35,6 +39,11 @@ def main(
         exclude: With --images: files and folders to leave out: a name such as thumbs, or an end of
             paths such as '*_small.jpg'; repeat the flag for several.
         dataset: A prepared dataset, instead of --images.
+        texts: Instead of --images, with a model of images and texts: a file with a text in each
+            line, or a .csv or .parquet table (its column may be named: 't.csv?caption=title').
+        template: With --texts: a prompt such as 'a photo of a {}.'; repeat the flag to average
+            several.
+        tokenizer: With --texts: file or folder of the tokenizer. Default: beside the weights.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
         embedding: With --workdir: head, encoder, or a scored prefix (head@16).
@@ -47,13 +56,22 @@ def main(
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
         --output=gallery.npz
     """
-    command.require_one(images=images, dataset=dataset)
+    command.require_one(images=images, dataset=dataset, texts=texts)
     command.require_one(workdir=workdir, encoder=external.encoder)
     from hypjax.data.opening import open_prepared
     from hypjax.data.photos import find_images
+    from hypjax.data.texts import read_texts
     from hypjax.system.caches import keep_compiled_programs
 
     exports = _find_exports([name for value in export or () for name in value.split(",")])
+    if texts:
+        if append:
+            raise UserError("--append is for images; embed all texts again")
+        listed = read_texts(texts)
+        model = external.open(workdir, embedding, batch_size, tokenizer=tokenizer)
+        embeddings = model.embed_texts(listed, template or ())
+        embeddings.save(output)
+        return _export_and_report(output, embeddings, exports, existed=False, noun="text")
     splits = dataset and open_prepared(dataset, data_dir)
     table = splits.images() if splits else find_images(str(images), exclude or ())
     keep_compiled_programs()
@@ -74,14 +92,18 @@ def _find_exports(names: Sequence[str]) -> dict[str, Callable]:
 
 
 def _export_and_report(
-    output: pathlib.Path, embeddings: Any, exports: dict[str, Any], existed: bool
+    output: pathlib.Path,
+    embeddings: Any,
+    exports: dict[str, Any],
+    existed: bool,
+    noun: str = "image",
 ) -> None:
     """Writes the exports; prints the files and the images that could not be read."""
     from hypjax.monitoring.health import warn_if_collapsed
 
     consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
     warn_if_collapsed(embeddings.vectors, consequence)
-    images = f"the embeddings of {counted(len(embeddings), 'image')}"
+    images = f"the embeddings of {counted(len(embeddings), noun)}"
     print(f"{output} already holds {images}" if existed else f"wrote {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")

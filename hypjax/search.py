@@ -1,4 +1,4 @@
-"""Finds the nearest neighbours of query images."""
+"""Finds the nearest neighbours of query images and texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def main(
     workdir: str | None = None,
     external: command.EncoderFlags,
     gallery: str,
-    query: str,
+    query: str | None = None,
+    text: list[str] | None = None,
+    template: list[str] | None = None,
+    tokenizer: str | None = None,
     exclude: list[str] | None = None,
     k: command.Positive = 10,
     expand: command.Natural = 0,
@@ -36,11 +39,16 @@ def main(
     """Searches the gallery and prints one table per query.
 
     Args:
-        workdir: Folder or URL of the run that embedded the gallery; queries of features need none.
+        workdir: Folder or URL of the run, or the released model, that embedded the gallery;
+            queries of features need none.
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search an
             export to another program, such as gallery.usearch or qdrant://host:6333/name.
         query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
+        text: Words to search for, with a model of images and texts; repeat the flag for several.
+        template: With --text: a prompt such as 'a photo of a {}.'; repeat the flag to average
+            several.
+        tokenizer: With --text: file or folder of the tokenizer. Default: beside the weights.
         exclude: Files and folders of the queries to leave out, as for python -m hypjax.embed.
         k: Number of neighbours; a smaller gallery returns all of its images.
         expand: Query expansion: search for the mean of the query and its N nearest images.
@@ -56,6 +64,7 @@ def main(
         --query='letters/test/D */*.png' --k=5
     """
     from hypjax.data.photos import find_images
+    from hypjax.data.texts import table_of_texts
     from hypjax.galleries.embeddings import open_gallery
     from hypjax.galleries.search import require_model
     from hypjax.inference.hits import find_hits, require_searchable
@@ -65,33 +74,47 @@ def main(
     postprocessing = Postprocessing(expand, alpha, Reranking() if rerank else None)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
-    images = find_images(query, exclude or ())
+    if query is None and not text:
+        raise UserError("name what to search for: --query=IMAGE, or --text='a plum'")
+    images = None if query is None else find_images(query, exclude or ())
     caches.keep_compiled_programs()
-    if images.vectors is None or workdir or external.encoder:
-        embedder = external.open(workdir, embedding, space=opened_gallery.space)
+    asked: list[tuple[Embeddings, Dataset]] = []
+    if text or workdir or external.encoder or (images is not None and images.vectors is None):
+        space = opened_gallery.space
+        embedder = external.open(workdir, embedding, space=space, tokenizer=tokenizer)
         require_model(opened_gallery, embedder.fingerprint, embedder.name)
-        images, queries = _readable(images, embedder.embed_images(images, few=True))
-    else:
-        queries = _feature_queries(images.vectors, opened_gallery, names=(query, gallery))
-    results = find_hits(queries, images, opened_gallery, k, postprocessing, keep_self=keep_self)
+        if text:
+            asked.append((embedder.embed_texts(text, template or ()), table_of_texts(text)))
+        if images is not None:
+            asked.append(_readable(embedder.embed_images(images, few=True), images))
+    elif images is not None:
+        names = str(query), gallery
+        asked.append((_feature_queries(images.vectors, opened_gallery, names), images))
+    results = [
+        hits
+        for queries, table in asked
+        for hits in find_hits(
+            queries, table, opened_gallery, k, postprocessing, keep_self=keep_self
+        )
+    ]
     if output:
         _draw(results, output)
     for hits in results:
         print(hits)
 
 
-def _readable(images: Dataset, queries: Embeddings) -> tuple[Dataset, Embeddings]:
+def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
     """Leaves out the images that cannot be read, with a warning for each."""
     import numpy as np
 
     from hypjax.system import console
 
     if not len(queries):  # `find_hits` raises an error that says why.
-        return images, queries
+        return queries, images
     for path, reason in queries.unreadable.items():
         console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
     readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-    return images.take(np.array(readable)), dataclasses.replace(queries, unreadable={})
+    return dataclasses.replace(queries, unreadable={}), images.take(np.array(readable))
 
 
 def _feature_queries(features: Any, gallery: Gallery, names: tuple[str, str]) -> Embeddings:

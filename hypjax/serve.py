@@ -22,15 +22,18 @@ def main(
     host: str = "127.0.0.1",
     port: command.Natural = 8000,
     name: list[str] | None = None,
+    tokenizer: str | None = None,
 ) -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted.
 
     Args:
-        workdir: Folder or URL of the run that embedded the gallery.
+        workdir: Folder or URL of the run, or the released model, that embedded the gallery.
         gallery: What python -m hypjax.embed wrote; see --gallery of python -m hypjax.search.
         embedding: Embedding that the gallery contains: head, encoder, or a scored prefix (head@16).
         host: Address to listen on. By default only this machine can reach it.
         port: Port; 0 for any free port.
+        tokenizer: With a model of images and texts: file or folder of its tokenizer. Default:
+            beside the weights.
         name: Another name of the server, such as a reverse proxy's; repeat the flag for several.
 
     Example:
@@ -40,7 +43,8 @@ def main(
     from hypjax.inference.model import load
 
     opened = open_gallery(gallery)
-    serve(load(workdir, embedding), opened, host=host, port=port, names=name or ())
+    model = load(workdir, embedding, tokenizer=tokenizer)
+    serve(model, opened, host=host, port=port, names=name or ())
 
 
 def serve(

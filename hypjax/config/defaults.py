@@ -64,6 +64,7 @@ _JITTER = Rule(
     lambda value: len(value) == 4 and 0 <= min(value) and max(value[:3]) <= 1 and value[3] <= 0.5,
     "three numbers from 0 to 1, and one from 0 to 0.5",
 )
+_ACTIVATION = one_of("gelu", "quick_gelu", "gelu_tanh")
 _KS = each(within(1, IMAGES).holds, "one or more numbers from 1 on", least=1, most=100)
 _SCALES = each(lambda x: 0 < x <= 4, "one to ten numbers above 0 and up to 4", least=1, most=10)
 _METRICS = Rule(
@@ -137,14 +138,28 @@ _FIELDS = {
     "model.eval_pooling": Field("cls"),
     # Whether a Transformer's last norm follows the pooling (timm's fc_norm). None: as timm.
     "model.pool_first": Field(None, kind=bool, optional=True),
+    "model.norm_eps": Field(None, ABOVE_0, kind=float, optional=True),  # Of 'vit'; None: 1e-6.
+    # Activation of a Transformer's perceptrons; None: the architecture's.
+    "model.activation": Field(None, _ACTIVATION, kind=str, optional=True),
     # Exponent of `gem` (Radenović et al., TPAMI 2019), and whether it is learned. With exponents
     # above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
-    "model.head": Field("dense", one_of("dense", "norm_dense", "none")),
+    "model.head": Field("dense", one_of("dense", "norm_dense", "linear", "none")),
     "model.head_dim": Field(128, within(1, DIM), optional=True),  # None: the features' dimension.
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
     "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),
+    # The encoder of texts, see `hypjax.settings.TextSettings`, and its head; 0: no texts.
+    "model.text.width": Field(0, within(0, DIM)),
+    "model.text.depth": Field(12, within(1, 64)),
+    "model.text.num_heads": Field(8, within(1, DIM)),
+    "model.text.vocabulary": Field(49_408, within(1, 10_000_000)),
+    "model.text.context": Field(77, within(2, 4096)),
+    "model.text.activation": Field("gelu", _ACTIVATION),
+    "model.text.norm_eps": Field(1e-5, ABOVE_0),
+    "model.text.mlp_ratio": Field(4.0, ABOVE_0),
+    "model.text.kind": Field("clip", one_of("clip", "siglip")),
+    "model.text.head": Field("linear", one_of("dense", "linear", "none")),
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
     # Precision of the encoder's matrix products, see `layers.compute_dtype`.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),

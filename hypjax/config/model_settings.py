@@ -2,8 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from hypjax.settings import EncoderSettings, ModelSettings, Pixels
-from hypjax.types import View
+from hypjax.settings import EncoderSettings, ModelSettings, Pixels, TextSettings
+from hypjax.types import TEXTS, View
 
 
 def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSettings:
@@ -23,8 +23,31 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
         learn_gem=model.learn_gem,
         remat=config.run.remat,
         attention=config.run.attention,
+        norm_eps=model.norm_eps,
+        activation=model.activation,
     )
-    return ModelSettings(encoder, model.head, model.head_dim)
+    return ModelSettings(encoder, model.head, model.head_dim, _further_towers(config))
+
+
+def _further_towers(config: ConfigDict) -> dict[str, ModelSettings]:
+    """The settings of towers beside the tower of images: that of texts, if there is one."""
+    text = config.model.text
+    if not text.width:
+        return {}
+    encoder = TextSettings(
+        width=text.width,
+        depth=text.depth,
+        num_heads=text.num_heads,
+        vocabulary=text.vocabulary,
+        context=text.context,
+        activation=text.activation,
+        norm_eps=text.norm_eps,
+        mlp_ratio=text.mlp_ratio,
+        kind=text.kind,
+        precision=config.model.precision,
+        remat=config.run.remat,
+    )
+    return {TEXTS: ModelSettings(encoder, text.head, config.model.head_dim)}
 
 
 def pixel_settings(config: ConfigDict) -> Pixels:

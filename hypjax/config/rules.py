@@ -110,6 +110,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),
     ("model.load_head", *_HEAD),
+    ("model.activation", *_TRANSFORMER),
+    ("model.norm_eps", "model.architecture is vit", lambda c: c.model.architecture == "vit"),
     ("model.pool_first", *_TRANSFORMER),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
@@ -186,6 +188,8 @@ def _model_rules(config: ConfigDict) -> Rules:
             yield model[name] != 0, f"model.{name}", rule
     rule = f"a multiple of model.num_heads ({model.num_heads})"
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
+    rule = f"a multiple of model.text.num_heads ({model.text.num_heads})"
+    yield model.text.width % model.text.num_heads, "model.text.width", rule
 
 
 def _part_rules(config: ConfigDict) -> Rules:
@@ -267,7 +271,7 @@ def _training_rules(config: ConfigDict) -> Rules:
     rule = "set, and optim.frozen must name the encoder, if data.name is features"
     trains_head = is_frozen and train.cached_features
     yield config.data.name == FEATURES and not trains_head, "train.cached_features", rule
-    rule = "dense or norm_dense if optim.frozen names the encoder"
+    rule = "dense, norm_dense or linear if optim.frozen names the encoder"
     yield is_frozen and config.model.head == "none", "model.head", rule
     has_no_effect = is_frozen and config.objective.get("structure_features") == "encoder"
     yield has_no_effect, "objective.structure_features", "head if optim.frozen names the encoder"

@@ -19,7 +19,7 @@ from hypjax.errors import UserError, counted, explained
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.system.columns import Options, find_column, require_options
-from hypjax.system.files import absolute, csv_header, read_csv, read_parquet, write_text
+from hypjax.system.files import absolute, csv_header, read_rows, write_text
 from hypjax.types import class_name, split_names
 
 _COLUMNS = ("path", "label", "coarse_label", "split")
@@ -64,7 +64,7 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
     rows = _read_rows(table, options)
     if table.suffix.lower() == ".txt" and not any("label" in row for row in rows):
         paths = (row["path"] for row in rows)
-        return table_of_files([_listed_file(table, path, str(table)) for path in paths])
+        return table_of_files([listed_file(table, path, str(table)) for path in paths])
     if not rows:
         raise UserError(f"{table} has no rows")
     row_of: dict[tuple[pathlib.Path, str, str], int] = {}  # By path, class and split.
@@ -76,7 +76,7 @@ def read_table(table: pathlib.Path, options: Options) -> Dataset:
         if not (isinstance(path, str) and path and name) or re.search("[\0\n]", path + name):
             needed = "a path and a label, without line breaks and null bytes"
             raise UserError(f"{where} needs {needed}; mend its cells and quotes")
-        file = _listed_file(table, path, where)
+        file = listed_file(table, path, where)
         classes_of[file].add(name)
         for split in splits:
             if (file, name, split) in row_of:
@@ -119,15 +119,10 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
     """Reads the rows of a table or list as dictionaries, with usual names of columns."""
     require_options(options, _COLUMNS[:3], table)
     with explained(f"cannot read {table}"):
-        if table.suffix.lower() == ".parquet":
-            content = read_parquet(table)
-            columns, rows = content.column_names, content.to_pylist()
-        elif not _has_header(table):
+        if table.suffix.lower() != ".parquet" and not _has_header(table):
             require_options(options, (), table)
             return _rows_of_lines(table)
-        else:
-            columns, cells = read_csv(table)
-            rows = [dict(zip(columns, row, strict=True)) for row in cells]
+        columns, rows = read_rows(table)
     # Beside x, y is a coordinate of a box; txt holds captions.
     usual = [name for name in columns if name != "txt" and not (name == "y" and "x" in columns)]
     column_of = {
@@ -167,7 +162,7 @@ def _rows_of_lines(file: pathlib.Path) -> _Rows:
     return rows
 
 
-def _listed_file(table: pathlib.Path, text: str, where: str) -> pathlib.Path:
+def listed_file(table: pathlib.Path, text: str, where: str) -> pathlib.Path:
     """Returns the file that a table names by a path, relative to the table's folder, or a URI."""
     if text.startswith("file:"):
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)

@@ -102,8 +102,10 @@ def _read_published(folder: pathlib.Path, method: Method) -> PyTree:
     try:
         weights = read_state_dict(str(folder / files.WEIGHTS))
         params = pretrained.load_model(weights, model, method.pixels.view.channels)
-        if model.head_kind == "norm_dense":
+        if model.head_kind in ("norm_dense", "linear"):
             params["head"] = pretrained.check_head(read_state_dict(str(folder / files.HEAD)), model)
+        if model.towers:
+            params |= pretrained.towers(read_state_dict(str(folder / files.TOWERS)), method.shapes)
         if initial := method.initial_parameters():
             params["scalars"] = files.published_scalars(folder, initial["scalars"])
     except UserError as error:

@@ -45,8 +45,10 @@ class Hits(NamedTuple):
 
 def _short_path(path: str) -> str:
     """A path on one line, relative to the current folder if inside it."""
+    if not os.path.isabs(path):  # Relative already, or a URL or a text.
+        return on_one_line(path)
     relative = os.path.relpath(path)
-    return on_one_line(path if "://" in path or relative.startswith(os.pardir) else relative)
+    return on_one_line(path if relative.startswith(os.pardir) else relative)
 
 
 def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing) -> None:

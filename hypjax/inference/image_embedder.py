@@ -47,6 +47,10 @@ class ImageEmbedder(abc.ABC):
         images. If `few`, a batch that is not full may be faster and round differently.
         """
 
+    def embed_texts(self, texts: str | Sequence[str], templates: Sequence[str] = ()) -> Embeddings:
+        """Embeds texts beside images; a `UserError` unless the model has a tower of texts."""
+        raise UserError(f"{self.name} embeds no texts; name a model of images and texts")
+
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """Converts rows of readable images to columns of `Embeddings`, by name."""
         return {"vectors": rows.astype(np.float32)}

@@ -1,9 +1,12 @@
 """Trained models in Python: `hypjax.load`."""
 
 import contextlib
+import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -11,41 +14,59 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from hypjax import parallel
-from hypjax.assemble import assemble_method
+from hypjax.assemble import saved_method
+from hypjax.config import Config, config_of
 from hypjax.config.choices import CUSTOM
 from hypjax.config.custom import custom_name, registered_encoder
-from hypjax.data.dataset import Dataset
+from hypjax.data.dataset import Dataset, fingerprint_of
 from hypjax.data.photos import ImageLike, given_images
+from hypjax.data.texts import given_texts, table_of_texts
 from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
 from hypjax.experiment.embedding import DatasetEmbedder
-from hypjax.experiment.trained import restore_best
+from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.galleries.search import Gallery
 from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
+from hypjax.inference.released import find_released, read_released
 from hypjax.inference.save import describe
+from hypjax.inference.text_embedder import TextEmbedder
 from hypjax.models import ARCHITECTURES
+from hypjax.models.text import TextTransformer
+from hypjax.models.tokens import find_tokenizer, open_tokenizer
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
+from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import saved_config, saved_fields, saved_space
+from hypjax.runs.workdir import saved_fields
+from hypjax.settings import TextSettings
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
+from hypjax.types import TEXTS
 
 AnyImages = ImageLike | Sequence[ImageLike]
 _BATCH_SIZE = "the batch size (--batch_size, or run.eval_batch_size)"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Opened:
+    """A trained model, what comes with one of its embeddings, and the folder of its files."""
+
+    trained: TrainedModel
+    folder: pathlib.Path
+    fingerprint: str
+    projection: Projection | None = None
+
+
 class Model(ImageEmbedder):
-    """A trained model, which embeds images and searches among them.
+    """A trained model, which embeds images, and perhaps texts, and searches among them.
 
     The parameters are the best on the run's validation images if there are any, else the last.
 
     Attributes:
-        source: Folder, URL or repository from which the model was loaded.
+        source: Folder, file, URL or repository from which the model was loaded.
         part: The embedding: "head", "encoder", or a prefix like "head@16" (see `Method.spaces`).
-        config: The run's configuration.
-        method: What the run trained, assembled from the configuration.
+        method: What was trained, assembled from the configuration.
         module: The encoder and the head, a Flax module.
         params: The parameters of `module`.
         space: The space of the embeddings.
@@ -59,29 +80,19 @@ class Model(ImageEmbedder):
         batch_size: int | None = None,
         *,
         encoder: nn.Module | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
     ) -> None:
         """Loads a model; `load` describes the arguments."""
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(reading(source))
-            published = files.read_object(folder / files.PUBLISHED)
-            if encoder is not None:
-                stack.enter_context(_registered(folder, encoder))
-            self.config = saved_config(folder)
-            self.method = assemble_method(self.config, saved_space=saved_space(folder))
-            trained = restore_best(folder, self.method)
-            if part not in trained.spaces:
-                names = " or ".join(trained.spaces)
-                raise UserError(f"{part!r} is no embedding of this run; it must be {names}")
-            self.projection, self.fingerprint = trained.projection(folder, part)
-            if not (published or (folder / files.RESULTS).exists()):
-                console.say(f"{redacted(self.source)} is not finished; its model so far is used")
-            if files.read_object(folder / files.PUBLISHED) != published:
-                raise TryAgainError(f"{self.source} was replaced meanwhile; load it again")
+        path = find_released(source)
+        opened = _open_run(self.source, part, encoder) if path is None else _open_file(path, part)
+        trained, self.method = opened.trained, opened.trained.method
+        self.projection, self.fingerprint = opened.projection, opened.fingerprint
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
         self.batch_size = batch_size or self.method.embedding.batch_size
+        self._tokenizer = tokenizer or find_tokenizer(opened.folder)
         # By the number of devices.
         self._embedders: dict[int, tuple[DatasetEmbedder, PyTree]] = {}
 
@@ -107,32 +118,91 @@ class Model(ImageEmbedder):
         return self.embed_images(given_images(images), few=True)
 
     @at_the_call
+    def embed_texts(self, texts: str | Sequence[str], templates: Sequence[str] = ()) -> Embeddings:
+        """Embeds texts as points of the space of the model's images, to search for or among them.
+
+        Args:
+            texts: One or several texts, which become the names of the points.
+            templates: Prompts such as "a photo of a {}."; {} stands for the text, and the features
+                of a text's prompts are averaged before the map into the space.
+
+        Raises:
+            UserError: The model has no texts, or its tokenizer is missing.
+        """
+        given = given_texts(texts)
+        points = self._text_embedder.points(given, templates)
+        names = np.array(given, str)
+        embeddings = Embeddings(points, names, np.full(len(given), ""), self.space)
+        embeddings.check()
+        origin = fingerprint_of([given, list(templates)])
+        return dataclasses.replace(
+            embeddings,
+            fingerprint=self.fingerprint,
+            model=self.name,
+            images_fingerprint=origin,
+        )
+
+    @functools.cached_property
+    def _text_embedder(self) -> TextEmbedder:
+        """The tower of texts, ready to embed."""
+        if not self.takes_texts:
+            advice = "load the head of a model of images and texts"
+            raise UserError(f"{self.name} embeds no texts; {advice}")
+        tower = self.module.towers[TEXTS]
+        encoder = cast(TextTransformer, tower.encoder)
+        if self._tokenizer is None:
+            advice = "put tokenizer.json, or bpe_simple_vocab_16e6.txt.gz, beside it"
+            raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
+        settings = TextSettings(
+            encoder.width,
+            encoder.depth,
+            encoder.num_heads,
+            encoder.vocabulary,
+            encoder.context,
+            kind=encoder.kind,
+        )
+        tokenizer = open_tokenizer(pathlib.Path(self._tokenizer).expanduser(), settings)
+        return TextEmbedder(tower, self.params[f"towers_{TEXTS}"], self.space, tokenizer)
+
+    @at_the_call
     def search(
         self,
         gallery: Gallery | AnyImages,
-        query: AnyImages,
+        query: AnyImages | None = None,
         k: int = 10,
         postprocessing: Postprocessing = NO_POSTPROCESSING,
+        *,
+        text: str | Sequence[str] | None = None,
+        templates: Sequence[str] = (),
     ) -> list[Hits]:
         """Finds the k nearest images of a gallery to each query, or all if there are fewer.
 
         `print(hits[0])` shows the first query's hits, nearest first. A file does not find itself.
 
         Args:
-            gallery: A result of `gallery`, a path or URL as for `hypjax.search`, or images.
+            gallery: A result of `gallery` or `embed_texts`, a path or URL as for `hypjax.search`,
+                or images.
             query: One or several images, as for `embed`.
             k: Number of hits of each query.
             postprocessing: Query expansion and re-ranking.
+            text: One or several texts to search for, instead of images.
+            templates: Prompts of the texts, as for `embed_texts`.
         """
+        if (query is None) == (text is None):
+            raise UserError("a search is for images or for texts: pass query= or text=")
         if isinstance(gallery, str | os.PathLike) and is_gallery(gallery):
             opened: Gallery = open_gallery(gallery)
             if not self.takes_pixels and opened.fingerprint != self.fingerprint:
                 opened = self.gallery(gallery)  # The file holds features, this model's input.
         else:
             opened = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
-        images = given_images(query)
-        queries = self.embed_images(images, few=True)
-        return find_hits(queries, images, opened, k, postprocessing)
+        if text is not None:
+            texts = given_texts(text)
+            queries, table = self.embed_texts(texts, templates), table_of_texts(texts)
+        elif query is not None:
+            table = given_images(query)
+            queries = self.embed_images(table, few=True)
+        return find_hits(queries, table, opened, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
         """Yields points of images in order; pads batches to full, or if `few` to a power of two."""
@@ -158,9 +228,19 @@ class Model(ImageEmbedder):
                     yield batch, {i: broken[start + i] for i in range(size) if start + i in broken}
 
     @property
+    def config(self) -> Config:
+        """The configuration of the model's run."""
+        return config_of(self.method.fields)
+
+    @property
     def takes_pixels(self) -> bool:
         """Whether the model embeds images, not features of another model."""
         return self.module.encoder.takes_pixels
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether this embedding of the model has texts beside images."""
+        return TEXTS in self.module.towers and self.part == "head"
 
     def _on_devices(self, count: int) -> tuple[DatasetEmbedder, PyTree]:
         """An embedder on `count` devices, and the parameters there."""
@@ -175,6 +255,37 @@ class Model(ImageEmbedder):
 
     def __repr__(self) -> str:
         return f"{self.source}\n{describe(self.method)}\n{self.part} in {self.space}"
+
+
+def _open_run(source: str, part: str, encoder: nn.Module | None) -> _Opened:
+    """Opens a run's folder or URL, or a published model."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(reading(source))
+        published = files.read_object(folder / files.PUBLISHED)
+        if encoder is not None:
+            stack.enter_context(_registered(folder, encoder))
+        trained = restore_best(folder, saved_method(folder))
+        _require_part(part, trained)
+        projection, fingerprint = trained.projection(folder, part)
+        if not (published or (folder / files.RESULTS).exists()):
+            console.say(f"{redacted(source)} is not finished; its model so far is used")
+        if files.read_object(folder / files.PUBLISHED) != published:
+            raise TryAgainError(f"{source} was replaced meanwhile; load it again")
+        return _Opened(trained, folder, fingerprint, projection)
+
+
+def _open_file(path: pathlib.Path, part: str) -> _Opened:
+    """Opens a released model's file or folder."""
+    trained = read_released(path)
+    _require_part(part, trained)
+    folder = path if path.is_dir() else path.parent
+    return _Opened(trained, folder, trained.method.fingerprint(trained.params, part))
+
+
+def _require_part(part: str, trained: TrainedModel) -> None:
+    if part not in trained.spaces:
+        names = " or ".join(trained.spaces)
+        raise UserError(f"{part!r} is no embedding of this model; it must be {names}")
 
 
 def _path_or_url(source: str | os.PathLike[str]) -> str | pathlib.Path:
@@ -198,19 +309,23 @@ def load(
     batch_size: int | None = None,
     *,
     encoder: nn.Module | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a trained model.
 
     Args:
         source: Folder of a run, its URL, a folder that `push` wrote, or a repository on the Hugging
             Face hub: 'hf://OWNER/NAME', or with a tag, branch or commit, 'hf://OWNER/NAME@v1'.
-            'hf://' may be left out if there is no folder OWNER here.
+            'hf://' may be left out if there is no folder OWNER here. Or a model of images and texts
+            by its authors (see `hypjax.models.language_image`): a file, its folder, its URL,
+            'hf://OWNER/NAME' or 'hf://OWNER/NAME/FILE'.
         part: The embedding: "head", which the loss trained, "encoder", or a prefix like "head@16".
         batch_size: Largest number of images that are embedded at once; roundings may depend on this
             number. Default: the batch size of the run's evaluation.
         encoder: The module of a custom encoder.
+        tokenizer: File or folder of the texts' tokenizer; by default the one beside the weights.
     """
-    return Model(_path_or_url(source), part, batch_size, encoder=encoder)
+    return Model(_path_or_url(source), part, batch_size, encoder=encoder, tokenizer=tokenizer)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from hypjax.experiment.trained import TrainedModel
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.models import Embedder
+from hypjax.models.architectures import is_in_timm
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
@@ -137,9 +138,12 @@ def write_model(folder: pathlib.Path, trained: TrainedModel, provenance: Mapping
     """Writes weights, configuration and space; for an encoder that timm has, also config.json."""
     method, model, params = trained.method, trained.model, trained.params
     save_timm(folder / files.WEIGHTS, params, model)
-    if model.head_kind == "norm_dense":  # timm has no such head.
+    if model.head_kind in ("norm_dense", "linear"):  # timm has no such heads.
         write_safetensors(folder / files.HEAD, params["head"])
-    if not isinstance(model.encoder, CustomEncoder):
+    if model.towers:
+        towers = {name: tree for name, tree in params.items() if name.startswith("towers_")}
+        write_safetensors(folder / files.TOWERS, flatten_dict(towers, sep="."))
+    if not isinstance(model.encoder, CustomEncoder) and is_in_timm(model.encoder):
         write_json(folder / files.CONFIG, timm_config(params, model, method.pixels))
     content = {"provenance": provenance, "all": identity(method.fields)}  # Without `config.run`.
     content[SPACE] = describe_space(method.trained_objective(params).score_space)

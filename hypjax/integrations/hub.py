@@ -67,6 +67,9 @@ def push(
             shutil.copytree(run / files.PROJECTIONS, staged / files.PROJECTIONS)
         if results:
             shutil.copyfile(run / files.RESULTS, staged / files.RESULTS)
+        for file in (run / name for name in files.TOKENS):
+            if file.is_file():
+                shutil.copyfile(file, staged / file.name)
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
         write_model(staged, trained, {"images": saved_fingerprint(run)})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]

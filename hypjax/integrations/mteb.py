@@ -42,16 +42,20 @@ class MtebEncoder:
         dataset = PREPARED.get(self._model.method.fields["data.name"])
         known = {dataset.mteb} if dataset and dataset.mteb else None
         facts = {"name": name, "revision": self._model.fingerprint, "training_datasets": known}
-        return ModelMeta.create_empty(facts | {"framework": ["JAX"], "modalities": ["image"]})
+        modalities = ["image", "text"] if self._model.takes_texts else ["image"]
+        return ModelMeta.create_empty(facts | {"framework": ["JAX"], "modalities": modalities})
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> _Points:
         """Embeds the images of mteb's batches as points of the model's space, float32."""
         del options  # The task, its split, and settings of other models.
         points = []
         for batch in inputs:
-            if "image" not in batch:
+            if "image" in batch:
+                points.append(self._model.embed(batch["image"]))
+            elif "text" in batch and self._model.takes_texts:
+                points.append(self._model.embed_texts(list(batch["text"])).vectors)
+            else:
                 raise UserError(f"this model embeds images, but the task has {', '.join(batch)}")
-            points.append(self._model.embed(batch["image"]))
         return np.concatenate(points)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, "n m"]:

@@ -84,7 +84,8 @@ def _head_modules(model: Embedder, params: Any) -> list[tuple[str, dict, dict]]:
         weights = {"norm.weight": np.ones(dim, np.float32), "norm.bias": np.zeros(dim, np.float32)}
         modules.append(("LayerNorm", {"dimension": dim}, weights))
     if model.head_kind != "none":
-        kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
+        kernel = np.asarray(params["head"]["kernel"])
+        bias = np.asarray(params["head"].get("bias", np.zeros(model.head_dim, np.float32)))
         settings = {"in_features": dim, "out_features": model.head_dim, "bias": True}
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
         weights = {"linear.weight": kernel.T, "linear.bias": bias}

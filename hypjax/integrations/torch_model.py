@@ -50,7 +50,8 @@ class TorchModel(nn.Module):
         self.has_norm = model.head_kind == "norm_dense"
         self.head = self.projection = None
         if part_of(embedder.part) == "head" and model.head_kind != "none":
-            self.head = _dense(params["head"]["kernel"], params["head"]["bias"])
+            kernel = params["head"]["kernel"]
+            self.head = _dense(kernel, params["head"].get("bias", np.zeros(kernel.shape[1])))
         if (pca := embedder.projection) is not None:
             factors = np.sqrt(np.mean(pca.variances) / pca.variances) if pca.whiten else 1.0
             kernel = pca.components.T * factors

@@ -350,6 +350,16 @@ def timm_name(encoder: Encoder) -> str | None:
     return next(names, None)
 
 
+def is_in_timm(encoder: Encoder) -> bool:
+    """Whether timm builds an encoder by name or, for a plain Transformer, by its sizes."""
+    if timm_name(encoder):
+        return True
+    if not isinstance(encoder, VisionTransformer):
+        return False
+    sizes = encoder.patch_size, encoder.width, encoder.depth, encoder.num_heads
+    return same_architecture(VisionTransformer(encoder.image_size, *sizes), encoder)
+
+
 def pool_first_field(encoder: Encoder) -> bool | None:
     """Value of `model.pool_first` for an encoder: None if it is its architecture's."""
     name = timm_name(encoder)

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError, explained, require_free
 from hypjax.models.architectures import (
     ARCHITECTURES,
+    is_in_timm,
     pool_first_field,
-    same_architecture,
     timm_name,
 )
 from hypjax.models.encoder import FEATURES, Encoder
@@ -92,8 +92,7 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     fields = {"pool_first": pool_first_field(encoder)}
     if name := timm_name(encoder):  # The name implies the sizes.
         return {"architecture": name, **fields, **dict.fromkeys(SIZES, 0)}
-    if type(encoder) is VisionTransformer:
+    if type(encoder) is VisionTransformer and is_in_timm(encoder):
         sizes = {size: getattr(encoder, size) for size in SIZES}
-        if same_architecture(VisionTransformer(image_size=encoder.image_size, **sizes), encoder):
-            return {"architecture": "vit", **fields, **sizes}
+        return {"architecture": "vit", **fields, **sizes}
     return None

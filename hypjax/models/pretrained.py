@@ -12,7 +12,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError, writing
-from hypjax.models.architectures import create_encoder, encoder_shapes, pool_first_field, timm_name
+from hypjax.models.architectures import (
+    create_encoder,
+    encoder_shapes,
+    is_in_timm,
+    pool_first_field,
+    timm_name,
+)
 from hypjax.models.embedder import Embedder
 from hypjax.models.encoder import Encoder, Path, renamed
 from hypjax.models.vit import VisionTransformer
@@ -189,6 +195,15 @@ def check_head(head: Mapping[str, np.ndarray], model: Embedder) -> PyTree:
     return {name: contiguous(np.asarray(value, np.float32)) for name, value in head.items()}
 
 
+def towers(state: Mapping[str, np.ndarray], shapes: PyTree) -> PyTree:
+    """Parameters of the towers beside that of images, from arrays by path; `shapes` has all."""
+    expected = flatten_dict({x: tree for x, tree in shapes.items() if x.startswith("towers_")})
+    arrays = {tuple(name.split(".")): value for name, value in state.items()}
+    if {x: np.shape(y) for x, y in arrays.items()} != {x: y.shape for x, y in expected.items()}:
+        raise UserError("the towers have other parameters: they belong to another model")
+    return unflatten_dict({path: np.asarray(x, np.float32) for path, x in arrays.items()})
+
+
 def timm_constructor(params: PyTree, model: Embedder) -> str:
     """Line of Python code that builds the timm model for weights by `save_timm`."""
     name, settings = timm_model(params, model)
@@ -230,6 +245,9 @@ def timm_config(params: PyTree, model: Embedder, pixels: Pixels) -> dict[str, An
 def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, Any]]:
     """Name of a model in timm, None if it has none, and settings that differ from timm's."""
     encoder = model.encoder
+    if not is_in_timm(encoder):
+        problem = "timm names no encoder with these norms or this activation"
+        raise UserError(f"{problem}; write the model with --format=hypjax")
     name = timm_name(encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
     stem = {key: value for key, value in params["encoder"].items() if key in encoder.layers[0]}

@@ -1,24 +1,19 @@
 """Tokens of texts: the numbers that a text tower embeds, as the released models were trained on.
 
-The library `tokenizers` splits texts; this module reads a model's vocabulary and gives texts the
-form that the model's tower expects.
+CLIP, and MERU and its successors, clean texts by ftfy, by unescaping HTML twice, by turning each
+run of whitespace into one blank, and to lower case. Words are letters, single digits or the rest;
+the library `tokenizers` merges their bytes into tokens. A row is [start] … [end], padded with 0. A
+text that is too long loses its last tokens, but keeps the end token, whose row the tower reads:
+without it, all long texts would have one embedding. Transformers pads with the end token, which
+gives the same embedding, since a tower reads the first one, and no token attends to later ones. It
+skips ftfy and unescaping, so "&amp;" and curly apostrophes become other tokens; here, only the
+vocabulary of a tokenizer.json of CLIP's counts. A text "<|endoftext|>" is ordinary text.
 
-CLIP's models, and MERU and its successors, have one tokenizer. Texts are cleaned by ftfy, by
-unescaping HTML twice, by turning each run of whitespace into one blank, and to lower case. Words
-are split into letters, single digits and the rest, and their bytes are merged into tokens. A row is
-[start] … [end], padded with 0. A text that is too long loses its last tokens, but keeps the end
-token, whose row the tower reads: without it, all long texts would have one embedding. Transformers
-pads with the end token instead, which gives the same embedding, since a tower reads the first end
-token, and no token attends to later ones. It also skips ftfy and unescaping, so "&amp;" and curly
-apostrophes become other tokens; here a `tokenizer.json` of Transformers gives the vocabulary only.
-A text that spells a special token, such as "<|endoftext|>", is ordinary text.
-
-SigLIP's texts are put to lower case, and keep their punctuation and underscores: so its towers were
-trained (big_vision, `preprocess_ops.tokenize` with lower=True, eos="sticky"; its evaluators remove
-punctuation from the names of classes only). Transformers deletes punctuation and underscores in
-SigLIP's texts, not in SigLIP 2's; open_clip deletes punctuation and turns underscores into blanks
-in both. A row is … [end], padded to the full context without a mask, with the end token in
-SigLIP and with 0 in SigLIP 2.
+SigLIP's texts are put to lower case and keep their punctuation and underscores, as in training
+(big_vision, `preprocess_ops.tokenize` with lower=True, eos="sticky"; its evaluators remove
+punctuation from the names of classes only). Transformers deletes both in SigLIP's texts, but not in
+SigLIP 2's; open_clip deletes punctuation and makes underscores blanks in both. A row is … [end],
+always padded to the full context, without a mask: with the end token, or with 0 in SigLIP 2.
 """
 
 import dataclasses
@@ -26,7 +21,7 @@ import gzip
 import html
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +51,7 @@ class Tokens(NamedTuple):
 class Tokenizer:
     """Turns texts into rows of tokens."""
 
-    files: tuple[pathlib.Path, ...]  # The vocabulary's, to be copied beside a model's weights.
+    files: list[pathlib.Path]  # The vocabulary's, to be copied beside a model's weights.
     settings: TextSettings
     splitter: Any  # A `tokenizers.Tokenizer` that adds no special tokens.
     clean: Callable[[str], str]
@@ -112,125 +107,96 @@ def open_tokenizer(path: pathlib.Path, settings: TextSettings) -> Tokenizer:
     require_package("ftfy", "reading texts", "hypjax[text]")
     file = find_tokenizer(path) if path.is_dir() else path
     if file is None or not file.is_file():
-        folder = path if path.is_dir() else path.parent
-        missing = "no vocabulary of texts in" if path.is_dir() else f"no file {path.name} in"
-        raise UserError(f"{missing} {folder}; {_REMEDY}, {_FLAG}")
+        missing = f"no vocabulary in {path}" if file is None else f"no file {path}"
+        raise UserError(f"{missing}; {_REMEDY}, {_FLAG}")
     if file.suffix == ".model":
         raise UserError(f"{file} is SentencePiece's; put the model's tokenizer.json there, {_FLAG}")
     with explained(f"cannot read the vocabulary {file}", f"; {_REMEDY}, {_FLAG}"):
         files, content = _read(file, settings)
-    if content["model"].get("end_of_word_suffix") == "</w>":
-        tokenizer = _clip(files, settings, content["model"])
-    else:
-        tokenizer = _siglip(files, settings, content)
-    if (kind := "siglip" if not tokenizer.start else "clip") != settings.kind:
-        problem = f"{file} is a vocabulary of {kind}, but the model is of {settings.kind}"
-        raise UserError(f"{problem}; name the model's own vocabulary by --tokenizer=FILE")
-    size = tokenizer.splitter.get_vocab_size()
+        is_clip = content["model"].get("end_of_word_suffix") == "</w>"
+        tokenizer = (_clip if is_clip else _siglip)(files, settings, content)
+    size, kind = tokenizer.splitter.get_vocab_size(), "clip" if is_clip else "siglip"
     # SigLIP's multilingual vocabulary has 100 more tokens than its towers; no text has them.
-    if not size - (100 if kind == "siglip" else 0) <= settings.vocabulary <= size:
-        problem = f"{file} has {size:,} tokens, but the model has {settings.vocabulary:,}"
-        raise UserError(f"{problem}; name the model's own vocabulary by --tokenizer=FILE")
+    fits = size - (0 if is_clip else 100) <= settings.vocabulary <= size
+    if kind != settings.kind or not fits:
+        problem = f"{file} has {size:,} tokens of {kind}, but the model {settings.vocabulary:,}"
+        advice = "name the model's own vocabulary by --tokenizer=FILE"
+        raise UserError(f"{problem} of {settings.kind}; {advice}")
     return tokenizer
 
 
-def _read(
-    file: pathlib.Path, settings: TextSettings
-) -> tuple[tuple[pathlib.Path, ...], dict[str, Any]]:
+def _read(file: pathlib.Path, settings: TextSettings) -> tuple[list[pathlib.Path], dict[str, Any]]:
     """The files of a vocabulary, and their content in the form of a tokenizer.json."""
     data = file.read_bytes()
+    if data[:1] == b"{" and "model" in (content := json.loads(data)):
+        return [file], content
     if data[:2] == b"\x1f\x8b":
-        merges = [*_merges(gzip.decompress(data))][: settings.vocabulary - 514]
-        return (file,), _as_json(_vocabulary(merges), merges)
-    if data[:1] == b"{":
-        content = json.loads(data)
-        if "model" in content and "version" in content:
-            return (file,), content
-    vocabulary, merges_file = file.with_name("vocab.json"), file.with_name("merges.txt")
-    if file not in (vocabulary, merges_file):
-        raise ValueError("its content is none of a vocabulary")
-    merges = [*_merges(merges_file.read_bytes())]
-    return (vocabulary, merges_file), _as_json(json.loads(vocabulary.read_bytes()), merges)
+        from tokenizers import pre_tokenizers
+
+        merges = _merges(gzip.decompress(data))[: settings.vocabulary - 514]
+        # The order of code points is CLIP's: printable bytes, then the others, from U+0100.
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        ends = [f"{letter}</w>" for letter in letters]
+        names = (*letters, *ends, *map("".join, merges), _START, _END)
+        files = [file]
+        vocabulary = {name: token for token, name in enumerate(names)}
+    elif file.name in ("vocab.json", "merges.txt"):
+        files = [file.with_name("vocab.json"), file.with_name("merges.txt")]
+        vocabulary, merges = json.loads(files[0].read_bytes()), _merges(files[1].read_bytes())
+    else:
+        raise ValueError("its content is that of no vocabulary")
+    return files, {"model": {"vocab": vocabulary, "merges": merges, "end_of_word_suffix": "</w>"}}
 
 
-def _merges(data: bytes) -> Iterator[tuple[str, str]]:
-    """The pairs of a list of merges, most frequent first, below its first line."""
-    for line in data.decode().split("\n")[1:]:
-        if line:
-            first, second = line.split()
-            yield first, second
+def _merges(data: bytes) -> list[list[str]]:
+    """The pairs of a list of merges, most frequent first; the first line names the format."""
+    return [line.split() for line in data.decode().split("\n")[1:] if line]
 
 
-def _vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
-    """CLIP's vocabulary: bytes, bytes that end a word, merged pairs, start and end."""
-    from tokenizers import pre_tokenizers
-
-    # The order of code points is CLIP's: printable bytes, then the others, from U+0100.
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ends = [f"{letter}</w>" for letter in letters]
-    names = (*letters, *ends, *map("".join, merges), _START, _END)
-    return {name: token for token, name in enumerate(names)}
-
-
-def _as_json(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> dict[str, Any]:
-    return {"model": {"vocab": vocabulary, "merges": merges, "end_of_word_suffix": "</w>"}}
-
-
-def _clip(
-    files: tuple[pathlib.Path, ...], settings: TextSettings, model: dict[str, Any]
-) -> Tokenizer:
-    import ftfy
+def _clip(files: list[pathlib.Path], settings: TextSettings, content: dict[str, Any]) -> Tokenizer:
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
-    vocabulary = model["vocab"]
-    with explained(f"{files[0]} is no vocabulary of CLIP", f"; {_REMEDY}, {_FLAG}"):
-        start, end = vocabulary[_START], vocabulary[_END]
-        merges = [tuple(m.split() if isinstance(m, str) else m) for m in model["merges"]]
-        splitter = tokenizers.Tokenizer(
-            models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>")
-        )
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in merges]
+    splitter = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="removed", invert=True)
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     splitter.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+    start, end = vocabulary[_START], vocabulary[_END]
+    return Tokenizer(files, settings, splitter, _clean_clip, (start,), end, padding=0)
 
-    def clean(text: str) -> str:
-        # ftfy takes most of the time, and leaves such texts as they are.
-        if not (text.isascii() and text.isprintable() and "&" not in text):
-            text = html.unescape(html.unescape(ftfy.fix_text(text)))
-        return " ".join(text.split()).lower()
 
-    return Tokenizer(files, settings, splitter, clean, (start,), end, padding=0)
+def _clean_clip(text: str) -> str:
+    # ftfy takes most of the time, and leaves such texts as they are.
+    if not (text.isascii() and text.isprintable() and "&" not in text):
+        import ftfy
+
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split()).lower()
 
 
 def _siglip(
-    files: tuple[pathlib.Path, ...], settings: TextSettings, content: dict[str, Any]
+    files: list[pathlib.Path], settings: TextSettings, content: dict[str, Any]
 ) -> Tokenizer:
-    import ftfy
     import tokenizers
 
-    content = {**content, "normalizer": _without_deletions(content.get("normalizer"))}
-    with explained(f"cannot read the vocabulary {files[0]}", f"; {_REMEDY}, {_FLAG}"):
-        splitter = tokenizers.Tokenizer.from_str(json.dumps(content))
+    normalizer = content.get("normalizer") or {}
+    if "normalizers" in normalizer:  # Without the steps that delete punctuation.
+        steps = [step for step in normalizer["normalizers"] if step.get("content") != ""]
+        content = {**content, "normalizer": {**normalizer, "normalizers": steps}}
+    splitter = tokenizers.Tokenizer.from_str(json.dumps(content))
     splitter.no_padding()
     splitter.no_truncation()
-    end = padding = splitter.token_to_id("</s>")
-    if end is None:  # The vocabulary of SigLIP 2 is Gemma's, where "<pad>" is 0.
-        end, padding = splitter.token_to_id("<eos>"), 0
+    end, end_of_gemma = splitter.token_to_id("</s>"), splitter.token_to_id("<eos>")
+    if end_of_gemma is not None:  # SigLIP 2 has Gemma's vocabulary.
+        return Tokenizer(files, settings, splitter, _clean_siglip, (), end_of_gemma, padding=0)
     if end is None:
-        raise UserError(
-            f"{files[0]} is a vocabulary of neither CLIP nor SigLIP; {_REMEDY}, {_FLAG}"
-        )
-
-    def clean(text: str) -> str:
-        return " ".join(ftfy.fixes.fix_surrogates(text).split()).lower()
-
-    return Tokenizer(files, settings, splitter, clean, (), end, padding)
+        raise ValueError("it is neither CLIP's nor SigLIP's")
+    return Tokenizer(files, settings, splitter, _clean_siglip, (), end, padding=end)
 
 
-def _without_deletions(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A normaliser without the steps that delete punctuation."""
-    if not normalizer or normalizer["type"] != "Sequence":
-        return normalizer
-    steps = [step for step in normalizer["normalizers"] if step.get("content") != ""]
-    return {**normalizer, "normalizers": steps}
+def _clean_siglip(text: str) -> str:
+    import ftfy
+
+    return " ".join(ftfy.fixes.fix_surrogates(text).split()).lower()

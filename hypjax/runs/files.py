@@ -17,12 +17,14 @@ STARTS = "run.json"  # Machine, packages and warnings of each start of the run.
 # A published model, whose config.json is timm's: hypjax's configuration, weights under timm's
 # names, and a head that timm lacks.
 PUBLISHED, WEIGHTS, HEAD = "hypjax.json", "model.safetensors", "head.safetensors"
+TOWERS = "towers.safetensors"  # Of a published model: the towers beside that of images.
+TOKENS = ("tokenizer.json", "bpe_simple_vocab_16e6.txt.gz", "vocab.json", "merges.txt")
 CHECKSUMS = "checksums"  # In hypjax.json: SHA-256 hashes of the weights, by file name.
 LEARNED = "learned"  # In hypjax.json: logarithms of learned scalars, if there are any.
 _LARGEST_LOG = 30.0  # Largest absolute logarithm of a learned scalar.
 PROJECTIONS = "projections/"  # Folder of principal components of the models' embeddings.
 # Patterns of a published model's files.
-MODEL_FILES = (CONFIG, PUBLISHED, RESULTS, WEIGHTS, HEAD, f"{PROJECTIONS}*.npz")
+MODEL_FILES = (CONFIG, PUBLISHED, RESULTS, WEIGHTS, HEAD, TOWERS, *TOKENS, f"{PROJECTIONS}*.npz")
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The web server: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
+import functools
 import http
 import ipaddress
 import logging
@@ -28,6 +29,7 @@ from hypjax.integrations.serve.limits import Guard, read_upload
 from hypjax.integrations.serve.searcher import Searcher
 
 _STATIC = pathlib.Path(__file__).parent / "static"
+_LONGEST_TEXT = 1000  # Characters; models read some 77 tokens.
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -74,6 +76,7 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
             Route("/thumbnail/{key}", handlers.thumbnail),
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
+            Route("/search", handlers.search_text, methods=["GET"]),
             Route("/search/{key}", handlers.search),
             Mount("/", StaticFiles(directory=_STATIC, html=True)),
         ],
@@ -125,13 +128,23 @@ class _Handlers:
         answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
         return JSONResponse(answer)
 
+    async def search_text(self, request: Request) -> Response:
+        if not self._searcher.model.takes_texts:
+            raise HTTPException(404, "this model embeds images alone; POST an image")
+        text = request.query_params.get("text", "").strip()
+        if not 0 < len(text) <= _LONGEST_TEXT:
+            raise HTTPException(400, f"text must have 1 to {_LONGEST_TEXT} characters")
+        search = functools.partial(self._searcher.search, is_text=True)
+        options = _search_options(request)
+        return JSONResponse(await _run_in(self._search_pool, search, text, *options))
+
 
 def _search_options(request: Request) -> tuple[int, str | None, bool]:
     """Parses k, the class to search in, and whether to place the images in the disk."""
     options = {"k": "10", "class": "", "places": "false"}
-    if unknown := set(request.query_params) - set(options):
+    if unknown := set(request.query_params) - {*options, "text"}:
         name = on_one_line(min(unknown))[:40]
-        raise HTTPException(400, f"unknown parameter {name!r}; use k, class and places")
+        raise HTTPException(400, f"unknown parameter {name!r}; use text, k, class and places")
     options |= request.query_params
     if not _FROM_1_TO_1000.fullmatch(options["k"]):
         raise HTTPException(400, "k must be a whole number from 1 to 1000")

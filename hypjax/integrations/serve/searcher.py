@@ -25,7 +25,7 @@ _Answer = dict[str, Any]
 
 
 class Searcher:
-    """Embeds images, finds their neighbours, and places them in the Poincaré disk.
+    """Embeds images and texts, finds their neighbours, and places them in the Poincaré disk.
 
     `about` describes the gallery as JSON, and `thumbnail` returns an image as a JPEG file. Only
     `thumbnail` may be called by several threads at a time.
@@ -45,6 +45,7 @@ class Searcher:
         self.about: _Answer = {
             "images": len(gallery),
             "space": str(model.space),
+            "texts": model.takes_texts,
             "classes": gallery.classes(),
             "sample": [self._describe(item) for item in sample],
         }
@@ -53,6 +54,8 @@ class Searcher:
         blank = io.BytesIO()
         Image.new("L", (1, 1)).save(blank, "png")
         self.search(blank.getvalue(), 12, None, placed=True)
+        if model.takes_texts:
+            self.search("blank", 12, None, placed=True, is_text=True)
         self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
 
     def embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
@@ -63,13 +66,18 @@ class Searcher:
             raise HTTPException(400, f"the image cannot be read ({reason})")
         return embedded.vectors[0]
 
-    def search(self, query: bytes | str, k: int, label: str | None, placed: bool) -> _Answer:
+    def search(
+        self, query: bytes | str, k: int, label: str | None, placed: bool, *, is_text: bool = False
+    ) -> _Answer:
         """Finds the k nearest images to an image file, or to the gallery's image with a key.
 
-        `label` is the class of the hits, None for any; `placed` adds positions in the disk.
+        If `is_text`, the query is a text to search for. `label` is the class of the hits, None for
+        any; `placed` adds positions in the disk.
         """
         if isinstance(query, bytes):
             query_item, point = None, self.embed(query)
+        elif is_text:
+            query_item, point = None, self.model.embed_texts(query).vectors[0]
         else:
             query_item = self._find(query)
             point = query_item.point

@@ -41,30 +41,32 @@ function say(text, wrong = false) {
   at("status").classList.toggle("error", wrong);
 }
 
-// Searches with what the address names: an image of the gallery, or an upload.
+// Searches with what the address names: words, an image of the gallery, or an upload.
 async function search() {
   const number = ++latest, name = location.hash.slice(1);
   if (!name) return;
+  const text = name.startsWith("text-") ? decodeURIComponent(name.slice(5)) : "";
   const upload = uploads[Number(name.split("upload-")[1])];
   if (name.startsWith("upload-") && !upload) return say("This image is gone; choose it again.", true);
   const query = new URLSearchParams({ k: at("k").value, class: at("class").value, places: true });
+  if (text) query.set("text", text);
   say("Searching …");
   try {
-    const found = upload
-      ? await answer(`search?${query}`, { method: "POST", body: upload.file })
+    const found = text ? await answer(`search?${query}`)
+      : upload ? await answer(`search?${query}`, { method: "POST", body: upload.file })
       : await answer(`search/${name}?${query}`);
-    if (number === latest) show(found, upload);
+    if (number === latest) show(found, upload, text);
   } catch (error) {
     if (number === latest) say(error instanceof TypeError ? "The server does not answer." : `Error: ${error.message}.`, true);
   }
 }
 
-function show(found, upload) {
+function show(found, upload, text) {
   const { query, hits } = found;
-  at("query").src = upload ? upload.url : `thumbnail/${query.key}`;
-  at("query").alt = `query: ${upload ? upload.file.name : query.class || query.name}`;
-  at("query").hidden = false;
-  at("asked").textContent = upload ? upload.file.name : named(query);
+  if (!text) at("query").src = upload ? upload.url : `thumbnail/${query.key}`;
+  at("query").alt = text ? "" : `query: ${upload ? upload.file.name : query.class || query.name}`;
+  at("query").hidden = Boolean(text);
+  at("asked").textContent = text ? `“${text}”` : upload ? upload.file.name : named(query);
   const colours = {};
   for (const label of new Set(hits.map((hit) => hit.class)))
     if (label && Object.keys(colours).length < COLOURS.length) colours[label] = COLOURS[Object.keys(colours).length];
@@ -170,13 +172,20 @@ document.addEventListener("drop", (event) => {
   upload(imageOf(event.dataTransfer));
 });
 at("disk").addEventListener("keydown", move);
-at("options").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-at("options").addEventListener("change", search);
+// Words are searched for when they are submitted; the other fields change the latest search.
+at("options").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const name = at("text").value.trim() ? `#text-${encodeURIComponent(at("text").value.trim())}` : location.hash;
+  if (name === location.hash) search();
+  else location.hash = name;
+});
+at("options").addEventListener("change", ({ target }) => { if (target.id !== "text") search(); });
 addEventListener("hashchange", search);
 
 answer("gallery").then((found) => {
   gallery = found;
   at("about").textContent = `${found.images.toLocaleString("en")} images`;
+  at("words").hidden = !found.texts;
   at("classes").replaceChildren(...found.classes.map((label) => element("option", { value: label })));
   browse(found.sample);
   search();

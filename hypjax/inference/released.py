@@ -1,0 +1,126 @@
+"""Models of images and texts in files of their authors, as models of hypjax."""
+
+import os
+import pathlib
+import re
+import shutil
+from typing import cast
+
+from hypjax.assemble import assemble_method
+from hypjax.config import default_config, validate
+from hypjax.config.choices import IN_MEMORY
+from hypjax.config.custom import custom_name, write_space
+from hypjax.errors import UserError, explained
+from hypjax.experiment.trained import TrainedModel
+from hypjax.inference.save import describe, replacing_model, write_model
+from hypjax.models.language_image import LanguageImage, read_language_image
+from hypjax.models.tokens import MERGES, find_tokenizer, open_tokenizer
+from hypjax.models.weight_files import weights_in
+from hypjax.runs import files
+from hypjax.settings import EncoderSettings, TextSettings
+from hypjax.system import console, hub
+from hypjax.system.caches import cache_folder
+from hypjax.types import TEXTS
+
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # Of files of weights at URLs.
+_IN_REPOSITORIES = ("config.json", "open_clip_config.json", *files.TOKENS)
+_HUB_FILE = re.compile(rf"{hub.SCHEME}([\w.-]+/[\w.-]+)((?:@[^/]+)?)/(.+)")
+
+
+def find_released(source: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Finds a file, or a folder, of weights that is no run of hypjax; None for anything else.
+
+    `source` is a path, the URL of a file, hf://OWNER/NAME/FILE, or hf://OWNER/NAME without a model
+    of hypjax. Files at URLs and on the hub are downloaded once.
+    """
+    location = str(source)
+    if match := _HUB_FILE.fullmatch(location):
+        repository, revision, name = match.groups()
+        folder = hub.download(f"{hub.SCHEME}{repository}{revision}", [name, *_IN_REPOSITORIES])
+        if not (folder / name).is_file():
+            raise UserError(f"the repository {repository} has no file {name}")
+        return folder / name
+    if hub.is_repository(location):
+        folder = hub.download(
+            location, ["*.safetensors", "open_clip_config.json", *files.MODEL_FILES]
+        )
+        return folder if weights_in(folder) and not files.is_published(folder) else None
+    if location.startswith(("http://", "https://")) and location.endswith(_SUFFIXES):
+        return _downloaded(location)
+    path = pathlib.Path(location).expanduser()
+    if path.is_file():
+        return path
+    is_run = files.is_published(path) or (path / files.CHECKPOINTS).exists()
+    return path if path.is_dir() and not is_run and weights_in(path) else None
+
+
+def _downloaded(url: str) -> pathlib.Path:
+    import pooch
+
+    with explained(f"cannot fetch {url}", "; download it elsewhere, and give its path"):
+        return pathlib.Path(pooch.retrieve(url, None, path=cache_folder() / "weights"))
+
+
+def read_released(path: pathlib.Path) -> TrainedModel:
+    """Reads a model of images and texts from a file or folder of weights by its authors."""
+    return _trained_model(_read(path))
+
+
+def _read(path: pathlib.Path) -> LanguageImage:
+    if (released := read_language_image(path)) is None:
+        problem = f"{path} is neither a run of hypjax nor a model of images and texts"
+        raise UserError(f"{problem}; weights of images start a run: --config.model.weights={path}")
+    return released
+
+
+def save_released(source: str, folder: pathlib.Path, tokenizer: str | None = None) -> str:
+    """Writes a released model, with its tokenizer, as a folder that `hypjax.load` reads.
+
+    Returns a description of the model.
+    """
+    path = find_released(source)
+    if path is None:
+        raise UserError(f"{source} is no file of weights; name a file or folder of its authors")
+    released = _read(path)
+    trained = _trained_model(released)
+    beside = find_tokenizer(path if path.is_dir() else path.parent)
+    if tokenizer:
+        beside = pathlib.Path(tokenizer).expanduser()
+    if beside is None:
+        console.warn(f"{path} has no tokenizer beside it; name one by --tokenizer=FILE for texts")
+    texts = cast(TextSettings, released.settings.towers[TEXTS].encoder)
+    opened = open_tokenizer(beside, texts) if beside else None
+    with replacing_model(folder) as staged:
+        write_model(staged, trained, provenance={})
+        for file in opened.files if opened else ():
+            shutil.copyfile(file, staged / _usual_name(file))
+    return describe(trained.method)
+
+
+def _usual_name(file: pathlib.Path) -> str:
+    """The name by which `find_tokenizer` finds a tokenizer's file."""
+    if file.name in files.TOKENS:
+        return file.name
+    return MERGES if file.suffix == ".gz" else "tokenizer.json"
+
+
+def _trained_model(released: LanguageImage) -> TrainedModel:
+    """A method for a released model, whose configuration has its sizes, and the parameters."""
+    settings, pixels = released.settings, released.pixels
+    encoder, view = cast(EncoderSettings, settings.encoder), pixels.view
+    texts = settings.towers[TEXTS]
+    config = default_config(custom_name(released.kind))
+    config.data.update(name=IN_MEMORY, image_size=view.side, resize=view.resize)
+    config.data.update(test_view=view.test, channels=view.channels)
+    config.data.update(mean=pixels.mean, std=pixels.std)
+    config.optim.frozen = ()
+    config.model.update(architecture=encoder.architecture, patch_size=encoder.patch_size)
+    config.model.update(width=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
+    config.model.update(norm_eps=encoder.norm_eps, activation=encoder.activation)
+    config.model.update(pooling=encoder.pooling, eval_pooling=encoder.pooling)
+    config.model.update(head=settings.head, head_dim=settings.head_dim)
+    for name in config.model.text:
+        config.model.text[name] = texts.head if name == "head" else getattr(texts.encoder, name)
+    write_space(config, released.space)
+    validate(config)
+    return TrainedModel(assemble_method(config, saved_space=released.space), released.params)

@@ -1,0 +1,78 @@
+"""Embeds texts as points of the space in which a model embeds images."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Float32, PyTree
+
+from hypjax.errors import UserError, counted
+from hypjax.geometry import Space
+from hypjax.models import Embedder
+from hypjax.models.text import TextTransformer
+from hypjax.models.tokens import Tokenizer
+from hypjax.retrieval.inputs import by_blocks
+from hypjax.system import console
+from hypjax.types import Outputs
+
+_BATCH_SIZE = 64  # Most texts that are embedded at once.
+_LENGTHS = (16, 32)  # Tokens of short texts, each of which has programs, beside the context.
+
+
+class TextEmbedder:
+    """Embeds texts by a model's tower of texts.
+
+    Where tokens attend to those before them only, whatever follows a text's end does not change its
+    embedding. Texts are therefore embedded in the order of their lengths, and batches of short
+    texts are cut.
+    """
+
+    def __init__(self, tower: Embedder, params: PyTree, space: Space, tokenizer: Tokenizer) -> None:
+        self._encoder = cast(TextTransformer, tower.encoder)
+        self._params, self._space, self._tokenizer = params, space, tokenizer
+
+        def project(params: PyTree, ids: Array) -> Array:
+            return cast(Outputs, tower.apply({"params": params}, ids)).projected
+
+        self._project: Callable[[PyTree, np.ndarray], Array] = jax.jit(project)
+
+    def points(
+        self, texts: Sequence[str], templates: Sequence[str] = ()
+    ) -> Float32[np.ndarray, "texts d"]:
+        """Embeds texts as points of the space.
+
+        With templates, such as "a photo of a {}.", the features of each text's prompts are averaged
+        before the map into the space (MERU, Section 4.1); in a space of directions, features of
+        length 1, as for CLIP.
+        """
+        for template in templates:
+            if template.count("{}") != 1:
+                raise UserError(f"the template {template!r} must contain {{}} once, for the text")
+        prompts = [template.replace("{}", text) for text in texts for template in templates]
+        features = self._features(prompts or texts)
+        if templates:
+            if self._space.normalized:
+                features /= np.linalg.norm(features, axis=1, keepdims=True)
+            features = features.reshape(len(texts), len(templates), -1).mean(axis=1)
+        return by_blocks(jax.jit(self._space.embed), features)
+
+    def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:
+        """The head's output for each text, float32."""
+        ids, cut = self._tokenizer.tokenize(texts)
+        context = ids.shape[1]
+        if cut.any():
+            number = f"{int(cut.sum()):,} of {counted(len(texts), 'text')}"
+            console.warn(f"{number} cut to {context} tokens, all that the model reads")
+        is_causal = self._encoder.kind == "clip"
+        # The end token has the largest number.
+        lengths = ids.argmax(axis=1) + 1 if is_causal else np.full(len(ids), context)
+        order, features = np.argsort(lengths, kind="stable"), []
+        for start in range(0, len(order), _BATCH_SIZE):
+            rows = order[start : start + _BATCH_SIZE]
+            longest = lengths[rows].max()
+            length = min(next((x for x in _LENGTHS if longest <= x), context), context)
+            size = 1 << (len(rows) - 1).bit_length()  # A power of two, to compile few programs.
+            batch = ids[np.resize(rows, size), :length]
+            features.append(np.asarray(self._project(self._params, batch))[: len(rows)])
+        return np.concatenate(features)[np.argsort(order)]
