@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from benchmarks import measure
@@ -25,13 +26,15 @@ from hypjax.config import load_config
 from hypjax.errors import UserError, writing
 from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import PoincareBall
-from hypjax.models.embedder import model_shapes
+from hypjax.models.embedder import create_embedder, model_shapes
 from hypjax.objectives import ProblemSizes
 from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
+from hypjax.settings import ModelSettings, TextSettings
 from hypjax.system import console
 from hypjax.training.learner import Learner
 from hypjax.training.lowering import assumed_sizes, lower_step
+from hypjax.types import View
 
 _SOP = 59_551, 11_318  # Images and classes of the training split.
 # Sizes of the search: queries in a block, points on each device, dimension, and neighbours.
@@ -54,6 +57,7 @@ TINY = ("model.architecture=vit", "model.patch_size=16", "model.width=128", "mod
 TINY += ("model.num_heads=2", "data.image_size=64", "data.resize=64")
 _LARGE = ("data.image_size=384", "data.resize=384", "model.weights=None")
 _PATCH8 = ("model.architecture=vit_small_patch8_224", "model.weights=None")
+_BASE = ("model.architecture=vit_base_patch16_224", "model.weights=None", "run.eval_batch_size=768")
 # Recipe and fields of train steps; "embedding" embeds a batch in evaluation.
 _CASES = {
     "step-900": ("sop.py:hyp-vit", ()),
@@ -63,7 +67,10 @@ _CASES = {
     "step-hier-resnet50": ("sop.py:hier-resnet50", ()),
     "step-memory": ("sop.py:irt-r", ()),
     "embedding": ("sop.py:hyp-vit", ("run.eval_batch_size=900",)),
+    "embedding-base": ("sop.py:hyp-vit", _BASE),
 }
+_TEXTS = TextSettings(width=512, depth=12, num_heads=8)  # The tower beside a ViT-B.
+_TEXTS_IN_BATCH = 768
 _QUICK = {"step-glyphs": ("glyphs.py", ())}
 _BATCHES = {  # Of ViT-S/16, for the suite `memory`.
     "900 images": (),
@@ -113,7 +120,7 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
         console.say(f"compiling {name}")
         config = load_config(recipe, fields)
         try:
-            if name == "embedding":
+            if name.startswith("embedding"):
                 yield name, config.run.eval_batch_size, compiled_embedding(config, mesh)
             else:
                 yield name, config.train.batch_size, compiled_step(config, mesh)
@@ -122,6 +129,10 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
                 raise
             console.warn(f"{name} does not fit into the memory of {options.target}")
     if options.suite == "programs":
+        if not options.quick:
+            console.say("compiling texts")
+            yield "embedding-texts", _TEXTS_IN_BATCH, compiled_texts(_TEXTS, mesh)
+            yield "gradients-texts", _TEXTS_IN_BATCH, compiled_texts(_TEXTS, mesh, gradients=True)
         console.say("compiling the search")
         for name, program in zip(("scores", "best"), compiled_search(mesh), strict=True):
             yield f"search-{name}", SEARCHED.queries, program
@@ -187,6 +198,25 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
         lambda x: x.update(sharding=parallel.replicated(mesh)), model_shapes(model, view)
     )
     return compiled(jax.jit(parallel.map_images(embed, mesh)), mesh, params, images)
+
+
+def compiled_texts(settings: TextSettings, mesh: Mesh, *, gradients: bool = False) -> Program:
+    """Compiles the embedding of 768 texts by a tower with a head, or the gradients of its sum."""
+    device = mesh.devices.flat[0]
+    model = create_embedder(ModelSettings(settings, "linear", settings.width), device)
+    if _is_absent_gpu(device):
+        model = model.clone(encoder=model.encoder.clone(attention="cudnn"))
+
+    def embed(params: PyTree, ids: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, ids).projected
+
+    gradient = jax.grad(lambda params, ids: embed(params, ids).sum())
+    params = jax.tree.map(
+        lambda x: x.update(sharding=parallel.replicated(mesh)), model_shapes(model, View(0, 0, 3))
+    )
+    shape = (_TEXTS_IN_BATCH, settings.context)
+    ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=parallel.sharded(mesh))
+    return compiled(jax.jit(gradient if gradients else embed), mesh, params, ids)
 
 
 def compiled_search(mesh: Mesh) -> list[Program]:

@@ -56,12 +56,7 @@ def _by_xla(
 ) -> Queries:
     lengths = None if length is None else jnp.full(len(query), length, jnp.int32)
     return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=causal,
-        key_value_seq_lengths=lengths,
-        implementation="xla",
+        query, key, value, is_causal=causal, key_value_seq_lengths=lengths, implementation="xla"
     )
 
 

@@ -11,7 +11,6 @@ import math
 import pathlib
 import re
 import zipfile
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class LanguageImage(NamedTuple):
     the space's `feature_scale` is 1/2, and each tower's α is part of its head's kernel.
     """
 
-    kind: str  # "CLIP", "SigLIP", "MERU", "HyCoCLIP", "UNCHA" or "MERU's CLIP", their baseline.
+    kind: str  # "CLIP", "SigLIP", "MERU" (and its successors) or "MERU's CLIP" (their baseline).
     settings: ModelSettings
     params: PyTree  # Of the `Embedder` with these settings; float32 NumPy arrays.
     space: Space
@@ -52,84 +51,74 @@ _ANCHOR = re.compile(
     r"((?:.+?\.)??)(textual\.token_embed|text_model\.embeddings\.token_embedding|token_embedding)"
     r"\.weight"
 )
-# Patterns of all sources' names, and timm's names below "visual" and "textual".
+# Patterns of the sources' names, and timm's names by tower.
 _NAMES = (
-    (r"^vision_model\.", "visual."),  # Transformers.
-    (r"^text_model\.head\.", "textual_proj."),
+    (r"^vision_model\.head\.(attention\.)?", "visual.attn_pool."),
+    (r"^vision_model\.", "visual."),
+    (r"^(text_model\.head|text_projection)\.", "textual_proj."),
     (r"^text_model\.", "textual."),
     (r"^visual_projection\.", "visual_proj."),
-    (r"^text_projection\.", "textual_proj."),
-    (r"\.embeddings\.", "."),
-    (r"\.encoder\.layers\.", ".blocks."),
-    (r"\.layer_norm(\d)\.", r".norm\1."),
-    (r"\.self_attn\.(q|k|v)_proj\.", r".attn.\1."),
-    (r"\.self_attn\.out_proj\.", ".attn.proj."),
-    (r"\.pre_layrnorm\.", ".norm_pre."),
-    (r"\.(post_layernorm|final_layer_norm)\.", ".norm."),
-    (r"^visual\.head\.probe$", "visual.attn_pool.latent"),
-    (r"^visual\.head\.attention\.in_proj_", "visual.attn_pool.qkv."),
-    (r"^visual\.head\.attention\.out_proj\.", "visual.attn_pool.proj."),
-    (r"^visual\.head\.layernorm\.", "visual.attn_pool.norm."),
-    (r"^visual\.head\.mlp\.", "visual.attn_pool.mlp."),
-    (r"^(transformer|token_embedding|positional_embedding|ln_final)\b", r"textual.\1"),  # OpenAI.
     (r"^visual\.proj$", "visual_proj.kernel"),
     (r"^text_projection$", "textual_proj.kernel"),
-    (r"\.(transformer\.)?resblocks\.", ".blocks."),
-    (r"\.ln_pre\.", ".norm_pre."),
-    (r"\.ln_(post|final)\.", ".norm."),
-    (r"\.ln_(\d)\.", r".norm\1."),
-    (r"\.attn\.in_proj_", ".attn.qkv."),
-    (r"\.attn\.out_proj\.", ".attn.proj."),
-    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"^(transformer|token_embedding|positional_embedding|ln_final)\b", r"textual.\1"),
+    (r"\.embeddings\.", "."),
+    (r"\.(encoder\.layers|(transformer\.)?resblocks)\.", ".blocks."),
+    (r"\.(pre_layrnorm|ln_pre)\.", ".norm_pre."),
+    (r"\.((post_|final_)?layer_?norm|ln_post|ln_final)\.", ".norm."),
+    (r"\.(layer_norm|ln_)(\d)\.", r".norm\2."),
+    (r"\.self_attn\.", ".attn."),
+    (r"\.attn\.(q|k|v)_proj\.", r".attn.\1."),
+    (r"\.in_proj_", ".qkv."),
+    (r"\.out_proj\.", ".proj."),
+    (r"\.c_fc\.", ".fc1."),
+    (r"\.c_proj\.", ".fc2."),
     (r"\.(conv1|patch_embedding)\.", ".patch_embed.proj."),
     (r"\.class_embedding$", ".cls_token"),
+    (r"\.probe$", ".latent"),
     (r"\.token_embed(ding)?\.weight$", ".token_embed"),
-    (r"\.(posit_embed|(position|positional)_embedding(\.weight)?)$", ".pos_embed"),
+    (r"\.(posit_embed|position(al)?_embedding(\.weight)?)$", ".pos_embed"),
 )
-# Numbers that accompany the weights and are found in their shapes.
+# Numbers beside the weights that their shapes tell, too.
 _REDUNDANT = re.compile(r"input_resolution|context_length|vocab_size|.*\.position_ids")
 _MERU = {"curv", "visual_alpha", "textual_alpha"}
 _OPTIONAL = {"logit_bias", "global_logit_scale", "local_logit_scale", "global_local_logit_scale"}
-# Transformers' activations, by its names, and those that it assumes where a config.json has none.
-_LIBRARY_DEFAULTS = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}
 _ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+# Where a config.json names none, Transformers assumes these; of kinds that it has.
+_ACTIVATION_OF = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}
 
 
 def read_language_image(path: str | pathlib.Path) -> LanguageImage | None:
     """Reads a model from a file, or from a folder such as a repository of the hub.
 
-    Files beside it, such as config.json, tell what arrays do not. Returns None if the path holds no
-    embeddings of tokens. Raises a `UserError` if it holds them, but arrays are missing, unknown or
-    of another shape.
+    config.json, open_clip_config.json and preprocessor_config.json beside the file tell what arrays
+    do not. Without them, a CLIP has quick GELU if its weights are of half precision, like OpenAI's.
+    Returns None if the path holds no embeddings of tokens. Raises a `UserError` if it does, but
+    arrays are missing, unknown or of another shape.
     """
     file = pathlib.Path(path).expanduser()
     if file.is_dir():
         # Repositories for open_clip may hold the tower of images a second time.
         files = sorted(file.glob("open_clip_model.*")) or weights_in(file)
-        if not files:
-            return None
         file = files[0] if len(files) == 1 else file
-    elif not file.is_file():
+    if not (file.is_file() or weights_in(file)):
         return None
     if zipfile.is_zipfile(file) and "/constants.pkl" in " ".join(zipfile.ZipFile(file).namelist()):
         remedy = "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE), if you trust it"
         raise UserError(f"{file} is a program of TorchScript; save its weights once: {remedy}")
-    arrays = _arrays(read_state_dict(str(file)))
-    if arrays is None:
+    if not (arrays := _arrays(read_state_dict(str(file)))):
         return None
     with explained(f"{file} holds no model of images and texts that hypjax knows"):
         try:
-            return _model(arrays, _notes(file))
+            return _model(arrays, file)
         except UserError as error:
             raise UserError(f"{file}: {error}") from error
 
 
-def _arrays(content: StateDict) -> StateDict | None:
-    """The model's arrays by timm's names below its towers; None without embeddings of tokens."""
+def _arrays(content: StateDict) -> StateDict:
+    """The model's arrays by timm's names and tower; none without embeddings of tokens."""
     matches = (_ANCHOR.fullmatch(name) for name in content if not OPTIMISER.search(name))
     if (match := next(filter(None, matches), None)) is None:
-        return None
+        return {}
     arrays: StateDict = {}
     for name, array in content.items():
         short = name.removeprefix(match[1])
@@ -146,132 +135,74 @@ def _arrays(content: StateDict) -> StateDict | None:
         if arrays.keys() >= {*parts}:
             arrays[name.replace(".q.", ".qkv.")] = np.concatenate([arrays.pop(x) for x in parts])
     for name in [name for name in arrays if ".attn_pool.qkv." in name]:
-        array = arrays.pop(name)
-        query, key_value = np.split(array, [len(array) // 3])
-        arrays |= {name.replace("qkv", "q"): query, name.replace("qkv", "kv"): key_value}
+        query, key, value = np.split(arrays.pop(name), 3)
+        arrays[name.replace("qkv", "q")] = query
+        arrays[name.replace("qkv", "kv")] = np.concatenate([key, value])
     return arrays
 
 
-class _Notes(NamedTuple):
-    """What files beside the weights tell of them, in the forms of Transformers and open_clip."""
-
-    file: pathlib.Path
-    config: Mapping[str, Any]
-    open_clip: Mapping[str, Any]
-    processor: Mapping[str, Any]
-
-    def heads(self, tower: str) -> int | None:
-        """Number of attention heads of the tower "vision" or "text"; None if no file says."""
-        open_clip = self.open_clip.get("model_cfg", {}).get(f"{tower}_cfg", {})
-        return self.config.get(f"{tower}_config", {}).get("num_attention_heads") or open_clip.get(
-            "heads"
-        )
-
-    def activations(self, kind: str, patches: np.ndarray) -> list[str]:
-        """Activations of the towers of images and of texts.
-
-        If no file says, a CLIP whose kernel of patches fits into half precision is OpenAI's, which
-        needs quick GELU.
-        """
-        if kind not in _LIBRARY_DEFAULTS:
-            return ["gelu", "gelu"]
-        if self.config or kind == "SigLIP":
-            towers = (self.config.get(f"{tower}_config", {}) for tower in ("vision", "text"))
-            default = _LIBRARY_DEFAULTS[kind]
-            return [_ACTIVATIONS[tower.get("hidden_act", default)] for tower in towers]
-        is_quick = self.open_clip.get("model_cfg", {}).get("quick_gelu", False)
-        if not self.open_clip:
-            is_quick = np.array_equal(patches, patches.astype(np.float16))
-            found, name = ("", "quick_gelu") if is_quick else ("not ", "gelu")
-            reason = f"its weights are {found}of half precision, as OpenAI's"
-            remedy = "a config.json or open_clip_config.json beside it would say"
-            console.say(f"{self.file} is read with the activation {name}: {reason}; {remedy}")
-        return ["quick_gelu" if is_quick else "gelu"] * 2
-
-
-def _notes(file: pathlib.Path) -> _Notes:
-    """Reads the files beside the weights; a config.json by others, such as timm, says nothing."""
-    names = ("config.json", "open_clip_config.json", "preprocessor_config.json")
-    paths = (file.with_name(name) for name in names)
-    config, open_clip, processor = (
-        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {} for path in paths
-    )
-    is_known = config.get("model_type") in ("clip", "siglip")
-    return _Notes(file, config if is_known else {}, open_clip, processor)
-
-
-def _model(arrays: StateDict, notes: _Notes) -> LanguageImage:
-    """Builds the model of arrays that `_arrays` named."""
+def _model(arrays: StateDict, file: pathlib.Path) -> LanguageImage:
+    """Builds the model of arrays by `_arrays`."""
     towers: dict[str, StateDict] = {"visual": {}, "textual": {}}
     others: StateDict = {}
     for name, array in arrays.items():
         tower, _, rest = name.partition(".")
         towers.get(tower, others)[rest if tower in towers else name] = array
     visual, textual = towers.values()
-    kind = _kind(visual, others)
+    kind = "SigLIP" if "attn_pool.latent" in visual else "CLIP"
+    if is_meru := "pixel_mean" in others:
+        kind = "MERU" if "curv" in others else "MERU's CLIP"
     expected = {"logit_scale", "textual_proj.kernel"}
     expected |= {"logit_bias", "textual_proj.bias"} if kind == "SigLIP" else {"visual_proj.kernel"}
-    if kind not in _LIBRARY_DEFAULTS:
+    if is_meru:
         expected |= {"pixel_mean", "pixel_std"} | (_MERU if _MERU & others.keys() else set())
     check_names(expected - others.keys(), others.keys() - expected - _OPTIONAL)
 
-    image, text = _encoders(kind, visual, textual, notes)
-    width, dim = others["textual_proj.kernel"].shape
+    image, text = _encoders(kind, visual, textual, file)
+    dim = others["textual_proj.kernel"].shape[1]
     heads = ("none", "dense") if kind == "SigLIP" else ("linear", "linear")
-    texts = ModelSettings(text, heads[1], dim)
-    settings = ModelSettings(image, heads[0], dim, {TEXTS: texts})
+    settings = ModelSettings(image, heads[0], dim, {TEXTS: ModelSettings(text, heads[1], dim)})
     model = create_embedder(settings)
     params = _parameters("visual", visual, others, model)
     params[f"towers_{TEXTS}"] = _parameters("textual", textual, others, model.towers[TEXTS])
-
-    curved = "curv" in others
-    scale = others.get("global_logit_scale", others["logit_scale"])
+    scale = others.get("global_logit_scale", others["logit_scale"])  # UNCHA has several.
     return LanguageImage(
         kind,
         settings,
         params,
-        space=Lorentz(_exp(others["curv"], 0.1, 10), None, 0.5) if curved else Sphere(),
-        pixels=_pixels(kind, image.view, others, notes),
+        space=Lorentz(_exp(others["curv"], 0.1, 10), None, 0.5) if kind == "MERU" else Sphere(),
+        pixels=_pixels(kind, image.view, others, file),
         scale=_exp(scale, 0, math.inf if kind == "SigLIP" else 100),
-        bias=float(others["logit_bias"].item()) if "logit_bias" in others else 0.0,
+        bias=float(others.get("logit_bias", np.zeros(1)).item()),
     )
 
 
-def _kind(visual: StateDict, others: StateDict) -> str:
-    """Tells models apart; HyCoCLIP's have a mean of pixels that is their deviation, by mistake."""
-    if "curv" not in others:
-        baseline = "MERU's CLIP" if "pixel_mean" in others else "CLIP"
-        return "SigLIP" if "attn_pool.latent" in visual else baseline
-    if "global_logit_scale" in others:
-        return "UNCHA"
-    is_trap = np.array_equal(others.get("pixel_mean", 0), others.get("pixel_std", 1))
-    return "HyCoCLIP" if is_trap else "MERU"
-
-
 def _encoders(
-    kind: str, visual: StateDict, textual: StateDict, notes: _Notes
+    kind: str, visual: StateDict, textual: StateDict, file: pathlib.Path
 ) -> tuple[EncoderSettings, TextSettings]:
     """Settings of both towers, from the shapes of their arrays."""
+    config = _transformers_config(file)
+    kernel = visual["patch_embed.proj.weight"]
+    activations = _activations(kind, kernel, file)
     width, depth, hidden = _sizes(visual)
-    _, channels, patch, _ = visual["patch_embed.proj.weight"].shape
-    side = patch * math.isqrt(visual["pos_embed"].shape[1])  # A class token changes nothing.
-    activation, text_activation = notes.activations(kind, visual["patch_embed.proj.weight"])
-    view = View(side, side, channels, "squash" if kind == "SigLIP" else "centre_crop")
-    if kind in _LIBRARY_DEFAULTS:
-        sizes = width, depth, patch, hidden, notes.heads("vision")
-        image = _named_encoder(kind, view, sizes, activation)
+    side = kernel.shape[-1] * math.isqrt(visual["pos_embed"].shape[1])  # Less any class token.
+    view = View(side, side, kernel.shape[1], "squash" if kind == "SigLIP" else "centre_crop")
+    if kind in _ACTIVATION_OF:
+        sizes = width, depth, kernel.shape[-1], hidden
+        image = _named_encoder(kind, view, sizes, activations[0])
     else:
-        num_heads = 12 if width == 384 else width // 64
-        image = EncoderSettings("vit", view, "cls", "auto", patch, width, depth, num_heads)
+        heads = 12 if width == 384 else width // 64
+        image = EncoderSettings("vit", view, "cls", "auto", kernel.shape[-1], width, depth, heads)
         image = dataclasses.replace(image, norm_eps=1e-5)
     width, depth, hidden = _sizes(textual)
+    heads = config.get("text_config", {}).get("num_attention_heads")
     text = TextSettings(
         width,
         depth,
-        num_heads=notes.heads("text") or (16 if width == 1152 else width // 64),
+        heads or (16 if width == 1152 else width // 64),
         vocabulary=len(textual["token_embed"]),
         context=textual["pos_embed"].shape[1],
-        activation=text_activation,
+        activation=activations[1],
         norm_eps=1e-6 if kind == "SigLIP" else 1e-5,
         mlp_ratio=hidden / width,
         kind="siglip" if kind == "SigLIP" else "clip",
@@ -286,55 +217,79 @@ def _sizes(state: StateDict) -> tuple[int, int, int]:
 
 
 def _named_encoder(
-    kind: str, view: View, sizes: tuple[int | None, ...], activation: str
+    kind: str, view: View, sizes: tuple[int, int, int, int], activation: str
 ) -> EncoderSettings:
-    """The architecture of these sizes, if possible with this activation."""
-    found = {}
-    for name in ARCHITECTURES:
-        if f"_{kind.lower()}_" not in name:
-            continue
-        encoder: Any = create_encoder(name)
-        hidden, num_heads = int(encoder.width * encoder.mlp_ratio), encoder.num_heads
-        theirs = encoder.width, encoder.depth, encoder.patch_size, hidden, sizes[-1] and num_heads
-        if theirs == sizes:
-            found[name] = encoder
+    """The architecture of a width, depth, patch and perceptron, if possible of an activation."""
+    found: dict[str, Any] = {}
+    for name in (name for name in ARCHITECTURES if f"_{kind.lower()}_" in name):
+        x: Any = create_encoder(name)
+        if (x.width, x.depth, x.patch_size, int(x.width * x.mlp_ratio)) == sizes:
+            found[name] = x
     if not found:
-        width, depth, patch = sizes[:3]
-        tower = f"its tower of images has {depth} blocks of width {width} and patches of {patch}"
-        raise UserError(f"{tower}, and no {kind} of docs/encoders.md has these sizes")
+        tower = "its tower of images has {1} blocks of width {0} and patches of {2} pixels"
+        problem = f"and no {kind} of docs/encoders.md has these sizes"
+        raise UserError(f"{tower.format(*sizes)}, {problem}")
     name = max(found, key=lambda name: found[name].blocks.activation == activation)
     changed = None if found[name].blocks.activation == activation else activation
     return EncoderSettings(name, view, found[name].pooling, activation=changed)
 
 
-def _parameters(tower: str, state: StateDict, others: StateDict, model: Embedder) -> PyTree:
-    """Parameters of a tower; a factor of its embeddings becomes part of the head."""
-    try:
-        channels = 3 if "token_embed" in state else state["patch_embed.proj.weight"].shape[1]
-        params = {"encoder": convert_timm(state, model.encoder, channels)}
-        if model.head_kind == "none":
-            return params
-        names = {"linear": ["kernel"], "dense": ["kernel", "bias"]}[model.head_kind]
-        head = {name: others[f"{tower}_proj.{name}"] for name in names}
-        if f"{tower}_alpha" in others:
-            head["kernel"] = head["kernel"] * np.float32(_exp(others[f"{tower}_alpha"], 0, 1))
-        return params | {"head": check_head(head, model)}
-    except UserError as error:
-        raise UserError(f"{tower} tower: {error}") from error
+def _activations(kind: str, kernel: np.ndarray, file: pathlib.Path) -> list[str]:
+    """Activations of the towers of images and of texts, see `read_language_image`."""
+    if kind not in _ACTIVATION_OF:
+        return ["gelu", "gelu"]
+    config, open_clip = _transformers_config(file), _beside(file, "open_clip_config.json")
+    if config or kind == "SigLIP":
+        towers = (config.get(f"{tower}_config", {}) for tower in ("vision", "text"))
+        return [_ACTIVATIONS[tower.get("hidden_act", _ACTIVATION_OF[kind])] for tower in towers]
+    is_quick = open_clip.get("model_cfg", {}).get("quick_gelu", False)
+    if not open_clip:
+        is_quick = np.array_equal(kernel, kernel.astype(np.float16))
+        guess = "quick GELU, as in OpenAI's" if is_quick else "GELU, unlike in OpenAI's"
+        remedy = "a config.json or open_clip_config.json beside it would tell"
+        console.say(f"{file} is read with {guess} files of half precision; {remedy}")
+    return ["quick_gelu" if is_quick else "gelu"] * 2
 
 
-def _pixels(kind: str, view: View, others: StateDict, notes: _Notes) -> Pixels:
-    """The model's own scaling of pixels, what files beside it say, or its library's."""
+def _transformers_config(file: pathlib.Path) -> dict[str, Any]:
+    config = _beside(file, "config.json")  # It may be timm's.
+    return config if config.get("model_type") in ("clip", "siglip") else {}
+
+
+def _beside(file: pathlib.Path, name: str) -> dict[str, Any]:
+    path = file.with_name(name)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _pixels(kind: str, view: View, others: StateDict, file: pathlib.Path) -> Pixels:
+    """How pixels are scaled: by numbers of the model, of files beside it, or of its library."""
     if "pixel_mean" in others:
         # As text, the numbers are those that were rounded to float32.
         own = (others[name].ravel().astype(str) for name in ("pixel_mean", "pixel_std"))
         mean, std = (tuple(map(float, numbers)) for numbers in own)
     else:
-        noted = notes.open_clip.get("preprocess_cfg", {})
+        open_clip = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
+        transformers = _beside(file, "preprocessor_config.json")
         mean, std = HALF_PIXELS if kind == "SigLIP" else CLIP_PIXELS
-        mean = noted.get("mean") or notes.processor.get("image_mean") or mean
-        std = noted.get("std") or notes.processor.get("image_std") or std
+        mean = open_clip.get("mean") or transformers.get("image_mean") or mean
+        std = open_clip.get("std") or transformers.get("image_std") or std
     return Pixels(view, tuple(mean), tuple(std))
+
+
+def _parameters(tower: str, state: StateDict, others: StateDict, model: Embedder) -> PyTree:
+    """Parameters of a tower; a factor of its embeddings becomes part of the head."""
+    channels = state.get("patch_embed.proj.weight", np.empty((1, 3))).shape[1]
+    try:
+        params = {"encoder": convert_timm(state, model.encoder, channels)}
+        if model.head_kind != "none":
+            leaves = ("kernel", "bias")[: 1 + (model.head_kind == "dense")]
+            head = {leaf: others[f"{tower}_proj.{leaf}"] for leaf in leaves}
+            if f"{tower}_alpha" in others:
+                head["kernel"] = head["kernel"] * np.float32(_exp(others[f"{tower}_alpha"], 0, 1))
+            params["head"] = check_head(head, model)
+        return params
+    except UserError as error:
+        raise UserError(f"{tower} tower: {error}") from error
 
 
 def _exp(logarithm: np.ndarray, least: float, most: float) -> float:

@@ -3,6 +3,7 @@
 import collections
 import functools
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_transformers(kind, tmp_path):
 @pytest.mark.parametrize("quick", [False, True])
 def test_open_clip(quick, tmp_path):
     vision = dict(image_size=SIDE, layers=2, width=64, head_width=16, patch_size=PATCH)
-    text = dict(context_length=9, vocab_size=50, width=32, heads=2, layers=2)
+    text = dict(context_length=9, vocab_size=50, width=128, heads=2, layers=2)
     model = randomised(open_clip.CLIP(8, vision, text, quick_gelu=quick))
     file = tmp_path / "open_clip_model.safetensors"
     safetensors.save_file({k: v.contiguous() for k, v in model.state_dict().items()}, file)
@@ -160,10 +161,27 @@ class Meru(torch.nn.Module):
         return self.textual_alpha.exp() * self.textual_proj(x)
 
 
-def test_meru(tmp_path):
+def touch():
+    pathlib.Path("executed").touch()
+
+
+class Trap:
+    """An object that runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return touch, ()
+
+
+def test_meru(tmp_path, monkeypatch):
+    """Averages of the optimiser, and objects, are passed over as they are in the authors' files."""
+    monkeypatch.chdir(tmp_path)
     model = randomised(Meru())
-    torch.save({"model": model.state_dict()}, tmp_path / "meru.pth")
+    averages = {i: {"exp_avg": torch.zeros_like(x)} for i, x in enumerate(model.parameters())}
+    optimizer = {"state": averages, "param_groups": [{"betas": Trap()}]}
+    content = {"optimizer": optimizer, "model": model.state_dict(), "scheduler": Trap()}
+    torch.save(content, tmp_path / "meru.pth")
     found = read_language_image(tmp_path / "meru.pth")
     assert found.kind == "MERU" and found.settings.encoder.num_heads == 12
     pixels, ids = as_torch()
     check(found, model.images(pixels), model.texts(ids))
+    assert [path.name for path in tmp_path.iterdir()] == ["meru.pth"]

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import programs
 from hypjax import parallel
 from hypjax.config import load_config
+from hypjax.settings import TextSettings
 
 pytest.importorskip("jax_plugins.xla_cuda12", reason="compiling for GPUs needs jax[cuda12]")
 
@@ -43,6 +44,18 @@ def test_a_step_compiles_in_the_precision_of_the_gpu(target, recipe):
     assert ("bf16[" in program.text) == half
     assert ("__cudnn$fmha" in program.text) == half
     assert program.products and program.rounded == []
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("target", DTYPES)
+def test_texts_compile_in_the_precision_of_the_gpu(target, kind):
+    settings = TextSettings(width=512, depth=1, num_heads=8, kind=kind)
+    half = DTYPES[target] == "bfloat16"
+    for gradients in (False, True):
+        program = programs.compiled_texts(settings, mesh_of(target), gradients=gradients)
+        assert ("bf16[" in program.text) == half
+        assert ("__cudnn$fmha" in program.text) == half
+        assert program.products and program.rounded == []
 
 
 def test_a_step_of_900_images_moves_what_it_must_on_an_h100():
