@@ -26,6 +26,7 @@ from hypjax.config.rules import refuse, validate_relations
 from hypjax.data import opening, photos
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
+from hypjax.data.repeats import validation_task
 from hypjax.data.splits import HeldOutClasses, Splits
 from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
@@ -418,9 +419,8 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
 
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Raises a `UserError` if searches need more neighbours than there are images to find."""
-    num_items = min(task.num_items for task in splits.tasks.values())
-    if splits.validation:
-        num_items = min(num_items, len(splits.validation) - 1)
+    tasks = [*splits.tasks.values(), *map(validation_task, filter(None, [splits.validation]))]
+    num_items = min(task.num_items for task in tasks)
     depths = {"config.eval.expansion is": config.eval.expansion}
     if "precision" in config.eval.metrics:
         depths["for precision, config.eval.ks holds"] = max(config.eval.ks)

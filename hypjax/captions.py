@@ -5,12 +5,18 @@ from hypjax.errors import UserError, counted
 
 
 def main(
-    *, model: str, pairs: str, images: str | None = None, output: command.Numbers | None = None
+    *,
+    model: str,
+    tokenizer: str | None = None,
+    pairs: str,
+    images: str | None = None,
+    output: command.Numbers | None = None,
 ) -> None:
     """Prints recalls of images that search captions, and of captions that search images.
 
     Args:
         model: Folder or URL of a model of images and texts, as for hypjax.load.
+        tokenizer: File or folder of the tokenizer. Default: beside the weights.
         pairs: Table with columns path and caption, or HierarCaps' hierarcaps_test.csv. Of chains of
             captions, such as 'bird => blue bird', precision, recall and d_corr are printed as well.
         images: Folder of the images. Default: the table's.
@@ -30,7 +36,7 @@ def main(
 
     captions = read_captions(pairs, images)
     chains, owners = captions.chains, captions.owners
-    opened = load(model)
+    opened = load(model, tokenizer=tokenizer)
     embedded = opened.embed_images(captions.images)
     for name, reason in embedded.unreadable.items():
         raise UserError(f"cannot read {name} ({reason}); mend the image, or leave out its rows")

@@ -4,13 +4,21 @@ from hypjax import command
 from hypjax.errors import UserError, on_one_line
 
 
-def main(*, model: str, image: str, texts: str, output: command.Figure | None = None) -> None:
+def main(
+    *,
+    model: str,
+    tokenizer: str | None = None,
+    image: str,
+    texts: str,
+    output: command.Figure | None = None,
+) -> None:
     """Prints the texts that are nearest on the way from the image to the root, as MERU does.
 
     Args:
         model: Folder or URL of a model of images and texts, as for hypjax.load.
+        tokenizer: File or folder of the tokenizer. Default: beside the weights.
         image: Image at which the walk begins.
-        texts: File with a text on each line.
+        texts: File with a text on each line, or a table with a column of captions.
         output: Figure of the texts above the image to draw, such as walk.png.
 
     Example:
@@ -18,20 +26,20 @@ def main(*, model: str, image: str, texts: str, output: command.Figure | None = 
     """
     from hypjax.analysis.hit_grid import Picture, draw_rows
     from hypjax.data.pixels import read_image
+    from hypjax.data.texts import read_texts
     from hypjax.inference.model import load
     from hypjax.retrieval.image_text import walk
     from hypjax.system import console
-    from hypjax.system.files import read_lines
 
-    names = [on_one_line(" ".join(cells)) for cells in read_lines(texts)]
-    opened = load(model)
+    names = read_texts(texts)
+    opened = load(model, tokenizer=tokenizer)
     start = opened.gallery(image)
     if len(start) != 1:
         raise UserError(f"--image={image} must be one image that can be read; name another")
     point, space = start.vectors[0], opened.space
     root = point * 0 if space.ball() else opened.embed_texts([""]).vectors[0]
     rows = walk(point, opened.embed_texts(names).vectors, root, space=space)
-    passed = [[*names, "[ROOT]"][row] for row in dict.fromkeys(rows.tolist())]
+    passed = [on_one_line([*names, "[ROOT]"][row]) for row in dict.fromkeys(rows.tolist())]
     print("\n".join(passed))
     if output:
         # Titles stand above images: the walk leads upwards.

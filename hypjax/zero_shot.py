@@ -7,6 +7,7 @@ from hypjax.errors import counted
 def main(
     *,
     model: str,
+    tokenizer: str | None = None,
     images: str,
     template: list[str] | None = None,
     classes: str | None = None,
@@ -17,6 +18,7 @@ def main(
 
     Args:
         model: Folder or URL of a model of images and texts, as for hypjax.load.
+        tokenizer: File or folder of the tokenizer. Default: beside the weights.
         images: Images with classes, as for --images of python -m hypjax.embed.
         template: Prompt, such as 'a photo of a {}.'; repeat the flag to average several.
         classes: File with a class on each line and, after tabs, texts that describe it. Default:
@@ -42,15 +44,15 @@ def main(
     texts = class_texts(classes, table.class_names)
     edges = class_tree(tree, table)
     label_tree = LabelTree.of([*texts], edges) if edges else None
-    opened = load(model)
+    opened = load(model, tokenizer=tokenizer)
     embedded = opened.embed_images(table)
     row_of = {name: row for row, name in enumerate(texts)}
     labels = np.array([row_of[composed(name)] for name in embedded.labels.tolist()])
     points = np.array(opened.embed_texts([x[0] for x in texts.values()], template or ()).vectors)
     for row, several in enumerate(texts.values()):
-        if len(several) > 1:  # Their prompts are averaged like those of one text.
-            prompts = [x.replace("{}", text) for text in several for x in template or ["{}"]]
-            points[row] = opened.embed_texts(several[:1], prompts).vectors[0]
+        if len(several) > 1:  # The empty text completes their prompts, which are averaged.
+            prompts = [x.replace("{}", text) + "{}" for text in several for x in template or ["{}"]]
+            points[row] = opened.embed_texts([""], prompts).vectors[0]
     scores, predicted = zero_shot_scores(embedded.vectors, labels, points, space=opened.space)
     scores |= tree_scores(predicted, labels, label_tree) if label_tree else {}
     counts = {"images": len(labels), "classes": len(texts), "unreadable": len(embedded.unreadable)}

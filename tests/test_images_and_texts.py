@@ -15,7 +15,9 @@ from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Lorentz, Sphere
 from hypjax.inference import model
+from hypjax.inference import released as released_models
 from tests.helpers import commands
+from tests.helpers.texts import released, write_tokenizer
 
 DIM = 16
 CHAINS = "bird => blue bird => blue bird on a branch"
@@ -67,7 +69,7 @@ def loaded(request, monkeypatch, tmp_path):
     """The model that each command loads, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     loaded = Model(request.param)
-    monkeypatch.setattr(model, "load", lambda source: loaded)
+    monkeypatch.setattr(model, "load", lambda source, tokenizer: loaded)
     return loaded
 
 
@@ -96,7 +98,7 @@ def test_images_are_classified_by_texts(loaded, capsys):
     scores = scores_of("zero_shot", "--images=a", "--classes=classes", "--tree=tree", *templates)
     assert loaded.asked[1:] == [
         (["wolf", "dog", "red plum"], ["{}", "a photo of a {}."]),
-        (["red plum"], ["red plum", "a photo of a red plum.", "plum", "a photo of a plum."]),
+        ([""], ["red plum{}", "a photo of a red plum.{}", "plum{}", "a photo of a plum.{}"]),
     ]
     assert (scores["accuracy"], scores["image_accuracy"]) == (pytest.approx(1 / 3), 0.5)
     assert (scores["tie"], scores["lca"], scores["jaccard"]) == (1, 1, 1)
@@ -149,8 +151,8 @@ def test_a_walk_shows_the_texts_that_it_passes(loaded, capsys, figures):
 MISTAKES = [
     ("zero_shot --images=a", "each image needs a class, and some have none"),
     ("zero_shot --images=b --classes=words", "words lacks the class dog"),
-    ("zero_shot --images=b --classes=empty", "empty is empty"),
-    ("zero_shot --images=b --classes=none", "cannot read none (No such file"),
+    ("zero_shot --images=b --classes=empty", "empty holds no texts"),
+    ("zero_shot --images=b --classes=none", "none does not exist"),
     ("zero_shot --images=b --tree=tree", "the class dog is not in the tree"),
     ("captions --pairs=none.csv", "cannot read none.csv (No such file"),
     ("captions --pairs=words", "needs the columns path and caption"),
@@ -161,7 +163,7 @@ MISTAKES = [
     ("captions --pairs=chains.csv", "row 2 needs a path and 3 captions"),
     ("captions --pairs=gone.csv", "gone.png"),
     ("walk --image=b --texts=words", "must be one image"),
-    ("walk --image=a/dog.png --texts=empty", "empty is empty"),
+    ("walk --image=a/dog.png --texts=empty", "empty holds no texts"),
     ("walk --image=a/none.png --texts=words", "a/none.png does not exist"),
     ("walk --image=a/dog.png --texts=words --output=a.txt", "must be a file that ends in .png"),
 ]
@@ -186,6 +188,24 @@ def test_mistakes_are_one_sentence(loaded, line, sentence):
     with pytest.raises(UserError) as error:
         commands.call(command, "--model=m", *flags)
     assert sentence in str(error.value)
+
+
+def test_a_released_model_is_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(released_models, "read_language_image", lambda _: released())
+    (tmp_path / "m.pth").write_bytes(b"weights")
+    pathlib.Path("bpe").mkdir()
+    write_tokenizer(pathlib.Path("bpe"))
+    write_images("a/dog/1.png", "a/cat/1.png")
+    pathlib.Path("classes").write_text("dog\tdog\ta pup\ncat\n")
+    pathlib.Path("pairs.csv").write_text("path,caption\na/dog/1.png,a dog\na/cat/1.png,a cat\n")
+    flags = "--model=m.pth", "--tokenizer=bpe"
+    commands.call("zero_shot", *flags, "--images=a", "--classes=classes", "--template=a {}")
+    commands.call("captions", *flags, "--pairs=pairs.csv")
+    commands.call("walk", *flags, "--image=a/dog/1.png", "--texts=classes")
+    printed = capsys.readouterr().out
+    assert "accuracy        0.5000" in printed and "text_to_image  recall@1  0.5000" in printed
+    assert printed.endswith("[ROOT]\n")
 
 
 def test_hierarcaps_is_read(tmp_path):

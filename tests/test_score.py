@@ -75,6 +75,17 @@ def test_a_ground_truth_says_what_is_to_be_found(files, tmp_path, capsys):
         commands.call("score", *flags, f"--queries={files}/q.npz", "--metrics=asi")
     with pytest.raises(UserError, match="has 9 queries, such as q0, which is not among the 90"):
         commands.call("score", *flags, f"--queries={files}/f.npz")
+    features = np.load(files / "f.npz")["features"]
+    paths = np.array([f"{i % 2}/x{i // 2}.jpg" for i in range(90)])
+    np.savez(tmp_path / "f.npz", features=features, labels=np.arange(90), ids=paths)
+    names["imlist"] = names["imlist"][:45]
+    truth = [{**of_query, "easy": [0], "hard": [], "junk": []} for of_query in truth]
+    (tmp_path / "gnd.pkl").write_bytes(pickle.dumps({"gnd": truth, **names}))
+    with pytest.raises(UserError, match="2 embeddings are of files named x0, which a ground"):
+        ids = np.array(names["qimlist"])
+        np.savez(tmp_path / "q.npz", features=features[:9], labels=np.arange(9), ids=ids)
+        files = f"--embeddings={tmp_path}/f.npz", f"--queries={tmp_path}/q.npz"
+        commands.call("score", *files, flags[1])
 
 
 def test_coarse_labels_of_another_file_give_graded_scores(files, tmp_path):
@@ -267,7 +278,7 @@ def test_mistakes_are_one_sentence(files, monkeypatch):
     monkeypatch.chdir(files)
     for flags, message in (
         ("--embeddings=a.npz --queries=b.npz", "were embedded by different models"),
-        ("--embeddings=q.npz", "the classes of 9 of 9 rows are unknown"),
+        ("--embeddings=q.npz", r"the classes of 9 of 9 rows are unknown.*\?label="),
         ("--embeddings=f.npz --ks=90,100", "smallest of --ks is 90, .* only 89 images"),
         ("--embeddings=f.npz --metrics=accuracy", "unknown metric 'accuracy'"),
         ("--embeddings=f.npz --labels=q.npy", r"labels .* the shape \[9\] instead of \[90\]"),

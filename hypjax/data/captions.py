@@ -10,9 +10,10 @@ from jaxtyping import Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.tables import listed_file, table_of_files
+from hypjax.data.texts import read_texts
 from hypjax.errors import UserError, counted, explained
 from hypjax.system.columns import find_column, require_options, split_options
-from hypjax.system.files import read_lines, read_rows
+from hypjax.system.files import read_rows
 from hypjax.types import composed
 
 
@@ -64,7 +65,7 @@ def class_texts(file: str | None, class_names: Iterable[str]) -> dict[str, list[
     A line of the file is a class and, after tabs, its texts; by default, the class.
     """
     names = {composed(name): [name.replace("_", " ")] for name in sorted({*class_names})}
-    texts = {composed(x): others or [x] for x, *others in read_lines(file)} if file else names
+    texts = {composed(x): others or [x] for x, *others in _cells(file)} if file else names
     if unknown := [name for name in names if not name or name not in texts]:
         problem = f"{file} lacks the class {unknown[0]}" if unknown[0] else "some have none"
         raise UserError(f"each image needs a class, and {problem}; add it")
@@ -74,10 +75,15 @@ def class_texts(file: str | None, class_names: Iterable[str]) -> dict[str, list[
 def class_tree(file: str | None, images: Dataset) -> list[tuple[str, str]]:
     """Reads pairs of a node and its parent, from a file or from coarse classes (Food/Fruit)."""
     if file:
-        return [(composed(x), composed(y)) for x, *above in read_lines(file) for y in above]
+        return [(composed(x), composed(y)) for x, *above in _cells(file) for y in above]
     coarse = () if images.coarse_labels is None else images.coarse_labels
     edges = []
     for name, path in dict.fromkeys(zip(images.class_names, coarse, strict=False)):
         levels = [*itertools.accumulate(f"/{path}".split("/"), "{}/{}".format), composed(name)]
         edges += [(node, parent) for parent, node in itertools.pairwise(levels[1:])]
     return edges
+
+
+def _cells(file: str) -> list[list[str]]:
+    """Reads lines of cells that are separated by tabs."""
+    return [[*filter(None, map(str.strip, line.split("\t")))] for line in read_texts(file)]

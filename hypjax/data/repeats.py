@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.splits import Splits
+from hypjax.data.splits import Splits, Task
 from hypjax.galleries.own_images import Contents, OwnImages, copies
 from hypjax.retrieval.inputs import OwnRows
 
@@ -16,6 +16,11 @@ def own_rows(queries: Dataset, gallery: Dataset | None) -> OwnRows:
         return copies(queries.names.tolist())
     gallery_images = OwnImages(gallery.names.tolist(), _contents(gallery))
     return gallery_images.rows(queries.names.tolist(), _contents(queries), one_table=True)
+
+
+def validation_task(images: Dataset) -> Task[Dataset]:
+    """The search of validation images among each other."""
+    return Task(images, own_rows=own_rows(images, None))
 
 
 def queries_in_gallery(rows: OwnRows) -> str:

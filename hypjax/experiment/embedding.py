@@ -304,16 +304,27 @@ def cached_features(
     One process at a time fills the folder. `compute(n)` yields batches of features, of all images
     after the first n.
     """
+    failures: list[OSError] = []  # To read images, not to store features.
+
+    def computed(done: int) -> Iterable:
+        try:
+            yield from compute(done)
+        except OSError as error:
+            failures.append(error)
+            raise
+
     try:
         table = None
         while table is None:  # A damaged table is computed again.
             cache = ArrayCache(folder, num_images)
             if not cache.is_complete():
                 with cache.filling(locked(folder, "embedding images")) as done:
-                    for batch in compute(done):
+                    for batch in computed(done):
                         cache.append(batch)
             table = cache.table(np.float32)
         return table[0].reshape(num_images, num_scales, -1)
     except OSError as error:
+        if failures:
+            raise
         console.warn(f"features cannot be stored in {folder} ({error.strerror})")
         return _concatenated(compute(0))

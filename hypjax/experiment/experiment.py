@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.repeats import own_rows
+from hypjax.data.repeats import validation_task
 from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
 from hypjax.experiment.embedding import DatasetEmbedder, part_of
@@ -119,9 +119,8 @@ class Experiment:
 
     @functools.cached_property
     def _validation_task(self) -> Task:
-        images = self.splits.validation
-        assert images is not None
-        return Task(images, own_rows=own_rows(images, None))
+        assert self.splits.validation is not None
+        return validation_task(self.splits.validation)
 
     def test_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Mean test scores by part and metric; a benchmark's are named "roxford5k/easy/map"."""

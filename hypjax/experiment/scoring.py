@@ -1,5 +1,6 @@
 """Scores searches among embeddings of any model, such as embeddings in files."""
 
+import collections
 import itertools
 import pathlib
 import warnings
@@ -69,8 +70,9 @@ def task_of(
         if len(rows := np.flatnonzero(images.labels == "")):
             raise UserError(
                 f"the classes of {len(rows)} of {len(images)} rows are unknown, such as row "
-                f"{rows[0]}; give classes as the array labels, by --labels, --query_labels or the "
-                "folders that hypjax.embed embeds, or by --dataset; or leave these rows out"
+                f"{rows[0]}; give classes as the array labels or another that ?label=NAME names, "
+                "by --labels, --query_labels or the folders that hypjax.embed embeds, or by "
+                "--dataset; or leave these rows out"
             )
     return task if keep_self else _without_own_images(task, one_table=queries is None)
 
@@ -116,8 +118,8 @@ def _by_splits(embeddings: Embeddings) -> Task[Embeddings]:
 
 def _rows_of(embeddings: Embeddings, names: Sequence[str], noun: str) -> Int[np.ndarray, " names"]:
     """Rows of the images that a ground truth names; all rows, in order, if ids are row numbers."""
-    ids = map(composed, embeddings.ids.tolist())
-    row_of = {pathlib.PurePath(name).stem: row for row, name in enumerate(ids)}
+    stems = [pathlib.PurePath(composed(name)).stem for name in embeddings.ids.tolist()]
+    row_of = {stem: row for row, stem in enumerate(stems)}
     names = list(map(composed, names))
     missing = [name for name in names if name not in row_of]
     if missing and list(row_of) == list(map(str, range(len(names)))):
@@ -127,6 +129,10 @@ def _rows_of(embeddings: Embeddings, names: Sequence[str], noun: str) -> Int[np.
             f"the ground truth has {len(names)} {noun}, such as {missing[0]}, which is not among "
             f"the {len(embeddings)} embeddings; give names as the array ids, or all in order"
         )
+    counts = collections.Counter(stems)
+    if shared := [name for name in names if counts[name] > 1]:
+        problem = f"{counts[shared[0]]} embeddings are of files named {shared[0]}"
+        raise UserError(f"{problem}, which a ground truth cannot tell apart; leave out all but one")
     return np.array([row_of[name] for name in names])
 
 

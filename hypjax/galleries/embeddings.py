@@ -211,8 +211,9 @@ class Embeddings(ArrayGallery):
             table = FeatureTable(vectors, ids, names, splits, coarse_labels)
             if space is not None and describe_space(space) != describe_space(file_space):
                 features = np.asarray(file_space.features(vectors), np.float32)
-                return cls._embedded(table._replace(features=features), space)
-            embeddings = cls._of_table(table, file_space)
+                embeddings = cls._embedded(table._replace(features=features), space)
+            else:
+                embeddings = cls._of_table(table, file_space)
         return dataclasses.replace(
             embeddings,
             unreadable=unreadable,

@@ -336,7 +336,7 @@ def _registered(folder: pathlib.Path, encoder: nn.Module) -> Iterator[None]:
         yield
         return
     is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
-    if is_other_module or name in ("vit", *ARCHITECTURES):
+    if is_other_module or name in ("vit", "features", *ARCHITECTURES):
         actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
         raise UserError(f"{actual}; pass that module as encoder=, or no encoder if it is hypjax's")
     with registered_encoder(name, encoder):

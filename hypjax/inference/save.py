@@ -113,10 +113,12 @@ def describe(method: Method) -> str:
     if encoder == "vit":
         encoder = f"ViT ({fields['model.depth']} blocks of width {model.encoder.dim})"
     side = method.pixels.view.side
-    return (
-        f"{encoder} with {'no head' if model.head_kind == 'none' else head}, for {side} × "
-        f"{side} pixels, trained on {images} with {loss}"
-    )
+    if model.head_kind == "none":
+        head = "no head"
+    images_tower = f"{encoder} with {head}, for {side} × {side} pixels"
+    if model.towers:
+        return f"{loss}: {images_tower}, and texts of up to {fields['model.text.context']} tokens"
+    return f"{images_tower}, trained on {images} with {loss}"
 
 
 @contextlib.contextmanager

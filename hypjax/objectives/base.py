@@ -166,6 +166,12 @@ class Extension(Objective):
     one_ball: ClassVar[bool] = False  # See `Declaration`.
     base: Objective
 
+    def __post_init__(self) -> None:
+        """Raises a `UserError` if the base compares several towers."""
+        if len(self.base.towers) > 1:
+            towers = " and ".join(self.base.towers)
+            raise UserError(f"{type(self).__name__} extends a loss of one tower, not of {towers}")
+
     @classmethod
     def declared(cls) -> dict[str, Field]:
         """The fields declared by `setting`, by their names in configurations."""
@@ -186,7 +192,7 @@ class Extension(Objective):
     score_space = property(lambda self: self.base.score_space)
     lasting_state = property(lambda self: self.base.lasting_state)
     teacher_decay = property(lambda self: self.base.teacher_decay)
-    towers = property(lambda self: self.base.towers)
+    towers = property(lambda self: self.base.towers)  # One.
 
     @property
     def groups(self) -> Sequence[Group]:  # type: ignore[override]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hypjax.errors import UserError, explained, require_package, writing
+from hypjax.errors import UserError, require_package, writing
 from hypjax.system import console
 from hypjax.types import class_names
 
@@ -238,15 +238,6 @@ def read_rows(path: pathlib.Path) -> tuple[list[str], list[dict[str, Any]]]:
         return content.column_names, content.to_pylist()
     columns, rows = read_csv(path)
     return columns, [dict(zip(columns, row, strict=True)) for row in rows]
-
-
-def read_lines(path: str) -> list[list[str]]:
-    """Reads the lines of a text file that are not empty, as lists of cells between tabs."""
-    with explained(f"cannot read {path}"):
-        lines = pathlib.Path(path).expanduser().read_text("utf-8-sig").splitlines()
-    if not any(map(str.strip, lines)):
-        raise UserError(f"{path} is empty; write one entry on each line")
-    return [[*filter(None, map(str.strip, line.split("\t")))] for line in lines if line.strip()]
 
 
 def csv_header(path: pathlib.Path) -> tuple[str, list[str]]:

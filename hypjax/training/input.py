@@ -14,7 +14,7 @@ from hypjax.data.device_crops import Store
 from hypjax.data.pipeline import training_batches
 from hypjax.data.plans import Plans, TuplePlans
 from hypjax.errors import UserError, counted
-from hypjax.experiment.embedding import ONE_SCALE
+from hypjax.experiment.embedding import ONE_SCALE, DatasetEmbedder
 from hypjax.models.layers import normalize
 from hypjax.models.split_at_block import lower_blocks
 from hypjax.monitoring.monitor import Monitor
@@ -75,19 +75,22 @@ class Input:
         if self._open is not None:
             self._open.close()
 
+    @functools.cached_property
+    def _embedder(self) -> DatasetEmbedder:
+        return _trained_embedder(self.training)
+
     def mine(self, plans: TuplePlans, params: PyTree, epoch: int) -> Int[np.ndarray, "tuples size"]:
         """Mines the tuples of an epoch, counted from 0, by embeddings under the test view.
 
         Returns each tuple's positions in the training set: anchor, positive, negatives.
         """
-        experiment = self.training.experiment
-        space = experiment.method.trained_objective(params).space
+        space = self.training.experiment.method.trained_objective(params).space
         pairs, pool = plans.candidates(epoch)
         anchors, positives = pairs.T
         # Each image is embedded once, in the order of the files.
         ids, rows = np.unique(np.concatenate([anchors, pool]), return_inverse=True)
         images = self.training.images.take(ids)
-        points = experiment.embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
+        points = self._embedder.points(params, images, {"head": space}, ONE_SCALE)["head"]
         anchor_points, pool_points = np.split(points[rows], [len(anchors)])
         negatives = hardest_negatives(
             anchor_points,
@@ -112,17 +115,22 @@ def open_input(training: Training, steps: range, params: PyTree) -> Input:
     return Input(training)
 
 
+def _trained_embedder(training: Training) -> DatasetEmbedder:
+    """Embeds images with the model that is trained; evaluation may use another pooling."""
+    embedder, model = training.experiment.embedder, training.learner.model
+    if embedder.model.encoder == model.encoder:
+        return embedder
+    return dataclasses.replace(embedder, model=model, cached=())
+
+
 def training_features(
     training: Training, params: PyTree
 ) -> Float[np.ndarray, "images encoder_dim"]:
     """The encoder's embeddings of the training images under the test view."""
-    learner, embedder = training.learner, training.experiment.embedder
-    images = training.images
+    images, embedder = training.images, _trained_embedder(training)
     if images.vectors is not None:
         return images.vectors
-    # Evaluation may use another pooling.
-    if not embedder.cached or learner.model.encoder != embedder.model.encoder:
-        embedder = dataclasses.replace(embedder, model=learner.model, cached=())
+    if not embedder.cached:
         console.say(f"embedding {counted(len(images), 'training image')} with the encoder")
     return embedder.features(params, images)
 

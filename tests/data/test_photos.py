@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypjax.assemble import open_splits
+from hypjax.assemble import _check_depth, open_splits
 from hypjax.config import default_config
 from hypjax.data import opening, pipeline, pixels
 from hypjax.data.fetching import local_path
@@ -364,6 +364,11 @@ def test_links_and_identical_images_of_the_test_are_counted(tmp_path):
     assert links == "images that share their files, and do not find each other: 2 of 14"
     assert "test images that are identical to other test images: 2 of 14" in identical
     assert "f/0.png and" in identical and "f/copy.png" in identical
+    config = default_config()
+    config.eval.expansion = 13
+    validated = splits._replace(own_rows=(), validation=splits.test)
+    with pytest.raises(UserError, match="eval.expansion is 13, .* only 12 images to find"):
+        _check_depth(config, validated)
 
 
 def packed(folder, kind, files):

@@ -153,15 +153,18 @@ def test_a_file_remembers_its_space_and_points_are_taken_as_they_are(features, t
     fused = Fused(((Sphere(), 10.0), (PoincareBall(0.5, 2.0), 2.5)))
     for space in (fused, PoincareBall(0.1, 2.3, True), Lorentz(0.3), BALL):
         points, ids = np.asarray(space.embed(features)), [f"{i}.png" for i in range(21)]
-        actual = Embeddings(points, np.array(ids), np.full(21, ""), space)
+        known = {"unreadable": {"x": "torn"}, "versions": np.arange(21), "fingerprint": "f"}
+        actual = Embeddings(points, np.array(ids), np.full(21, ""), space, **known)
         actual.save(tmp_path / "p.npz")
         again = Embeddings.load(tmp_path / "p.npz")
         assert again.space == space and again.ids[3] == "3.png" and set(again.labels) == {""}
     with pytest.raises(UserError, match="the sphere .* are no inner products"):
         dataclasses.replace(again, space=fused).search_vectors()
     # Points are mapped to another space by way of their features, as far as these are known.
+    mapped = Embeddings.load(tmp_path / "p.npz", Sphere())
+    assert all(np.array_equal(getattr(mapped, name), known[name]) for name in known)
     np.testing.assert_allclose(
-        Embeddings.load(tmp_path / "p.npz", Sphere()).vectors,
+        mapped.vectors,
         features / np.linalg.norm(features, axis=1, keepdims=True),
         atol=1e-6,
     )

@@ -76,6 +76,14 @@ def test_features_are_computed_once_resumed_after_a_kill_and_damaged_ones_again(
 
     with pytest.raises(KeyboardInterrupt):
         embedding.cached_features(folder, 5, 2, killed)
+
+    def unreadable(done):
+        yield FEATURES[done : done + 2]
+        raise OSError("no such image")
+
+    with pytest.raises(OSError, match="no such image"):  # The features could be stored.
+        embedding.cached_features(tmp_path / "other", 5, 2, unreadable)
+    assert "cannot be stored" not in capsys.readouterr().err
     with (folder / "arrays").open("ab") as file:
         file.write(b"torn")
     check(4)

@@ -4,6 +4,7 @@ import json
 import shutil
 import traceback
 
+import flax.linen as nn
 import huggingface_hub
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from PIL import Image
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
+from hypjax.evaluate import evaluate
 from hypjax.inference import model as models
+from hypjax.runs.workdir import saved_config
 from hypjax.system.files import check_json, with_checksum, write_json
 
 
@@ -73,6 +76,20 @@ def test_a_strangers_model_cannot_harm(published, tmp_path, name, value, message
     saved["all"] |= {name: unchanged}
     write_json(copy / "hypjax.json", with_checksum(saved))
     assert hypjax.load(copy).config.run.to_dict() == default_config().run.to_dict()
+
+
+def test_a_published_model_is_scored_in_its_own_space(run, published):
+    config = saved_config(run)
+    assert evaluate(config, published)["final"]["head"]
+    config.objective.c = 0.7
+    with pytest.raises(UserError, match=r"another configuration \(objective.c"):
+        evaluate(config, published)
+
+
+def test_a_model_of_features_takes_no_encoder(tmp_path):
+    write_json(tmp_path / "config.json", {"all": {"model.architecture": "features"}})
+    with pytest.raises(UserError, match="encoder of this model is features; .* or no encoder"):
+        hypjax.load(tmp_path, encoder=nn.Dense(3))
 
 
 def test_damaged_or_replaced_weights_are_refused(published, tmp_path, monkeypatch):

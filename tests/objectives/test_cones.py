@@ -82,4 +82,10 @@ def test_what_has_no_cones_is_refused():
     objective(NAME, c=1e-3, clip_radius=None)
     with pytest.raises(UserError, match="needs coarse classes"):
         objective(NAME).init(KEY, SPEC._replace(coarse_labels=()))
+
+    class Comparing(Counting):
+        towers = "images", "texts"
+
+    with pytest.raises(UserError, match="Cones extends a loss of one tower, not of images and"):
+        dataclasses.replace(objective(NAME), base=Comparing(Lorentz(0.1)))
     assert not {"cones+arcface", "cones+tuple_contrastive"} & {*OBJECTIVES}

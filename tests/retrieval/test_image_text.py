@@ -168,6 +168,8 @@ def test_the_walk_passes_the_texts_whose_cones_hold_it():
     np.testing.assert_array_equal(actual, traversal(image, texts, 1.0))
     assert len({*actual.tolist()}) > 4 and actual[-1] == image_text.ROOT
     np.testing.assert_array_equal(image_text.walk(*on_the_way(ball), root, space=ball), actual)
+    # The cone of a root elsewhere need not hold the walk.
+    assert image_text.walk(image, texts, -image, space=hyperboloid)[-1] == image_text.ROOT
     # A text at the image itself is passed first; one in another direction, however near, never.
     across = np.float32([[0.3 * -image[1], 0.3 * image[0], 0, 0]])
     found = image_text.walk(image, np.vstack([across, image[None]]), root, space=hyperboloid)

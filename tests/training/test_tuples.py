@@ -68,6 +68,11 @@ def test_tuples_are_pairs_with_negatives_of_other_classes_in_the_pool(load):
     np.testing.assert_array_equal(plans(5).labels, plans.labels[plans(5).ids])
 
 
+def test_negatives_are_mined_with_the_pooling_of_training(load):
+    pooled = (mined(load(f"model.eval_pooling={pooling}"))[1] for pooling in ("cls", "avg"))
+    np.testing.assert_array_equal(*pooled)
+
+
 def test_pairs_of_held_out_classes_are_not_trained_on(load):
     fields = ("data.validation_classes=2", "train.tuples.negatives=1", "train.batch_size=6")
     built = assemble_training(load(*fields))
