@@ -141,7 +141,9 @@ def test_chains_are_scored_as_in_hierarcaps(loaded):
 def test_a_walk_shows_the_texts_that_it_passes(loaded, capsys, figures):
     write_images("photos/dog.png")
     pathlib.Path("words").write_text("dog\na $5 fish\n\n")
-    commands.call("walk", "--workdir=m", "--image=photos/dog.png", "--texts=words", "--output=a.png")
+    commands.call(
+        "walk", "--workdir=m", "--image=photos/dog.png", "--texts=words", "--output=a.png"
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dog" and lines[-1] == "[ROOT]" and "" not in lines
     assert figures[0].axes[0].get_title() == "\n".join(reversed(lines))
