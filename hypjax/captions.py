@@ -6,7 +6,7 @@ from hypjax.errors import UserError, counted
 
 def main(
     *,
-    model: str,
+    workdir: str,
     tokenizer: str | None = None,
     pairs: str,
     images: str | None = None,
@@ -15,7 +15,7 @@ def main(
     """Prints recalls of images that search captions, and of captions that search images.
 
     Args:
-        model: Folder or URL of a model of images and texts, as for hypjax.load.
+        workdir: Model of images and texts: a run, a file of weights, its folder or URL.
         tokenizer: File or folder of the tokenizer. Default: beside the weights.
         pairs: Table with columns path and caption, or HierarCaps' hierarcaps_test.csv. Of chains of
             captions, such as 'bird => blue bird', precision, recall and d_corr are printed as well.
@@ -23,7 +23,7 @@ def main(
         output: File to write the scores to, such as scores.json.
 
     Example:
-        python -m hypjax.captions --model=meru_vit_s.pth --pairs=captions.csv
+        python -m hypjax.captions --workdir=meru_vit_s.pth --pairs=captions.csv
     """
     import numpy as np
 
@@ -36,7 +36,7 @@ def main(
 
     captions = read_captions(pairs, images)
     chains, owners = captions.chains, captions.owners
-    opened = load(model, tokenizer=tokenizer)
+    opened = load(workdir, tokenizer=tokenizer)
     embedded = opened.embed_images(captions.images)
     for name, reason in embedded.unreadable.items():
         raise UserError(f"cannot read {name} ({reason}); mend the image, or leave out its rows")

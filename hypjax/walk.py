@@ -6,7 +6,7 @@ from hypjax.errors import UserError, on_one_line
 
 def main(
     *,
-    model: str,
+    workdir: str,
     tokenizer: str | None = None,
     image: str,
     texts: str,
@@ -15,14 +15,14 @@ def main(
     """Prints the texts that are nearest on the way from the image to the root, as MERU does.
 
     Args:
-        model: Folder or URL of a model of images and texts, as for hypjax.load.
+        workdir: Model of images and texts: a run, a file of weights, its folder or URL.
         tokenizer: File or folder of the tokenizer. Default: beside the weights.
         image: Image at which the walk begins.
         texts: File with a text on each line, or a table with a column of captions.
         output: Figure of the texts above the image to draw, such as walk.png.
 
     Example:
-        python -m hypjax.walk --model=meru_vit_s.pth --image=photo.jpg --texts=words.txt
+        python -m hypjax.walk --workdir=meru_vit_s.pth --image=photo.jpg --texts=words.txt
     """
     from hypjax.analysis.hit_grid import Picture, draw_rows
     from hypjax.data.pixels import read_image
@@ -32,7 +32,7 @@ def main(
     from hypjax.system import console
 
     names = read_texts(texts)
-    opened = load(model, tokenizer=tokenizer)
+    opened = load(workdir, tokenizer=tokenizer)
     start = opened.gallery(image)
     if len(start) != 1:
         raise UserError(f"--image={image} must be one image that can be read; name another")

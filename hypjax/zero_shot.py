@@ -6,7 +6,7 @@ from hypjax.errors import counted
 
 def main(
     *,
-    model: str,
+    workdir: str,
     tokenizer: str | None = None,
     images: str,
     template: list[str] | None = None,
@@ -17,7 +17,7 @@ def main(
     """Prints accuracies and, for classes in a tree, how far off predictions are.
 
     Args:
-        model: Folder or URL of a model of images and texts, as for hypjax.load.
+        workdir: Model of images and texts: a run, a file of weights, its folder or URL.
         tokenizer: File or folder of the tokenizer. Default: beside the weights.
         images: Images with classes, as for --images of python -m hypjax.embed.
         template: Prompt, such as 'a photo of a {}.'; repeat the flag to average several.
@@ -27,7 +27,7 @@ def main(
         output: File to write the scores to, such as scores.json.
 
     Example:
-        python -m hypjax.zero_shot --model=meru_vit_s.pth --images=letters/test
+        python -m hypjax.zero_shot --workdir=meru_vit_s.pth --images=letters/test
         --template='the letter {}'
     """
     import numpy as np
@@ -44,7 +44,7 @@ def main(
     texts = class_texts(classes, table.class_names)
     edges = class_tree(tree, table)
     label_tree = LabelTree.of([*texts], edges) if edges else None
-    opened = load(model, tokenizer=tokenizer)
+    opened = load(workdir, tokenizer=tokenizer)
     embedded = opened.embed_images(table)
     row_of = {name: row for row, name in enumerate(texts)}
     labels = np.array([row_of[composed(name)] for name in embedded.labels.tolist()])

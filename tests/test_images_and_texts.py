@@ -80,7 +80,7 @@ def write_images(*names):
 
 
 def scores_of(command, *flags):
-    commands.call(command, "--model=m", "--output=scores.json", *flags)
+    commands.call(command, "--workdir=m", "--output=scores.json", *flags)
     return json.loads(pathlib.Path("scores.json").read_text())
 
 
@@ -141,7 +141,9 @@ def test_chains_are_scored_as_in_hierarcaps(loaded):
 def test_a_walk_shows_the_texts_that_it_passes(loaded, capsys, figures):
     write_images("photos/dog.png")
     pathlib.Path("words").write_text("dog\na $5 fish\n\n")
-    commands.call("walk", "--model=m", "--image=photos/dog.png", "--texts=words", "--output=a.png")
+    commands.call(
+        "walk", "--workdir=m", "--image=photos/dog.png", "--texts=words", "--output=a.png"
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dog" and lines[-1] == "[ROOT]" and "" not in lines
     assert figures[0].axes[0].get_title() == "\n".join(reversed(lines))
@@ -186,7 +188,7 @@ def test_mistakes_are_one_sentence(loaded, line, sentence):
         pathlib.Path(name).write_text(text)
     command, *flags = line.split()
     with pytest.raises(UserError) as error:
-        commands.call(command, "--model=m", *flags)
+        commands.call(command, "--workdir=m", *flags)
     assert sentence in str(error.value)
 
 
@@ -199,7 +201,7 @@ def test_a_released_model_is_evaluated(tmp_path, monkeypatch, capsys):
     write_images("a/dog/1.png", "a/cat/1.png")
     pathlib.Path("classes").write_text("dog\tdog\ta pup\ncat\n")
     pathlib.Path("pairs.csv").write_text("path,caption\na/dog/1.png,a dog\na/cat/1.png,a cat\n")
-    flags = "--model=m.pth", "--tokenizer=bpe"
+    flags = "--workdir=m.pth", "--tokenizer=bpe"
     commands.call("zero_shot", *flags, "--images=a", "--classes=classes", "--template=a {}")
     commands.call("captions", *flags, "--pairs=pairs.csv")
     commands.call("walk", *flags, "--image=a/dog/1.png", "--texts=classes")

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+import hypjax
 from hypjax.errors import UserError
 from hypjax.geometry import Sphere
 from hypjax.retrieval import recall_at_k
 from tests.helpers import small_runs
 from tests.helpers.manual import programs
+from tests.helpers.texts import released, write_tokenizer
 
 mteb = pytest.importorskip("mteb", reason="needs mteb")
 datasets = pytest.importorskip("datasets", reason="needs datasets")
@@ -86,3 +88,14 @@ def test_similarities_are_distances_of_the_space(task, encoder):
     np.testing.assert_allclose(pairs, -np.diag(distances[:3, 3:]), atol=1e-5)
     with pytest.raises(UserError, match="this model embeds images, but the task has text"):
         encoder.encode([{"text": ["a bird"]}])
+
+
+def test_texts_are_embedded_beside_images(photos_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
+    write_tokenizer(tmp_path)
+    (tmp_path / "meru.pth").write_bytes(b"weights")
+    encoder, model = MtebEncoder(tmp_path / "meru.pth"), hypjax.load(tmp_path / "meru.pth")
+    assert encoder.mteb_model_meta.modalities == ["image", "text"]
+    texts = ["a plum", "a pear", "x"]
+    points = encoder.encode([{"text": texts[:2]}, {"text": texts[2:]}])
+    np.testing.assert_allclose(points, model.embed_texts(texts).vectors, rtol=1e-5, atol=5e-6)

@@ -14,6 +14,7 @@ from PIL import Image
 
 import hypjax
 from hypjax.galleries.embeddings import open_gallery
+from tests.helpers.texts import released, write_tokenizer
 
 pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
@@ -37,9 +38,9 @@ def gallery(model, photos_folder, tmp_path_factory):
     return open_gallery(path / "gallery.npz")
 
 
-@pytest.fixture(scope="module")
-def port(model, gallery):
-    """The port at which the gallery is served."""
+@contextlib.contextmanager
+def serving(model, gallery):
+    """Serves a gallery; yields the port."""
     running = create_server(Searcher(model, gallery), ["photos.example"])
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
@@ -50,6 +51,13 @@ def port(model, gallery):
         running.should_exit = True
         thread.join()
         listener.close()
+
+
+@pytest.fixture(scope="module")
+def port(model, gallery):
+    """The port at which the gallery is served."""
+    with serving(model, gallery) as port:
+        yield port
 
 
 def ask(port, method, path, body=None, **headers):
@@ -157,3 +165,30 @@ def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, ga
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
     assert axe.Axe().run(page, options=rules).response["violations"] == faults == []
+
+
+def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, browser):
+    monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
+    (tmp_path / "meru.pth").write_bytes(b"weights")
+    model = hypjax.load(tmp_path / "meru.pth", tokenizer=write_tokenizer(tmp_path))
+    gallery = model.gallery(photos_folder)
+    status, found = ask(port, "GET", "/search?text=plum")
+    assert status == 404 and "images alone" in found["error"]
+    with serving(model, gallery) as port:
+        assert ask(port, "GET", "/gallery")[1]["texts"]
+        status, found = ask(port, "GET", "/search?text=a%20plum&k=5&places=true")
+        (hits,) = model.search(gallery, text="a plum", k=5)
+        assert status == 200 and [hit["class"] for hit in found["hits"]] == hits.labels
+        assert np.linalg.norm(found["query"]["place"]) < 1
+        for text in ("", "%20", "a" * 1001):
+            status, found = ask(port, "GET", f"/search?text={text}")
+            assert status == 400 and "1 to 1000 characters" in found["error"]
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector("#disk .dot")
+        page.fill("#text", "a plum")
+        page.press("#text", "Enter")
+        sync_api = pytest.importorskip("playwright.sync_api")
+        sync_api.expect(page).to_have_title("Search: “a plum”")
+        assert page.locator("#hits a").count() == 12
+        assert hits.labels[0] in page.locator("#hits a").first.inner_text()

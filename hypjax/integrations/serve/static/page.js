@@ -172,14 +172,12 @@ document.addEventListener("drop", (event) => {
   upload(imageOf(event.dataTransfer));
 });
 at("disk").addEventListener("keydown", move);
-// Words are searched for when they are submitted; the other fields change the latest search.
-at("options").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const name = at("text").value.trim() ? `#text-${encodeURIComponent(at("text").value.trim())}` : location.hash;
-  if (name === location.hash) search();
-  else location.hash = name;
+at("options").addEventListener("submit", (event) => { event.preventDefault(); search(); });
+at("options").addEventListener("change", ({ target }) => {
+  const words = at("text").value.trim();
+  if (target.id !== "text") search();
+  else if (words) location.hash = `text-${encodeURIComponent(words)}`;
 });
-at("options").addEventListener("change", ({ target }) => { if (target.id !== "text") search(); });
 addEventListener("hashchange", search);
 
 answer("gallery").then((found) => {
