@@ -4,6 +4,7 @@ XLA compiles also for absent devices: for a slice of TPUs, named by its topology
 the package libtpu is installed, and for the cards in `benchmarks.gpus` with jax[cuda12].
 """
 
+import dataclasses
 import os
 import pathlib
 import types
@@ -203,9 +204,9 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
 def compiled_texts(settings: TextSettings, mesh: Mesh, *, gradients: bool = False) -> Program:
     """Compiles the embedding of 768 texts by a tower with a head, or the gradients of its sum."""
     device = mesh.devices.flat[0]
-    model = create_embedder(ModelSettings(settings, "linear", settings.width), device)
     if _is_absent_gpu(device):
-        model = model.clone(encoder=model.encoder.clone(attention="cudnn"))
+        settings = dataclasses.replace(settings, attention="cudnn")
+    model = create_embedder(ModelSettings(settings, "linear", settings.width), device)
 
     def embed(params: PyTree, ids: jax.Array) -> jax.Array:
         return model.apply({"params": params}, ids).projected

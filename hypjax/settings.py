@@ -62,6 +62,7 @@ class TextSettings:
     kind: str = "clip"
     precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
     remat: bool = False  # Whether the backward pass recomputes activations.
+    attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ def _further_towers(config: ConfigDict) -> dict[str, ModelSettings]:
         kind=text.kind,
         precision=config.model.precision,
         remat=config.run.remat,
+        attention=config.run.attention,
     )
     return {TEXTS: ModelSettings(encoder, text.head, config.model.head_dim)}
 

@@ -170,9 +170,9 @@ def _model(arrays: StateDict, file: pathlib.Path) -> LanguageImage:
         kind,
         settings,
         params,
-        space=Lorentz(_exp(others["curv"], 0.1, 10), None, 0.5) if kind == "MERU" else Sphere(),
+        space=Lorentz(_exp(others["curv"], 0.1, 10.0), None, 0.5) if kind == "MERU" else Sphere(),
         pixels=_pixels(kind, image.view, others, file),
-        scale=_exp(scale, 0, math.inf if kind == "SigLIP" else 100),
+        scale=_exp(scale, 0.0, math.inf if kind == "SigLIP" else 100.0),
         bias=float(others.get("logit_bias", np.zeros(1)).item()),
     )
 
@@ -284,8 +284,8 @@ def _parameters(tower: str, state: StateDict, others: StateDict, model: Embedder
         if model.head_kind != "none":
             leaves = ("kernel", "bias")[: 1 + (model.head_kind == "dense")]
             head = {leaf: others[f"{tower}_proj.{leaf}"] for leaf in leaves}
-            if f"{tower}_alpha" in others:
-                head["kernel"] = head["kernel"] * np.float32(_exp(others[f"{tower}_alpha"], 0, 1))
+            alpha = others.get(f"{tower}_alpha", np.zeros(1))
+            head["kernel"] = head["kernel"] * np.float32(_exp(alpha, 0.0, 1.0))
             params["head"] = check_head(head, model)
         return params
     except UserError as error:

@@ -131,5 +131,5 @@ def create_text_encoder(settings: TextSettings, device: jax.Device | None = None
         dtype=dtype,
         remat=settings.remat,
         tensor_cores=tensor_cores,
-        attention="auto" if tensor_cores else "xla",
+        attention=settings.attention if tensor_cores else "xla",
     )

@@ -62,7 +62,8 @@ def test_learned_scalars_are_within_the_bounds_of_training(tmp_path):
         arrays = write(tmp_path / "meru.safetensors", MERU, SCALARS | changes)
         found = read_language_image(tmp_path / "meru.safetensors")
         assert found.kind == "MERU"
-        assert found.space == Lorentz(pytest.approx(c), None, 0.5)
+        assert found.space == Lorentz(found.space.c, clip_radius=None, feature_scale=0.5)
+        assert found.space.c == pytest.approx(c)
         assert (found.scale, found.bias) == (pytest.approx(scale), 0)
         heads = found.params["head"], found.params[f"towers_{TEXTS}"]["head"]
         for tower, alpha, head in zip(("visual", "textual"), alphas, heads, strict=True):
