@@ -153,9 +153,9 @@ def are_indices(ids: ArrayLike | Sequence[int], num_items: int, least: int = 0) 
 
 def labelled(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None,
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and numbers the classes from 0; returns queries and gallery.
 
@@ -177,7 +177,7 @@ def labelled(
 
 
 def _checked_labels(
-    name: str, points: Points, given: Shaped[ArrayLike, " n"] | None
+    name: str, points: Points, given: Shaped[ArrayLike, " n"] | Sequence[Any] | None
 ) -> Shaped[np.ndarray, " n"]:
     labels = np.asarray(None) if given is None else unmasked(f"labels of the {name}", given)
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):
