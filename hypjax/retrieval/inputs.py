@@ -145,9 +145,7 @@ def check_search(k: object, own_ids: OwnIds, num_queries: int, num_items: int) -
 def are_indices(ids: ArrayLike | Sequence[int], num_items: int, least: int = 0) -> bool:
     """Whether all ids are integers from `least` to `num_items` − 1."""
     indices = unmasked("indices", ids)
-    are_integers = (
-        indices.dtype.kind in "iu" or not indices.size
-    )  # An empty list has dtype float64.
+    are_integers = indices.dtype.kind in "iu" or not indices.size  # An empty list is of floats.
     return bool(are_integers and ((indices >= least) & (indices < num_items)).all())
 
 
