@@ -112,9 +112,7 @@ def as_names(
     """Converts a column of labels, ids or splits to strings; None if there is no column."""
     if column is None:
         return None
-    values: np.ma.MaskedArray = np.ma.asarray(
-        column
-    )  # `tolist` then returns None for masked values.
+    values: np.ma.MaskedArray = np.ma.asarray(column)  # `tolist` then has None for masked values.
     if values.shape != (count,):
         shape = f"the shape {list(values.shape)} instead of [{count}]"
         raise UserError(f"{name} of {source} have {shape}: one is needed for each row")

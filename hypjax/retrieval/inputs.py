@@ -145,17 +145,15 @@ def check_search(k: object, own_ids: OwnIds, num_queries: int, num_items: int) -
 def are_indices(ids: ArrayLike | Sequence[int], num_items: int, least: int = 0) -> bool:
     """Whether all ids are integers from `least` to `num_items` − 1."""
     indices = unmasked("indices", ids)
-    are_integers = (
-        indices.dtype.kind in "iu" or not indices.size
-    )  # An empty list has dtype float64.
+    are_integers = indices.dtype.kind in "iu" or not indices.size  # An empty list is of floats.
     return bool(are_integers and ((indices >= least) & (indices < num_items)).all())
 
 
 def labelled(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None,
 ) -> tuple[Labelled, Labelled]:
     """Checks points and labels, and numbers the classes from 0; returns queries and gallery.
 
@@ -177,7 +175,7 @@ def labelled(
 
 
 def _checked_labels(
-    name: str, points: Points, given: Shaped[ArrayLike, " n"] | None
+    name: str, points: Points, given: Shaped[ArrayLike, " n"] | Sequence[Any] | None
 ) -> Shaped[np.ndarray, " n"]:
     labels = np.asarray(None) if given is None else unmasked(f"labels of the {name}", given)
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels.flat):

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -55,9 +55,9 @@ def _find_metric(name: str) -> Metric:
 
 def recall_at_k(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None = None,
     *,
     ks: Sequence[int],
     space: Space,
@@ -77,9 +77,9 @@ def recall_at_k(
 
 def mean_average_precision_at_r(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None = None,
     *,
     space: Space,
 ) -> float:
@@ -94,9 +94,9 @@ def mean_average_precision_at_r(
 
 def r_precision(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None = None,
     *,
     space: Space,
 ) -> float:
@@ -110,9 +110,9 @@ def r_precision(
 
 def query_scores(
     queries: Float[ArrayLike, "n d"],
-    query_labels: Shaped[ArrayLike, " n"],
+    query_labels: Shaped[ArrayLike, " n"] | Sequence[Any],
     gallery: Float[ArrayLike, "m d"] | None = None,
-    gallery_labels: Shaped[ArrayLike, " m"] | None = None,
+    gallery_labels: Shaped[ArrayLike, " m"] | Sequence[Any] | None = None,
     *,
     metrics: Sequence[str],
     space: Space,

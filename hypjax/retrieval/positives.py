@@ -20,14 +20,14 @@ from jaxtyping import Array, Float, Int, Int8
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, subtraction
-from hypjax.retrieval.inputs import GalleryPoints, Ids, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Ids, Points, Rows, SomeRows
 from hypjax.retrieval.scores import DOUBLE, Factors, Score, highest, lowest, widened
 from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system.machine import usable_cores
 from hypjax.types import GroundTruth
 
 LEVELS = ("easy", "medium", "hard")
-Items = Sequence[Int[np.ndarray, " items"]]  # Gallery indices for each query.
+Items = Sequence[Sequence[int] | Int[np.ndarray, " _"]]  # Gallery indices for each query.
 _BOUND_BYTES = 2**27  # Largest size of the bounds on separations of a block of queries.
 _CHUNK_BYTES = 2**26  # Largest size of the points of a chunk of the gallery, in float64.
 _KEPT_BYTES = 2**30  # Largest size of a gallery whose factors are kept between blocks.
@@ -57,7 +57,7 @@ class Relevance(NamedTuple):
             if len(overlap := np.intersect1d(*lists)):
                 raise UserError(f"item {overlap[0]} is both positive and ignored for query {query}")
 
-        def relevance(positives: Rows, ignored: Rows) -> ItemRelevance:
+        def relevance(positives: Rows, ignored: SomeRows) -> ItemRelevance:
             levels = np.zeros(num_items, np.int8)
             levels[positives] = 1
             return ItemRelevance(levels, ignored)

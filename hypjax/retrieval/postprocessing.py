@@ -132,7 +132,10 @@ def expand_queries(
 
 @jax.jit
 def _means(
-    space: Space, points: Float[Array, "b k+1 d"], distances: Float[Array, "b k"], alpha: float
+    space: Space,
+    points: Float[Array, "b _ d"],
+    distances: Float[Array, "b k"],
+    alpha: Float[Array, ""] | float,
 ) -> Float[Array, "b d"]:
     """Means, in float64, of each query, at [:, 0], and its neighbours."""
     weights = jnp.maximum(space.similarity(distances.astype(jnp.float64)), 0.0) ** alpha

@@ -248,12 +248,8 @@ def _select_on_host(
     if best is None:
         best = TopK(np.empty((len(scores), 0), scores.dtype), np.empty((len(scores), 0), np.int32))
     full = best.scores.shape[1] == k
-    floor = (
-        np.asarray(best.scores[:, -1:])
-        if full
-        else np.full((len(scores), 1), -np.inf, scores.dtype)
-    )
-    rows, items, chosen = _at_least_kth_maximum(scores, maxima, k, floor)
+    lowest = best.scores[:, -1:] if full else np.full((len(scores), 1), -np.inf, scores.dtype)
+    rows, items, chosen = _at_least_kth_maximum(scores, maxima, k, np.asarray(lowest))
     counts = np.bincount(rows, minlength=len(scores))
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     shape = len(counts), counts.max()

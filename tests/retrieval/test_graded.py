@@ -93,9 +93,8 @@ def test_scores_are_those_of_the_definitions(space, separate_gallery, monkeypatc
     if separate_gallery:
         gallery, own_rows = (x, levels), [[3, 50], [], [7]] + [[]] * 17
         x, levels = x[10:30], levels[:, 10:30]
-    actual = graded_scores(
-        x, levels, *gallery, space=space, own_rows=own_rows if separate_gallery else ()
-    )
+    of_levels = [y if y.dtype == x.dtype else [*y] for y in (x, levels, *gallery)]
+    actual = graded_scores(*of_levels, space=space, own_rows=own_rows if separate_gallery else ())
     items, item_levels = gallery or (x, levels)
     for i, order in enumerate(true_order(space, x, items)):
         shared = np.sum(item_levels == levels[:, i, None], axis=0)
