@@ -70,10 +70,11 @@ def _write_timm(workdir: str, output: pathlib.Path) -> None:
     with reading(workdir) as folder:
         trained = restore_best(folder, saved_method(folder))
     model, params = trained.model, trained.params
+    constructor = timm_constructor(params, model)  # Refuses encoders that timm lacks.
     save_timm(output, params, model)
     head = ", with the head as classifier," if model.head_kind == "dense" else ""
     print(f"wrote the encoder{head} to {output}; in PyTorch:")
-    print(f"  model = {timm_constructor(params, model)}")
+    print(f"  model = {constructor}")
     # timm's model has no parameter for the learned exponent of GeM pooling.
     strict = ", strict=False" if model.encoder.learn_gem else ""
     print(f'  model.load_state_dict(safetensors.torch.load_file("{output}"){strict})')

@@ -1,7 +1,7 @@
 """Classifies images by the nearest text of a class (zero-shot)."""
 
 from hypjax import command
-from hypjax.errors import counted
+from hypjax.errors import UserError, counted
 
 
 def main(
@@ -46,6 +46,9 @@ def main(
     label_tree = LabelTree.of([*texts], edges) if edges else None
     opened = load(workdir, tokenizer=tokenizer)
     embedded = opened.embed_images(table)
+    if not len(embedded):
+        name, reason = next(iter(embedded.unreadable.items()))
+        raise UserError(f"no image can be read: {name} ({reason})")
     row_of = {name: row for row, name in enumerate(texts)}
     labels = np.array([row_of[composed(name)] for name in embedded.labels.tolist()])
     points = np.array(opened.embed_texts([x[0] for x in texts.values()], template or ()).vectors)

@@ -141,9 +141,8 @@ def test_chains_are_scored_as_in_hierarcaps(loaded):
 def test_a_walk_shows_the_texts_that_it_passes(loaded, capsys, figures):
     write_images("photos/dog.png")
     pathlib.Path("words").write_text("dog\na $5 fish\n\n")
-    commands.call(
-        "walk", "--workdir=m", "--image=photos/dog.png", "--texts=words", "--output=a.png"
-    )
+    flags = "--image=photos/dog.png", "--texts=words", "--output=a.png"
+    commands.call("walk", "--workdir=m", *flags)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dog" and lines[-1] == "[ROOT]" and "" not in lines
     assert figures[0].axes[0].get_title() == "\n".join(reversed(lines))
@@ -155,6 +154,7 @@ MISTAKES = [
     ("zero_shot --images=b --classes=words", "words lacks the class dog"),
     ("zero_shot --images=b --classes=empty", "empty holds no texts"),
     ("zero_shot --images=b --classes=none", "none does not exist"),
+    ("zero_shot --images=damaged", "no image can be read: "),
     ("zero_shot --images=b --tree=tree", "the class dog is not in the tree"),
     ("captions --pairs=none.csv", "cannot read none.csv (No such file"),
     ("captions --pairs=words", "needs the columns path and caption"),
@@ -186,6 +186,8 @@ def test_mistakes_are_one_sentence(loaded, line, sentence):
         ("gone.csv", "path,caption\na/dog.png,dog\na/gone.png,dog\n"),
     ):
         pathlib.Path(name).write_text(text)
+    pathlib.Path("damaged/dog").mkdir(parents=True)
+    pathlib.Path("damaged/dog/1.png").touch()
     command, *flags = line.split()
     with pytest.raises(UserError) as error:
         commands.call(command, "--workdir=m", *flags)

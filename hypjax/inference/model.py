@@ -129,12 +129,12 @@ class Model(ImageEmbedder):
         Raises:
             UserError: The model has no texts, or its tokenizer is missing.
         """
-        given = given_texts(texts)
-        points = self._text_embedder.points(given, templates)
+        given, prompts = given_texts(texts), given_texts(templates) if templates else []
+        points = self._text_embedder.points(given, prompts)
         names = np.array(given, str)
         embeddings = Embeddings(points, names, np.full(len(given), ""), self.space)
         embeddings.check()
-        origin = fingerprint_of([given, list(templates)])
+        origin = fingerprint_of([given, prompts])
         return dataclasses.replace(
             embeddings,
             fingerprint=self.fingerprint,

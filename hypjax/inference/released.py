@@ -23,7 +23,7 @@ from hypjax.system.caches import cache_folder
 from hypjax.types import TEXTS
 
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # Of files of weights at URLs.
-_IN_REPOSITORIES = ("config.json", "open_clip_config.json", *files.TOKENS)
+_IN_REPOSITORIES = ("config.json", "open_clip_config.json", "preprocessor_config.json")
 _HUB_FILE = re.compile(rf"{hub.SCHEME}([\w.-]+/[\w.-]+)((?:@[^/]+)?)/(.+)")
 
 
@@ -36,14 +36,14 @@ def find_released(source: str | os.PathLike[str]) -> pathlib.Path | None:
     location = str(source)
     if match := _HUB_FILE.fullmatch(location):
         repository, revision, name = match.groups()
-        folder = hub.download(f"{hub.SCHEME}{repository}{revision}", [name, *_IN_REPOSITORIES])
+        wanted = [name, *_IN_REPOSITORIES, *files.TOKENS]
+        folder = hub.download(f"{hub.SCHEME}{repository}{revision}", wanted)
         if not (folder / name).is_file():
             raise UserError(f"the repository {repository} has no file {name}")
         return folder / name
     if hub.is_repository(location):
-        folder = hub.download(
-            location, ["*.safetensors", "open_clip_config.json", *files.MODEL_FILES]
-        )
+        wanted = ["*.safetensors", *_IN_REPOSITORIES, *files.MODEL_FILES]
+        folder = hub.download(location, wanted)
         return folder if weights_in(folder) and not files.is_published(folder) else None
     if location.startswith(("http://", "https://")) and location.endswith(_SUFFIXES):
         return _downloaded(location)

@@ -16,7 +16,7 @@ from hypjax.config import default_config, flatten, identity
 from hypjax.errors import UserError, at_the_call
 from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.inference.save import describe, replacing_model, write_model
-from hypjax.models.architectures import ARCHITECTURES
+from hypjax.models.architectures import ARCHITECTURES, is_in_timm
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
@@ -29,6 +29,7 @@ from hypjax.system.files import write_text
 
 _TEMPLATE = pathlib.Path(__file__).with_name("model_card.md.j2")
 _TASK = "image-feature-extraction"
+_HEADS = {"norm_dense": "a Dense layer after a LayerNorm", "linear": "a Dense layer without bias"}
 
 
 @at_the_call
@@ -106,13 +107,14 @@ def _model_card(
 ) -> str:
     method, model = trained.method, trained.model
     is_custom = isinstance(model.encoder, CustomEncoder)
+    is_of_timm = not is_custom and is_in_timm(model.encoder)
     defaults = identity(flatten(default_config(method.fields["objective.name"])))
     states = {state: results[state] for state in ("untrained", "final", "best") if state in results}
     tables = filter(None, [format_results(states), beside_published(results, method.fields)])
     metadata = ModelCardData(
         library_name="hypjax",
         pipeline_tag=_TASK,
-        tags=["image-retrieval", "metric-learning", *([] if is_custom else ["timm"])],
+        tags=["image-retrieval", "metric-learning", *(["timm"] if is_of_timm else [])],
         model_name=name,
         base_model=base_model,
         eval_results=_scores(method.fields["data.name"], results),
@@ -124,7 +126,8 @@ def _model_card(
         description=describe(method),
         space=method.trained_objective(trained.params).score_space,
         is_custom=is_custom,
-        has_norm=model.head_kind == "norm_dense",
+        is_of_timm=is_of_timm,
+        lacking_head=_HEADS.get(model.head_kind),
         lacking_pooling="" if pools_as_timm(model.encoder) else model.encoder.pooling,
         dataset=method.fields["data.name"],
         notes=results.get("notes", ()),

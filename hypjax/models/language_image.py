@@ -186,7 +186,9 @@ def _encoders(
     activations = _activations(kind, kernel, file)
     width, depth, hidden = _sizes(visual)
     side = kernel.shape[-1] * math.isqrt(visual["pos_embed"].shape[1])  # Less any class token.
-    view = View(side, side, kernel.shape[1], "squash" if kind == "SigLIP" else "centre_crop")
+    prepared = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
+    is_squashed = kind == "SigLIP" or prepared.get("resize_mode") == "squash"
+    view = View(side, side, kernel.shape[1], "squash" if is_squashed else "centre_crop")
     if kind in _ACTIVATION_OF:
         sizes = width, depth, kernel.shape[-1], hidden
         image = _named_encoder(kind, view, sizes, activations[0])

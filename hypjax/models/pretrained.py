@@ -246,8 +246,8 @@ def timm_model(params: PyTree, model: Embedder) -> tuple[str | None, dict[str, A
     """Name of a model in timm, None if it has none, and settings that differ from timm's."""
     encoder = model.encoder
     if not is_in_timm(encoder):
-        problem = "timm names no encoder with these norms or this activation"
-        raise UserError(f"{problem}; write the model with --format=hypjax")
+        problem = "timm builds no encoder with these norms or this activation by name"
+        raise UserError(f"{problem}; compute points by hypjax, or convert another model")
     name = timm_name(encoder)
     settings = {"num_classes": model.head_dim if model.head_kind == "dense" else 0}
     stem = {key: value for key, value in params["encoder"].items() if key in encoder.layers[0]}

@@ -1,6 +1,7 @@
 """Models of images and texts: embedding texts, searching by them, and folders of such models."""
 
 import json
+from pathlib import PurePath
 
 import jax
 import numpy as np
@@ -65,6 +66,9 @@ def test_prompts_are_averaged_before_the_map_into_the_space(weights, monkeypatch
     expected = model.space.embed(prompts.mean(axis=0))
     found = model.embed_texts("plum", templates).vectors[0]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=5e-6)
+    np.testing.assert_array_equal(
+        model.embed_texts("plum", "a {}").vectors, model.embed_texts("plum", ["a {}"]).vectors
+    )
     with pytest.raises(UserError, match="must contain {} once"):
         model.embed_texts("plum", ["a photo"])
 
@@ -99,6 +103,9 @@ def test_commands_take_words_and_files_of_weights(weights, photos_folder, tmp_pa
     assert shown.startswith("a plum\nrank") and "\nx\nrank" in shown and "2.png (class1)" in shown
     call("embed", common, f"--texts={captions}", f"--output={tmp_path / 't.npz'}")
     assert "wrote the embeddings of 2 texts" in capsys.readouterr().out
+    call("embed", common, f"--texts={captions}", f"--output={tmp_path / 't.npz'}")
+    with pytest.raises(UserError, match="exists already and holds other embeddings"):
+        call("embed", common, f"--texts={captions}", f"--output={gallery}")
     model = hypjax.load(weights)
     (hits,) = model.search(tmp_path / "t.npz", text="a plum", k=1)
     assert hits.paths == ["a plum"] and hits.distances[0] < 1e-5
@@ -112,10 +119,29 @@ def test_a_released_model_becomes_a_folder_that_commands_and_push_take(weights, 
     np.testing.assert_array_equal(copy.embed_texts(TEXTS).vectors, model.embed_texts(TEXTS).vectors)
     assert copy.fingerprint == model.fingerprint and copy.space == model.space
     assert jax.tree.all(jax.tree.map(np.array_equal, copy.params, model.params))
+    with pytest.raises(UserError, match="timm builds no encoder with these norms"):
+        call("convert", f"--workdir={folder}", f"--output={tmp_path / 'timm.safetensors'}")
+    assert not (tmp_path / "timm.safetensors").exists()
     pushed = hypjax.load(hypjax.push(folder, "me/meru", folder=tmp_path / "hub"))
+    assert "timm" not in (tmp_path / "hub/README.md").read_text()
     np.testing.assert_array_equal(
         pushed.embed_texts(TEXTS).vectors, model.embed_texts(TEXTS).vectors
     )
+
+
+def test_files_beside_weights_on_the_hub_are_fetched(weights, monkeypatch, tmp_path):
+    """They tell pixels, activations and tokens; weights of other programs stay there."""
+    names = {"config.json", "preprocessor_config.json", "open_clip_config.json", "merges.txt"}
+    fetched = []
+
+    def download(location, patterns):
+        fetched.append({x for x in (*names, "x.bin") if any(map(PurePath(x).match, patterns))})
+        return tmp_path
+
+    monkeypatch.setattr(released_models.hub, "download", download)
+    for source in ("hf://me/meru/meru.pth", "hf://me/meru"):
+        released_models.find_released(source)
+    assert fetched == [names] * 2
 
 
 def test_long_texts_are_cut_and_counted(weights, capsys):

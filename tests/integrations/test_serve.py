@@ -21,6 +21,7 @@ pytest.importorskip("python_multipart", reason="needs the serve extra")
 from hypjax.integrations.serve import limits  # noqa: E402
 from hypjax.integrations.serve.app import create_server, listen  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
+from tests.helpers.texts import released, write_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +168,7 @@ def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, ga
     assert axe.Axe().run(page, options=rules).response["violations"] == faults == []
 
 
+<<<<<<< HEAD
 def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, browser):
     monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
     (tmp_path / "meru.pth").write_bytes(b"weights")
@@ -192,3 +194,14 @@ def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, brow
         sync_api.expect(page).to_have_title("Search: “a plum”")
         assert page.locator("#hits a").count() == 12
         assert hits.labels[0] in page.locator("#hits a").first.inner_text()
+=======
+def test_words_search_a_gallery_of_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
+    (tmp_path / "meru.pth").touch()
+    write_tokenizer(tmp_path)
+    model = hypjax.load(tmp_path / "meru.pth")
+    searcher = Searcher(model, model.embed_texts(["1/2 cup", "a plum"]))
+    assert searcher.about["texts"] and searcher.about["sample"][0]["name"] == "1/2 cup"
+    (hit, _) = searcher.search("1/2 cup", 2, None, placed=False, is_text=True)["hits"]
+    assert (hit["name"], hit["key"]) == ("1/2 cup", "0") and hit["distance"] < 1e-5
+>>>>>>> s77-review

@@ -168,3 +168,6 @@ def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(
         assert found.pixels.mean[0] == 0.48145466
         said = capsys.readouterr()
         assert ("half precision" in said.out + said.err) == (beside is None)
+    content = json.dumps({"preprocess_cfg": {"resize_mode": "squash"}})
+    (tmp_path / "open_clip_config.json").write_text(content)
+    assert read_language_image(path).pixels.view == (16, 16, 3, "squash")

@@ -102,7 +102,8 @@ class Searcher:
 
     def _describe(self, item: GalleryItem) -> _Answer:
         """Describes an image to clients, by its path below the images' common folder."""
-        name = os.path.basename(item.path)
+        is_file = os.path.isabs(item.path) or "://" in item.path
+        name = os.path.basename(item.path) if is_file else item.path  # Texts hold slashes, too.
         if self._root and item.path.startswith(self._root):
             name = item.path.removeprefix(self._root)
         return {"key": item.key, "name": name, "class": item.label}
