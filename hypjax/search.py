@@ -86,13 +86,14 @@ def main(
         if text:
             asked.append((embedder.embed_texts(text, template or ()), table_of_texts(text)))
         if images is not None:
-            asked.append(_readable(embedder.embed_images(images, few=True), images))
+            asked.append(_readable(embedder.embed_images(images, few=True), images, bool(text)))
     elif images is not None:
         names = str(query), gallery
         asked.append((_feature_queries(images.vectors, opened_gallery, names), images))
     results = [
         hits
         for queries, table in asked
+        if len(table)
         for hits in find_hits(
             queries, table, opened_gallery, k, postprocessing, keep_self=keep_self
         )
@@ -103,18 +104,18 @@ def main(
         print(hits)
 
 
-def _readable(queries: Embeddings, images: Dataset) -> tuple[Embeddings, Dataset]:
+def _readable(queries: Embeddings, images: Dataset, has_texts: bool) -> tuple[Embeddings, Dataset]:
     """Leaves out the images that cannot be read, with a warning for each."""
     import numpy as np
 
     from hypjax.system import console
 
-    if not len(queries):  # `find_hits` raises an error that says why.
+    if not len(queries) and not has_texts:  # `find_hits` raises an error that says why.
         return queries, images
     for path, reason in queries.unreadable.items():
         console.warn(f"cannot read {path} ({reason}); the other queries are searched for")
     readable = [i for i in range(len(images)) if images.name(i) not in queries.unreadable]
-    return dataclasses.replace(queries, unreadable={}), images.take(np.array(readable))
+    return dataclasses.replace(queries, unreadable={}), images.take(np.array(readable, int))
 
 
 def _feature_queries(features: Any, gallery: Gallery, names: tuple[str, str]) -> Embeddings:

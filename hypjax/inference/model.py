@@ -145,7 +145,7 @@ class Model(ImageEmbedder):
     @functools.cached_property
     def _text_embedder(self) -> TextEmbedder:
         """The tower of texts, ready to embed."""
-        if not self.takes_texts:
+        if not self._has_texts:
             advice = "load the head of a model of images and texts"
             raise UserError(f"{self.name} embeds no texts; {advice}")
         tower = self.module.towers[TEXTS]
@@ -239,7 +239,11 @@ class Model(ImageEmbedder):
 
     @property
     def takes_texts(self) -> bool:
-        """Whether this embedding of the model has texts beside images."""
+        """Whether this embedding of the model has texts beside images, and their tokenizer."""
+        return self._has_texts and self._tokenizer is not None
+
+    @property
+    def _has_texts(self) -> bool:
         return TEXTS in self.module.towers and self.part == "head"
 
     def _on_devices(self, count: int) -> tuple[DatasetEmbedder, PyTree]:

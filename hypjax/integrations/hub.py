@@ -126,6 +126,7 @@ def _model_card(
         description=describe(method),
         space=method.trained_objective(trained.params).score_space,
         is_custom=is_custom,
+        is_released=bool(model.towers),  # Recipes train no towers beside that of images.
         is_of_timm=is_of_timm,
         lacking_head=_HEADS.get(model.head_kind),
         lacking_pooling="" if pools_as_timm(model.encoder) else model.encoder.pooling,

@@ -111,6 +111,15 @@ def test_commands_take_words_and_files_of_weights(weights, photos_folder, tmp_pa
     assert hits.paths == ["a plum"] and hits.distances[0] < 1e-5
 
 
+def test_an_unreadable_query_does_not_stop_words(weights, photos_folder, tmp_path, capsys):
+    (tmp_path / "broken.png").write_bytes(b"damaged")
+    hypjax.load(weights).gallery(photos_folder).save(tmp_path / "g.npz")
+    flags = f"--workdir={weights}", f"--gallery={tmp_path / 'g.npz'}", "--text=a plum", "--k=1"
+    call("search", *flags, f"--query={tmp_path / 'broken.png'}")
+    shown = capsys.readouterr()
+    assert shown.out.startswith("a plum\nrank") and "cannot read" in shown.err
+
+
 def test_a_released_model_becomes_a_folder_that_commands_and_push_take(weights, tmp_path, capsys):
     folder = tmp_path / "meru-s"
     call("convert", f"--workdir={weights}", "--format=hypjax", f"--output={folder}")
@@ -123,6 +132,8 @@ def test_a_released_model_becomes_a_folder_that_commands_and_push_take(weights, 
         call("convert", f"--workdir={folder}", f"--output={tmp_path / 'timm.safetensors'}")
     assert not (tmp_path / "timm.safetensors").exists()
     pushed = hypjax.load(hypjax.push(folder, "me/meru", folder=tmp_path / "hub"))
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "others have trained" in card and "Trained by hypjax" not in card
     assert "timm" not in (tmp_path / "hub/README.md").read_text()
     np.testing.assert_array_equal(
         pushed.embed_texts(TEXTS).vectors, model.embed_texts(TEXTS).vectors

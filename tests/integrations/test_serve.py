@@ -168,7 +168,6 @@ def test_the_page_searches_with_a_photograph_and_is_accessible(browser, port, ga
     assert axe.Axe().run(page, options=rules).response["violations"] == faults == []
 
 
-<<<<<<< HEAD
 def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, browser):
     monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
     (tmp_path / "meru.pth").write_bytes(b"weights")
@@ -194,7 +193,8 @@ def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, brow
         sync_api.expect(page).to_have_title("Search: “a plum”")
         assert page.locator("#hits a").count() == 12
         assert hits.labels[0] in page.locator("#hits a").first.inner_text()
-=======
+
+
 def test_words_search_a_gallery_of_texts(tmp_path, monkeypatch):
     monkeypatch.setattr("hypjax.inference.released.read_language_image", lambda _: released())
     (tmp_path / "meru.pth").touch()
@@ -204,4 +204,3 @@ def test_words_search_a_gallery_of_texts(tmp_path, monkeypatch):
     assert searcher.about["texts"] and searcher.about["sample"][0]["name"] == "1/2 cup"
     (hit, _) = searcher.search("1/2 cup", 2, None, placed=False, is_text=True)["hits"]
     assert (hit["name"], hit["key"]) == ("1/2 cup", "0") and hit["distance"] < 1e-5
->>>>>>> s77-review
