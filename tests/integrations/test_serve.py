@@ -21,7 +21,6 @@ pytest.importorskip("python_multipart", reason="needs the serve extra")
 from hypjax.integrations.serve import limits  # noqa: E402
 from hypjax.integrations.serve.app import create_server, listen  # noqa: E402
 from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
-from tests.helpers.texts import released, write_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
