@@ -10,6 +10,7 @@ def main(
     tokenizer: str | None = None,
     pairs: str,
     images: str | None = None,
+    squash: bool = False,
     output: command.Numbers | None = None,
 ) -> None:
     """Prints recalls of images that search captions, and of captions that search images.
@@ -20,6 +21,7 @@ def main(
         pairs: Table with columns path and caption, or HierarCaps' hierarcaps_test.csv. Of chains of
             captions, such as 'bird => blue bird', precision, recall and d_corr are printed as well.
         images: Folder of the images. Default: the table's.
+        squash: Squash images to squares, as papers do for these scores. Default: the model's view.
         output: File to write the scores to, such as scores.json.
 
     Example:
@@ -37,6 +39,8 @@ def main(
     captions = read_captions(pairs, images)
     chains, owners = captions.chains, captions.owners
     opened = load(workdir, tokenizer=tokenizer)
+    if squash:
+        opened = opened.squashing()
     embedded = opened.embed_images(captions.images)
     for name, reason in embedded.unreadable.items():
         raise UserError(f"cannot read {name} ({reason}); mend the image, or leave out its rows")

@@ -1,6 +1,7 @@
 """Trained models in Python: `hypjax.load`."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import os
@@ -42,7 +43,7 @@ from hypjax.runs.workdir import saved_fields
 from hypjax.settings import TextSettings
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
-from hypjax.types import TEXTS
+from hypjax.types import TEXTS, View
 
 AnyImages = ImageLike | Sequence[ImageLike]
 _BATCH_SIZE = "the batch size (--batch_size, or run.eval_batch_size)"
@@ -231,6 +232,17 @@ class Model(ImageEmbedder):
     def config(self) -> Config:
         """The configuration of the model's run."""
         return config_of(self.method.fields)
+
+    def squashing(self) -> "Model":
+        """This model for images squashed to squares, as in papers' scores of images and texts."""
+        pixels, view = self.method.pixels, self.method.pixels.view
+        squashed = View(view.side, view.side, view.channels, "squash")
+        other = copy.copy(self)
+        pixels = dataclasses.replace(pixels, view=squashed)
+        other.method = dataclasses.replace(self.method, pixels=pixels)
+        other.fingerprint = other.method.fingerprint(self.params, self.part)
+        other._embedders = {}
+        return other
 
     @property
     def takes_pixels(self) -> bool:

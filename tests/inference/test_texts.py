@@ -1,5 +1,6 @@
 """Models of images and texts: embedding texts, searching by them, and folders of such models."""
 
+import dataclasses
 import json
 from pathlib import PurePath
 
@@ -153,6 +154,21 @@ def test_files_beside_weights_on_the_hub_are_fetched(weights, monkeypatch, tmp_p
     for source in ("hf://me/meru/meru.pth", "hf://me/meru"):
         released_models.find_released(source)
     assert fetched == [names] * 2
+
+
+def test_images_are_squashed_where_papers_do(weights, monkeypatch):
+    rng = np.random.default_rng(0)
+    wide = rng.integers(256, size=(40, 90, 3), dtype=np.uint8)
+    model = hypjax.load(weights)
+    squashing = model.squashing()
+    view = released().pixels.view._replace(test="squash")
+    pixels = dataclasses.replace(released().pixels, view=view)
+    other = released()._replace(pixels=pixels)
+    monkeypatch.setattr(released_models, "read_language_image", lambda _: other)
+    expected = hypjax.load(weights)
+    np.testing.assert_array_equal(squashing.embed(wide), expected.embed(wide))
+    assert squashing.fingerprint == expected.fingerprint != model.fingerprint
+    assert np.abs(model.embed(wide) - squashing.embed(wide)).max() > 1e-3
 
 
 def test_long_texts_are_cut_and_counted(weights, capsys):
