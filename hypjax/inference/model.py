@@ -40,7 +40,6 @@ from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields
-from hypjax.settings import TextSettings
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
 from hypjax.types import TEXTS, View
@@ -154,15 +153,7 @@ class Model(ImageEmbedder):
         if self._tokenizer is None:
             advice = "put tokenizer.json, or bpe_simple_vocab_16e6.txt.gz, beside it"
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
-        settings = TextSettings(
-            encoder.width,
-            encoder.depth,
-            encoder.num_heads,
-            encoder.vocabulary,
-            encoder.context,
-            kind=encoder.kind,
-        )
-        tokenizer = open_tokenizer(pathlib.Path(self._tokenizer).expanduser(), settings)
+        tokenizer = open_tokenizer(pathlib.Path(self._tokenizer).expanduser(), encoder.settings)
         return TextEmbedder(tower, self.params[f"towers_{TEXTS}"], self.space, tokenizer)
 
     @at_the_call

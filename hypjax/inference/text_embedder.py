@@ -64,7 +64,7 @@ class TextEmbedder:
         if cut.any():
             number = f"{int(cut.sum()):,} of {counted(len(texts), 'text')}"
             console.warn(f"{number} cut to {context} tokens, all that the model reads")
-        is_causal = self._encoder.kind == "clip"
+        is_causal = self._encoder.settings.kind == "clip"
         # The end token has the largest number.
         lengths = ids.argmax(axis=1) + 1 if is_causal else np.full(len(ids), context)
         order, features = np.argsort(lengths, kind="stable"), []

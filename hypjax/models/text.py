@@ -26,35 +26,20 @@ _NAMES = (
 class TextTransformer(Encoder):
     """Embeds texts, given as tokens; the embedding is one token's after the final LayerNorm.
 
+    In the kind "clip", a token attends to those before it, and the embedding is the token of the
+    largest number, the text's end: what follows changes nothing. In "siglip" (Zhai et al., ICCV
+    2023), tokens attend to all, and the embedding is the last of them: texts then always have
+    `context` tokens, as in training.
+
     Attributes:
-        vocabulary: Number of tokens.
-        context: Largest number of tokens of a text.
-        width: Dimension of tokens and of the embedding.
-        depth: Number of blocks.
-        num_heads: Number of attention heads; it divides the width.
-        kind: "clip", where a token attends to those before it, and the embedding is the token of
-            the largest number, the text's end: what follows changes nothing. Or "siglip" (Zhai et
-            al., ICCV 2023), where tokens attend to all, and the embedding is the last of them:
-            texts then always have `context` tokens, as in training.
-        blocks: Design of the blocks.
-        mlp_ratio: Width of a block's hidden layer, relative to the width of tokens.
+        settings: Sizes, kind and design.
         dtype: Dtype of matrix products, as in `VisionTransformer`.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, likewise.
-        attention: Kernel of attention on NVIDIA GPUs, see `attend`.
     """
 
-    vocabulary: int
-    context: int
-    width: int
-    depth: int
-    num_heads: int
-    kind: str = "clip"
-    blocks: BlockDesign = BlockDesign(norm_eps=1e-5)
-    mlp_ratio: float = 4.0
+    settings: TextSettings
     dtype: DTypeLike = jnp.float32
-    remat: bool = False
     tensor_cores: bool = False
-    attention: str = "auto"
 
     takes_pixels = False
     classifiers = ()
@@ -62,12 +47,12 @@ class TextTransformer(Encoder):
     @property
     def dim(self) -> int:
         """Dimension of the embedding."""
-        return self.width
+        return self.settings.width
 
     @property
     def layers(self) -> list[Path]:
         """Names of the parameters of each layer: tokens first, then the blocks."""
-        blocks: list[Path] = [(f"block_{i}",) for i in range(self.depth)]
+        blocks: list[Path] = [(f"block_{i}",) for i in range(self.settings.depth)]
         blocks[-1] += ("norm",)
         return [("token_embed", "pos_embed"), *blocks]
 
@@ -78,7 +63,7 @@ class TextTransformer(Encoder):
 
     def example(self, view: View) -> Int[Array, "1 context"]:
         """An int32 batch of one text, all zeros."""
-        return jnp.zeros((1, self.context), jnp.int32)
+        return jnp.zeros((1, self.settings.context), jnp.int32)
 
     @nn.compact
     def __call__(
@@ -88,48 +73,41 @@ class TextTransformer(Encoder):
 
         With `return_tokens`, returns all tokens after the final LayerNorm.
         """
-        ids = jnp.asarray(ids)
-        num_tokens, causal = ids.shape[1], self.kind == "clip"
-        block = nn.remat(Block) if self.remat else Block
-        normal, width = nn.initializers.normal, self.width
-        embeddings = self.param("token_embed", normal(0.02), (self.vocabulary, width))
-        positions = self.param("pos_embed", normal(0.01), (1, self.context, width))
+        ids, settings, blocks = jnp.asarray(ids), self.settings, _blocks(self.settings)
+        num_tokens, width, causal = ids.shape[1], settings.width, settings.kind == "clip"
+        block = nn.remat(Block) if settings.remat else Block
+        normal = nn.initializers.normal
+        embeddings = self.param("token_embed", normal(0.02), (settings.vocabulary, width))
+        positions = self.param("pos_embed", normal(0.01), (1, settings.context, width))
         with full_products_in(self.dtype):
             tokens = jnp.take(embeddings, ids, axis=0, mode="clip") + positions[:, :num_tokens]
-            heads = HeadDesign(self.num_heads, self.dtype, self.attention, causal=causal)
+            kernel = settings.attention if self.tensor_cores else "xla"
+            heads = HeadDesign(settings.num_heads, self.dtype, kernel, causal=causal)
             if self.tensor_cores:
                 heads, tokens = heads._replace(tokens=num_tokens), pad_to_tile(tokens)
-            for i in range(self.depth):
-                tokens = block(heads, self.mlp_ratio, self.blocks, name=f"block_{i}")(tokens)
+            for i in range(settings.depth):
+                tokens = block(heads, settings.mlp_ratio, blocks, name=f"block_{i}")(tokens)
             if not return_tokens:
                 pooled = jnp.argmax(ids, axis=1) if causal else jnp.full(len(ids), num_tokens - 1)
                 tokens = jnp.take_along_axis(tokens, pooled[:, None, None], axis=1)[:, 0]
             else:
                 tokens = tokens[:, :num_tokens]
-            return normed(tokens, "norm", self.blocks.norm_eps)
+            return normed(tokens, "norm", blocks.norm_eps)
 
 
-def create_text_encoder(settings: TextSettings, device: jax.Device | None = None) -> Encoder:
-    """Builds an encoder of texts for a device, by default JAX's first."""
+def _blocks(settings: TextSettings) -> BlockDesign:
+    """The design of the blocks, with deviations of initial weights as in CLIP's released code."""
     width, depth = settings.width, settings.depth
     blocks = BlockDesign(settings.norm_eps, settings.activation)
-    if settings.kind == "clip":
-        # As in CLIP's released code.
-        stds = KernelStds(width**-0.5, (2 * width * depth) ** -0.5, (2 * width) ** -0.5)
-        blocks = dataclasses.replace(blocks, stds=stds)
+    if settings.kind != "clip":
+        return blocks
+    stds = KernelStds(width**-0.5, (2 * width * depth) ** -0.5, (2 * width) ** -0.5)
+    return dataclasses.replace(blocks, stds=stds)
+
+
+def create_text_encoder(
+    settings: TextSettings, device: jax.Device | None = None
+) -> TextTransformer:
+    """Builds an encoder of texts for a device, by default JAX's first."""
     dtype = compute_dtype(settings.precision, device)
-    tensor_cores = on_tensor_cores(dtype, device)
-    return TextTransformer(
-        settings.vocabulary,
-        settings.context,
-        width,
-        depth,
-        settings.num_heads,
-        kind=settings.kind,
-        blocks=blocks,
-        mlp_ratio=settings.mlp_ratio,
-        dtype=dtype,
-        remat=settings.remat,
-        tensor_cores=tensor_cores,
-        attention=settings.attention if tensor_cores else "xla",
-    )
+    return TextTransformer(settings, dtype, on_tensor_cores(dtype, device))
