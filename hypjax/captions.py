@@ -17,7 +17,7 @@ def main(
 
     Args:
         workdir: Model of images and texts: a run, a file of weights, its folder or URL.
-        tokenizer: File or folder of the tokenizer. Default: beside the weights.
+        tokenizer: File or folder of the tokenizer. Default: in the weights' folder.
         pairs: Table with columns path and caption, or HierarCaps' hierarcaps_test.csv. Of chains of
             captions, such as 'bird => blue bird', precision, recall and d_corr are printed as well.
         images: Folder of the images. Default: the table's.
@@ -41,11 +41,11 @@ def main(
     opened = load(workdir, tokenizer=tokenizer)
     if squash:
         opened = opened.squashing()
+    texts = opened.embed_texts(captions.texts).vectors
     embedded = opened.embed_images(captions.images)
     for name, reason in embedded.unreadable.items():
         raise UserError(f"cannot read {name} ({reason}); mend the image, or leave out its rows")
     points, space = embedded.vectors, opened.space
-    texts = opened.embed_texts(captions.texts).vectors
     # An image's captions have its row as their label: any of them is a hit.
     rows, text_rows = np.arange(len(points)), np.repeat(owners, chains.shape[1])
     listed, ks = texts[chains.ravel()], findable((1, 5, 10), len(points), "K")

@@ -27,8 +27,8 @@ def main(
         format: Weights under timm's names, an ONNX model, a sentence-transformers folder, or
             a folder that all commands take as --workdir.
         embedding: With --format=onnx: head, encoder, or a scored prefix. Default: head.
-        tokenizer: With --format=hypjax: file or folder of the tokenizer. Default: beside the
-            weights.
+        tokenizer: With --format=hypjax: file or folder of the tokenizer. Default: in the
+            weights' folder.
 
     Example:
         python -m hypjax.convert --workdir=runs/glyphs-hyp --output=letters.safetensors

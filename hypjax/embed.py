@@ -43,7 +43,7 @@ def main(
             line, or a .csv or .parquet table (its column may be named: 't.csv?caption=title').
         template: With --texts: a prompt such as 'a photo of a {}.'; repeat the flag to average
             several.
-        tokenizer: With --texts: file or folder of the tokenizer. Default: beside the weights.
+        tokenizer: With --texts: file or folder of the tokenizer. Default: in the weights' folder.
         data_dir: With --dataset: folder of prepared datasets. Default: ~/tensorflow_datasets.
         output: File to write, such as gallery.npz.
         embedding: With --workdir: head, encoder, or a scored prefix (head@16).

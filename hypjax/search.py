@@ -48,7 +48,7 @@ def main(
         text: Words to search for, with a model of images and texts; repeat the flag for several.
         template: With --text: a prompt such as 'a photo of a {}.'; repeat the flag to average
             several.
-        tokenizer: With --text: file or folder of the tokenizer. Default: beside the weights.
+        tokenizer: With --text: file or folder of the tokenizer. Default: in the weights' folder.
         exclude: Files and folders of the queries to leave out, as for python -m hypjax.embed.
         k: Number of neighbours; a smaller gallery returns all of its images.
         expand: Query expansion: search for the mean of the query and its N nearest images.
@@ -74,7 +74,7 @@ def main(
     postprocessing = Postprocessing(expand, alpha, Reranking() if rerank else None)
     opened_gallery = open_gallery(gallery)
     require_searchable(opened_gallery, k, postprocessing)
-    if query is None and not text:
+    if query is None and not text or not all(x.strip() for x in text or ()):
         raise UserError("name what to search for: --query=IMAGE, or --text='a plum'")
     images = None if query is None else find_images(query, exclude or ())
     caches.keep_compiled_programs()

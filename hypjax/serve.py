@@ -33,7 +33,7 @@ def main(
         host: Address to listen on. By default only this machine can reach it.
         port: Port; 0 for any free port.
         tokenizer: With a model of images and texts: file or folder of its tokenizer. Default:
-            beside the weights.
+            in the weights' folder.
         name: Another name of the server, such as a reverse proxy's; repeat the flag for several.
 
     Example:

@@ -16,7 +16,7 @@ def main(
 
     Args:
         workdir: Model of images and texts: a run, a file of weights, its folder or URL.
-        tokenizer: File or folder of the tokenizer. Default: beside the weights.
+        tokenizer: File or folder of the tokenizer. Default: in the weights' folder.
         image: Image at which the walk begins.
         texts: File with a text on each line, or a table with a column of captions.
         output: Figure of the texts above the image to draw, such as walk.png.
@@ -33,12 +33,13 @@ def main(
 
     names = read_texts(texts)
     opened = load(workdir, tokenizer=tokenizer)
+    candidates = opened.embed_texts(names).vectors
     start = opened.gallery(image)
     if len(start) != 1:
         raise UserError(f"--image={image} must be one image that can be read; name another")
     point, space = start.vectors[0], opened.space
     root = point * 0 if space.ball() else opened.embed_texts([""]).vectors[0]
-    rows = walk(point, opened.embed_texts(names).vectors, root, space=space)
+    rows = walk(point, candidates, root, space=space)
     passed = [on_one_line([*names, "[ROOT]"][row]) for row in dict.fromkeys(rows.tolist())]
     print("\n".join(passed))
     if output:

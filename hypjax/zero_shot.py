@@ -18,7 +18,7 @@ def main(
 
     Args:
         workdir: Model of images and texts: a run, a file of weights, its folder or URL.
-        tokenizer: File or folder of the tokenizer. Default: beside the weights.
+        tokenizer: File or folder of the tokenizer. Default: in the weights' folder.
         images: Images with classes, as for --images of python -m hypjax.embed.
         template: Prompt, such as 'a photo of a {}.'; repeat the flag to average several.
         classes: File with a class on each line and, after tabs, texts that describe it. Default:
@@ -45,13 +45,13 @@ def main(
     edges = class_tree(tree, table)
     label_tree = LabelTree.of([*texts], edges) if edges else None
     opened = load(workdir, tokenizer=tokenizer)
+    points = np.array(opened.embed_texts([x[0] for x in texts.values()], template or ()).vectors)
     embedded = opened.embed_images(table)
     if not len(embedded):
         name, reason = next(iter(embedded.unreadable.items()))
         raise UserError(f"no image can be read: {name} ({reason})")
     row_of = {name: row for row, name in enumerate(texts)}
     labels = np.array([row_of[composed(name)] for name in embedded.labels.tolist()])
-    points = np.array(opened.embed_texts([x[0] for x in texts.values()], template or ()).vectors)
     for row, several in enumerate(texts.values()):
         if len(several) > 1:  # The empty text completes their prompts, which are averaged.
             prompts = [x.replace("{}", text) + "{}" for text in several for x in template or ["{}"]]

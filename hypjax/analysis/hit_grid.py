@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import pathlib
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,7 @@ File = pathlib.Path | io.BytesIO
 class Picture(NamedTuple):
     """An image with its title, whose lines are wrapped, and its frame."""
 
-    image: Any  # What the image is read from, such as its path.
+    image: Any  # What the image is read from, such as its path; None for a title alone.
     title: str
     colour: str  # Of the frame, or "none".
 
@@ -60,7 +61,10 @@ def draw(searches: Sequence[Hits], output: pathlib.Path) -> list[pathlib.Path]:
     for hits in searches:
         marks = map(hits.mark, range(len(hits.paths)))
         columns = zip(hits.paths, hits.labels, hits.distances, marks, strict=True)
-        rows.append(hit_row(hits.query, hits.label, columns))
+        row = hit_row(hits.query, hits.label, columns)
+        if not ("://" in hits.query or os.path.exists(hits.query)):  # Words.
+            row[0] = Picture(None, on_one_line(hits.query), "black")
+        rows.append(row)
     return draw_rows(rows, output, lambda path: read_image(path, 3))
 
 
@@ -116,9 +120,13 @@ def _grid(rows: Sequence[Sequence[Picture]], read: Callable[[Any], Image.Image])
             axis.set_axis_off()
             continue
         axis.set(xticks=[], yticks=[])
-        axis.set_title(_wrapped(picture), fontsize=7)
         for side in axis.spines.values():
             side.set(color=picture.colour, linewidth=3)
+        if picture.image is None:
+            axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            axis.text(0.5, 0.5, _wrapped(picture), fontsize=7, ha="center", va="center")
+            continue
+        axis.set_title(_wrapped(picture), fontsize=7)
         thumbnail = read(picture.image)
         thumbnail.thumbnail((256, 256))
         axis.imshow(thumbnail)

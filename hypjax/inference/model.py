@@ -42,6 +42,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import keep_compiled_programs
+from hypjax.system.files import missing
 from hypjax.types import TEXTS, View
 
 AnyImages = ImageLike | Sequence[ImageLike]
@@ -92,7 +93,11 @@ class Model(ImageEmbedder):
         self.projection, self.fingerprint = opened.projection, opened.fingerprint
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
         self.batch_size = batch_size or self.method.embedding.batch_size
-        self._tokenizer = tokenizer or find_tokenizer(opened.folder)
+        self._tokenizer = find_tokenizer(opened.folder)
+        if tokenizer is not None:
+            self._tokenizer = pathlib.Path(tokenizer).expanduser()
+            if not self._tokenizer.exists():
+                raise UserError(missing(self._tokenizer))
         # By the number of devices.
         self._embedders: dict[int, tuple[DatasetEmbedder, PyTree]] = {}
 
@@ -151,9 +156,10 @@ class Model(ImageEmbedder):
         tower = self.module.towers[TEXTS]
         encoder = cast(TextTransformer, tower.encoder)
         if self._tokenizer is None:
-            advice = "put tokenizer.json, or bpe_simple_vocab_16e6.txt.gz, beside it"
+            files_of = "tokenizer.json, vocab.json and merges.txt, or bpe_simple_vocab_16e6.txt.gz"
+            advice = f"put {files_of} into the folder of its weights"
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
-        tokenizer = open_tokenizer(pathlib.Path(self._tokenizer).expanduser(), encoder.settings)
+        tokenizer = open_tokenizer(self._tokenizer, encoder.settings)
         return TextEmbedder(tower, self.params[f"towers_{TEXTS}"], self.space, tokenizer)
 
     @at_the_call
@@ -330,7 +336,8 @@ def load(
         batch_size: Largest number of images that are embedded at once; roundings may depend on this
             number. Default: the batch size of the run's evaluation.
         encoder: The module of a custom encoder.
-        tokenizer: File or folder of the texts' tokenizer; by default the one beside the weights.
+        tokenizer: File or folder of the texts' tokenizer; by default the one in the weights'
+            folder.
     """
     return Model(_path_or_url(source), part, batch_size, encoder=encoder, tokenizer=tokenizer)
 

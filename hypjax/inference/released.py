@@ -20,6 +20,7 @@ from hypjax.runs import files
 from hypjax.settings import EncoderSettings, TextSettings
 from hypjax.system import console, hub
 from hypjax.system.caches import cache_folder
+from hypjax.system.files import missing
 from hypjax.types import TEXTS
 
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # Of files of weights at URLs.
@@ -80,7 +81,9 @@ def save_released(source: str, folder: pathlib.Path, tokenizer: str | None = Non
     """
     path = find_released(source)
     if path is None:
-        raise UserError(f"{source} is no file of weights; name a file or folder of its authors")
+        here = pathlib.Path(source).expanduser()
+        problem = f"{here} holds no weights" if here.exists() else missing(here)
+        raise UserError(f"{problem}; name a file or folder of weights by its authors")
     released = _read(path)
     trained = _trained_model(released)
     beside = find_tokenizer(path if path.is_dir() else path.parent)

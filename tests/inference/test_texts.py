@@ -185,8 +185,12 @@ def test_what_is_missing_is_one_sentence(weights, run, tmp_path):
     for texts, problem in ([], "there are no texts"), (["a", 3], "text 1 is int"):
         with pytest.raises(UserError, match=problem):
             model.embed_texts(texts)
+    with pytest.raises(UserError, match="absent does not exist"):
+        hypjax.load(weights, tokenizer=tmp_path / "absent")
+    with pytest.raises(UserError, match="weights by its authors"):
+        call("convert", "--workdir=nowhere", "--format=hypjax", f"--output={tmp_path / 'o'}")
     next(tmp_path.glob("bpe*")).unlink()
-    with pytest.raises(UserError, match="has no tokenizer; put tokenizer.json"):
+    with pytest.raises(UserError, match="has no tokenizer; put tokenizer.json, vocab"):
         hypjax.load(weights).embed_texts("a plum")
     config = default_config()
     config.model.text.width = 64
