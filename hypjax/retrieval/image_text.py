@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space, cones, lorentz
-from hypjax.retrieval.inputs import GalleryPoints, Ids, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Points, Rows
 from hypjax.retrieval.neighbors import nearest_neighbors
 from hypjax.retrieval.subtraction import gallery_separations
 
@@ -39,7 +39,13 @@ def zero_shot_scores(
 
 
 def hierarcaps_scores(
-    images: Points, texts: GalleryPoints, chains: Ids, owners: Rows, root: Point, *, space: Space
+    images: Points,
+    texts: GalleryPoints,
+    chains: Int[np.ndarray, "chains levels"],
+    owners: Int[np.ndarray, " chains"],
+    root: Point,
+    *,
+    space: Space,
 ) -> dict[str, float]:
     """Precision, recall and d_corr of texts that images find on the way from the root.
 
