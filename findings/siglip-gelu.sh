@@ -29,7 +29,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet torch==2.13.0 safetensors huggingface_hub pyyaml numpy==2.4.6 \
-    tokenizers regex tqdm packaging typer
+    tokenizers regex tqdm packaging typer pillow
 "$work/venv/bin/pip" install --quiet --no-deps timm==1.0.31 torchvision==0.28.0 transformers==5.24.0
 
 cat >"$work/compare.py" <<'PYTHON'
