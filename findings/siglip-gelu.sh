@@ -37,11 +37,12 @@ import re
 import sys
 
 import torch
+from torch import library as operations
 
 try:
     import torchvision  # noqa: F401
 except RuntimeError:  # It is compiled for another build of torch; its operations are not used here.
-    library = torch.library.Library("torchvision", "DEF")
+    library = operations.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for name in [name for name in sys.modules if name.startswith("torchvision")]:

@@ -61,7 +61,6 @@ def main(
     from hypjax.data.opening import open_prepared
     from hypjax.data.photos import find_images
     from hypjax.data.texts import read_texts
-    from hypjax.galleries.embeddings import Embeddings
     from hypjax.system.caches import keep_compiled_programs
 
     exports = _find_exports([name for value in export or () for name in value.split(",")])
@@ -71,12 +70,7 @@ def main(
         listed = read_texts(texts)
         model = external.open(workdir, embedding, batch_size, tokenizer=tokenizer)
         embeddings = model.embed_texts(listed, template or ())
-        earlier = Embeddings.load(output) if output.exists() else embeddings
-        origins = {(x.fingerprint, x.images_fingerprint) for x in (earlier, embeddings)}
-        if len(origins) > 1:
-            advice = "name another file, or remove it"
-            raise UserError(f"{output} exists already and holds other embeddings; {advice}")
-        embeddings.save(output)
+        _save_texts(embeddings, output)
         return _export_and_report(output, embeddings, exports, existed=False, noun="text")
     splits = dataset and open_prepared(dataset, data_dir)
     table = splits.images() if splits else find_images(str(images), exclude or ())
@@ -85,6 +79,18 @@ def main(
     existed = output.exists() and not append
     embeddings = model.embed_to(output, table, append=append)
     _export_and_report(output, embeddings, exports, existed)
+
+
+def _save_texts(embeddings: Any, output: pathlib.Path) -> None:
+    """Writes embedded texts, unless the file holds other embeddings."""
+    from hypjax.galleries.embeddings import Embeddings
+
+    earlier = Embeddings.load(output) if output.exists() else embeddings
+    origins = {(x.fingerprint, x.images_fingerprint) for x in (earlier, embeddings)}
+    if len(origins) > 1:
+        advice = "name another file, or remove it"
+        raise UserError(f"{output} exists already and holds other embeddings; {advice}")
+    embeddings.save(output)
 
 
 def _find_exports(names: Sequence[str]) -> dict[str, Callable]:

@@ -64,9 +64,7 @@ def main(
         --query='letters/test/D */*.png' --k=5
     """
     from hypjax.data.photos import find_images
-    from hypjax.data.texts import table_of_texts
     from hypjax.galleries.embeddings import open_gallery
-    from hypjax.galleries.search import require_model
     from hypjax.inference.hits import find_hits, require_searchable
     from hypjax.retrieval.postprocessing import Postprocessing, Reranking
     from hypjax.system import caches
@@ -78,30 +76,41 @@ def main(
         raise UserError("name what to search for: --query=IMAGE, or --text='a plum'")
     images = None if query is None else find_images(query, exclude or ())
     caches.keep_compiled_programs()
-    asked: list[tuple[Embeddings, Dataset]] = []
     if text or workdir or external.encoder or (images is not None and images.vectors is None):
         space = opened_gallery.space
         embedder = external.open(workdir, embedding, space=space, tokenizer=tokenizer)
-        require_model(opened_gallery, embedder.fingerprint, embedder.name)
-        if text:
-            asked.append((embedder.embed_texts(text, template or ()), table_of_texts(text)))
-        if images is not None:
-            asked.append(_readable(embedder.embed_images(images, few=True), images, bool(text)))
+        embedded = _embedded(embedder, opened_gallery, text or (), template or (), images)
     elif images is not None:
         names = str(query), gallery
-        asked.append((_feature_queries(images.vectors, opened_gallery, names), images))
-    results = [
-        hits
-        for queries, table in asked
-        if len(table)
-        for hits in find_hits(
-            queries, table, opened_gallery, k, postprocessing, keep_self=keep_self
-        )
-    ]
+        embedded = [(_feature_queries(images.vectors, opened_gallery, names), images)]
+    results: list[Hits] = []
+    for queries, table in embedded:
+        results += find_hits(queries, table, opened_gallery, k, postprocessing, keep_self=keep_self)
     if output:
         _draw(results, output)
     for hits in results:
         print(hits)
+
+
+def _embedded(
+    embedder: Any,
+    gallery: Gallery,
+    texts: Sequence[str],
+    templates: Sequence[str],
+    images: Dataset | None,
+) -> list[tuple[Embeddings, Dataset]]:
+    """Embeds the queries, texts first, by the model that must have embedded the gallery."""
+    from hypjax.data.texts import table_of_texts
+    from hypjax.galleries.search import require_model
+
+    require_model(gallery, embedder.fingerprint, embedder.name)
+    queries: list[tuple[Embeddings, Dataset]] = []
+    if texts:
+        queries.append((embedder.embed_texts(texts, templates), table_of_texts(texts)))
+    if images is not None:
+        readable = _readable(embedder.embed_images(images, few=True), images, bool(texts))
+        queries += [readable] if len(readable[1]) else []
+    return queries
 
 
 def _readable(queries: Embeddings, images: Dataset, has_texts: bool) -> tuple[Embeddings, Dataset]:

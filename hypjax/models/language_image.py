@@ -267,8 +267,8 @@ def _pixels(kind: str, view: View, others: StateDict, file: pathlib.Path) -> Pix
     """How pixels are scaled: by numbers of the model, of files beside it, or of its library."""
     if "pixel_mean" in others:
         # As text, the numbers are those that were rounded to float32.
-        own = (others[name].ravel().astype(str) for name in ("pixel_mean", "pixel_std"))
-        mean, std = (tuple(map(float, numbers)) for numbers in own)
+        texts = (others[name].ravel().astype(str) for name in ("pixel_mean", "pixel_std"))
+        mean, std = (tuple(map(float, numbers)) for numbers in texts)
     else:
         open_clip = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
         transformers = _beside(file, "preprocessor_config.json")

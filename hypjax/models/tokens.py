@@ -71,16 +71,16 @@ class Tokenizer:
         for index, text in enumerate(texts):
             if not isinstance(text, str):
                 raise UserError(f"texts[{index}] is of type {type(text).__name__}; pass strings")
-        words = self.splitter.encode_batch_fast(
+        encodings = self.splitter.encode_batch_fast(
             [self.clean(text) for text in texts], add_special_tokens=False
         )
         context = self.settings.context
         room = context - len(self.start) - 1
-        ids = np.full((len(words), context), self.padding, np.int32)
-        for row, word in zip(ids, words, strict=True):
-            tokens = (*self.start, *word.ids[:room], self.end)
+        ids = np.full((len(encodings), context), self.padding, np.int32)
+        for row, encoding in zip(ids, encodings, strict=True):
+            tokens = (*self.start, *encoding.ids[:room], self.end)
             row[: len(tokens)] = tokens
-        return Tokens(ids, np.array([len(word) > room for word in words], bool))
+        return Tokens(ids, np.array([len(encoding) > room for encoding in encodings], bool))
 
     def check(self, ids: Int[np.ndarray, "texts context"]) -> None:
         """Raises a `UserError` for rows that another tokenizer cut without an end token."""
@@ -160,9 +160,9 @@ def _clip(files: list[pathlib.Path], settings: TextSettings, content: dict[str, 
     vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
     pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in merges]
     splitter = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, end_of_word_suffix="</w>"))
-    words = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="removed", invert=True)
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    splitter.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+    word_splitter = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="removed", invert=True)
+    byte_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splitter.pre_tokenizer = pre_tokenizers.Sequence([word_splitter, byte_splitter])
     start, end = vocabulary[_START], vocabulary[_END]
     return Tokenizer(files, settings, splitter, _clean_clip, (start,), end, padding=0)
 

@@ -63,11 +63,11 @@ def hierarcaps_scores(
     is_outside = radii > np.linspace(radii.min(), radii.max(), _THRESHOLDS)[:, None]
     precisions, recalls = np.empty((2, len(images)))
     for copies, separations in gallery_separations(space, images, texts):
-        found = np.unique(np.where(is_outside, np.inf, separations).argmin(axis=1))
+        found_texts = np.unique(np.where(is_outside, np.inf, separations).argmin(axis=1))
         for image in copies:
-            own = chains[owners == image]
-            precisions[image] = np.isin(found, own).mean()
-            recalls[image] = np.isin(own, found).any(axis=0).mean()
+            image_chains = chains[owners == image]
+            precisions[image] = np.isin(found_texts, image_chains).mean()
+            recalls[image] = np.isin(image_chains, found_texts).any(axis=0).mean()
     levels = np.arange(chains.shape[1])
     taus = np.nan_to_num([kendalltau(radii[chain], levels).statistic for chain in chains])
     scores = {"precision": precisions, "recall": recalls, "d_corr": taus}
