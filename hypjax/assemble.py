@@ -91,7 +91,9 @@ def assemble_method(
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),
         initial_spaces=_spaces(config, fields),
-        embedding=Embedding(tuple(map(float, scoring.scales)), run.eval_batch_size, run.workers),
+        embedding=Embedding(
+            tuple(map(float, scoring.scales)), run.eval_batch_size, run.workers, run.engine
+        ),
         scoring=Scoring(
             metrics=scoring.metrics,
             ks=scoring.ks,
@@ -182,11 +184,21 @@ def saved_experiment(
 
 def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) -> DatasetEmbedder:
     """Embeds datasets; caches the embeddings of a frozen encoder."""
-    folder = None
+    features = programs = None
     if not is_custom(method.model.encoder):
-        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser() / "features"
-    cached = _cached_images(config, method, splits)
-    return DatasetEmbedder(method.model, method.pixels, mesh, method.embedding, cached, folder)
+        folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser()
+        features = folder / "features"
+        if freezes_encoder(config.optim.frozen):
+            programs = folder / "programs"
+    return DatasetEmbedder(
+        method.model,
+        method.pixels,
+        mesh,
+        method.embedding,
+        _cached_images(config, method, splits),
+        features,
+        programs,
+    )
 
 
 def _cached_images(config: ConfigDict, method: Method, splits: Splits) -> list[Dataset]:

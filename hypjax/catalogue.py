@@ -1,6 +1,9 @@
-"""The datasets that hypjax prepares: one row for each, with all that other packages need."""
+"""What flags and fields name: the datasets that hypjax prepares, a row for each, and engines."""
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+# What runs encoders whose weights stay as they are on a CPU, and in which precision.
+ENGINES = ("auto", "jax", "jax:bfloat16", "openvino", "openvino:bfloat16", "onnxruntime")
 
 
 class Prepared(NamedTuple):
@@ -30,5 +33,7 @@ PREPARED = {
 }
 if TYPE_CHECKING:
     DatasetName = str
+    Engine = str
 else:  # The values of flags.
     DatasetName = Literal[*PREPARED]
+    Engine = Literal[*ENGINES]

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from hypjax import errors
+from hypjax.catalogue import Engine
 from hypjax.fields import ANY, Rule, at_least, one_of
 from hypjax.system import console, exits, machine
 
@@ -76,13 +77,14 @@ class EncoderFlags:
         batch_size: int | None = None,
         space: Any = None,
         tokenizer: str | None = None,
+        engine: Engine = "auto",
     ) -> Any:
         """Opens an `ImageEmbedder`: the run, or the encoder, whose points are in the space."""
         require_one(workdir=run, encoder=self.encoder)
         if run:
             from hypjax.inference.model import load
 
-            return load(run, embedding, batch_size, tokenizer=tokenizer)
+            return load(run, embedding, batch_size, tokenizer=tokenizer, engine=engine)
         from hypjax.inference.image_embedder import open_encoder
 
         pixels = {k: x for k, x in vars(self).items() if k != "encoder" and x is not None}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from hypjax import command
-from hypjax.catalogue import DatasetName
+from hypjax.catalogue import DatasetName, Engine
 from hypjax.errors import UserError, counted, on_one_line
 
 
@@ -19,6 +19,7 @@ def main(
     texts: str | None = None,
     template: list[str] | None = None,
     tokenizer: str | None = None,
+    engine: Engine = "auto",
     data_dir: str | None = None,
     output: Annotated[pathlib.Path, command.ends_in(".npz")],
     embedding: str = "head",
@@ -51,6 +52,7 @@ def main(
         export: Another program's format to write as well, such as usearch, faiss or parquet, or a
             URL, such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
         append: Add the images to those in --output; only new and changed ones are embedded.
+        engine: With --workdir: what runs the encoder on a CPU; auto is OpenVINO where installed.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test
@@ -68,14 +70,14 @@ def main(
         if append:
             raise UserError("--append is for images; embed all texts again")
         listed = read_texts(texts)
-        model = external.open(workdir, embedding, batch_size, tokenizer=tokenizer)
+        model = external.open(workdir, embedding, batch_size, tokenizer=tokenizer, engine=engine)
         embeddings = model.embed_texts(listed, template or ())
         _save_texts(embeddings, output)
         return _export_and_report(output, embeddings, exports, existed=False, noun="text")
     splits = dataset and open_prepared(dataset, data_dir)
     table = splits.images() if splits else find_images(str(images), exclude or ())
     keep_compiled_programs()
-    model = external.open(workdir, embedding, batch_size)
+    model = external.open(workdir, embedding, batch_size, engine=engine)
     existed = output.exists() and not append
     embeddings = model.embed_to(output, table, append=append)
     _export_and_report(output, embeddings, exports, existed)

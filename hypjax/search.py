@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hypjax import command
+from hypjax.catalogue import Engine
 from hypjax.errors import UserError
 
 if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
@@ -27,6 +28,7 @@ def main(
     text: list[str] | None = None,
     template: list[str] | None = None,
     tokenizer: str | None = None,
+    engine: Engine = "auto",
     exclude: list[str] | None = None,
     k: command.Positive = 10,
     expand: command.Natural = 0,
@@ -58,6 +60,7 @@ def main(
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
+        engine: With --workdir: what runs the encoder on a CPU; auto is OpenVINO where installed.
 
     Example:
         python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz
@@ -78,7 +81,9 @@ def main(
     caches.keep_compiled_programs()
     if text or workdir or external.encoder or (images is not None and images.vectors is None):
         space = opened_gallery.space
-        embedder = external.open(workdir, embedding, space=space, tokenizer=tokenizer)
+        embedder = external.open(
+            workdir, embedding, space=space, tokenizer=tokenizer, engine=engine
+        )
         embedded = _embedded(embedder, opened_gallery, text or (), template or (), images)
     elif images is not None:
         names = str(query), gallery

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hypjax import command
+from hypjax.catalogue import Engine
 from hypjax.errors import UserError, counted, require_package
 
 if TYPE_CHECKING:  # These modules import JAX, which would slow down --help.
@@ -23,6 +24,7 @@ def main(
     port: command.Natural = 8000,
     name: list[str] | None = None,
     tokenizer: str | None = None,
+    engine: Engine = "auto",
 ) -> None:
     """Loads the model, opens the gallery, and answers until it is interrupted.
 
@@ -34,6 +36,7 @@ def main(
         port: Port; 0 for any free port.
         tokenizer: With a model of images and texts: file or folder of its tokenizer. Default:
             in the weights' folder.
+        engine: What runs the encoder on a CPU; auto is OpenVINO where installed.
         name: Another name of the server, such as a reverse proxy's; repeat the flag for several.
 
     Example:
@@ -43,7 +46,7 @@ def main(
     from hypjax.inference.model import load
 
     opened = open_gallery(gallery)
-    model = load(workdir, embedding, tokenizer=tokenizer)
+    model = load(workdir, embedding, tokenizer=tokenizer, engine=engine)
     serve(model, opened, host=host, port=port, names=name or ())
 
 

@@ -127,6 +127,7 @@ class Embedding:
     scales: tuple[float, ...]  # Sides relative to the view's, whose embeddings are averaged.
     batch_size: int
     workers: int = 0  # Processes that decode images; 0 uses threads.
+    engine: str = "auto"  # What runs the encoder on a CPU, one of `catalogue.ENGINES`.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference
 
+from hypjax.catalogue import ENGINES
 from hypjax.config import choices
 from hypjax.data import views
 from hypjax.errors import UserError
@@ -238,6 +239,8 @@ _FIELDS = {
     "run.mesh": Field((-1, 1), _MESH),
     "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),  # 'auto' prefers cuDNN's.
+    # What runs encoders whose weights do not change on a CPU: 'auto' is OpenVINO where it is found.
+    "run.engine": Field("auto", one_of(*ENGINES)),
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
     "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import operator
 import pathlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import cast
@@ -21,9 +22,10 @@ from hypjax.data.pipeline import ReadableBatch, readable_batches
 from hypjax.data.pixels import DECODER
 from hypjax.data.plans import padded_rows
 from hypjax.errors import UserError, counted
+from hypjax.experiment import engines
 from hypjax.geometry import Space
 from hypjax.models import Embedder
-from hypjax.models.embedder import at_side, scaled_side
+from hypjax.models.embedder import at_side, in_precision, scaled_side
 from hypjax.models.layers import normalize
 from hypjax.settings import Embedding, Pixels
 from hypjax.system import console, machine, progress
@@ -78,7 +80,7 @@ def encode(
         scaled_model, scaled_params = at_side(model, params, side)
         scaled_images = images
         if side != model.encoder.image_size:  # Bilinear without antialiasing, as in PyTorch.
-            shape = (len(images), side, side, images.shape[-1])
+            shape = (images.shape[0], side, side, images.shape[-1])
             scaled_images = jax.image.resize(images, shape, "linear", antialias=False)
         with jax.named_scope("encoder"):  # As in the train step, for profiles of the program.
             pooled = scaled_model.encoder.apply({"params": scaled_params["encoder"]}, scaled_images)
@@ -141,6 +143,11 @@ class DatasetEmbedder:
     options: Embedding
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
+    programs: pathlib.Path | None = None  # Folder of engines' programs, if the weights are final.
+    # By scales, the encoder's parameters and program.
+    _encoders: dict[tuple[float, ...], tuple[list, engines.Program]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
     # Embeddings of cached images, by their position in `_cached_images`.
     _features: dict[int, Features] = dataclasses.field(default_factory=dict, init=False)
 
@@ -157,13 +164,14 @@ class DatasetEmbedder:
         points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
         if (features := self._features_in_memory(params, dataset, scales)) is not None:
             return self.mapped(points_of_batch, features)
-        return self.mapped(lambda x: points_of_batch(self._encode(scales, params, x)), dataset)
+        encode = self._encoder(scales, params, len(dataset))
+        return self.mapped(lambda x: points_of_batch(encode(x)), dataset)
 
     def features(self, params: PyTree, dataset: Dataset) -> Float[np.ndarray, "images dim"]:
         """The encoder's embeddings of a dataset's images, at full scale only."""
         params = parallel.place(params, parallel.replicated(self.mesh))
         if (features := self._features_in_memory(params, dataset, ONE_SCALE)) is None:
-            features = self.mapped(functools.partial(self._encode, ONE_SCALE, params), dataset)
+            features = self.mapped(self._encoder(ONE_SCALE, params, len(dataset)), dataset)
         return features[:, 0]
 
     def mapped(self, function: Callable[[Array], PyTree], images: Dataset | Features) -> PyTree:
@@ -188,7 +196,7 @@ class DatasetEmbedder:
 
         Points of unreadable images have no meaning; by row, it is said why they are unreadable.
         """
-        encode = functools.partial(self._encode, self.options.scales, params)
+        encode = self._encoder(self.options.scales, params, len(images))
         points_of_batch = functools.partial(self._to_points, (params, dict(spaces)))
         return self.batches(lambda x: points_of_batch(encode(x)), images, size, tolerant=True)
 
@@ -262,7 +270,7 @@ class DatasetEmbedder:
             rest = images[done:]
             if len(rest):
                 console.say(f"embedding {counted(len(rest), 'image')} once: the encoder is frozen")
-            return self._reported_batches(functools.partial(self._encode, scales, params), rest)
+            return self._reported_batches(self._encoder(scales, params, len(rest)), rest)
 
         if self.folder is None or images.records_fingerprint is None or jax.process_count() > 1:
             return _concatenated(compute(0))
@@ -273,10 +281,35 @@ class DatasetEmbedder:
         name = fingerprint((*versions, *source, *view, platform), params["encoder"])
         return cached_features(self.folder / name, len(images), len(scales), compute)
 
+    def _encoder(self, scales: tuple[float, ...], params: PyTree, count: int) -> engines.Function:
+        """The program that encodes `count` images, an engine's where one serves."""
+        by_jax = functools.partial(self._encode, scales, params)
+        engine = engines.choose(self.options.engine, self.mesh)
+        if engine is None or not self.model.encoder.takes_pixels:
+            return by_jax
+        if self.programs is None and count < engines.FEWEST:
+            return by_jax
+        weights, view, kept = params["encoder"], self.pixels.view, None
+        leaves = jax.tree.leaves(weights)
+        earlier, program = self._encoders.get(scales, ([], None))
+        if program is not None and all(map(operator.is_, earlier, leaves)):
+            return program
+        if self.programs is not None:
+            facts = engines.FORMAT, self.pixels.mean, self.pixels.std, view, scales
+            kept = self.programs / fingerprint((*facts, self.model.encoder), weights)
+        model = in_precision(self.model, jnp.float32)
+        function = functools.partial(encode, model, self.pixels, scales, {"encoder": weights})
+        example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
+        program = engines.Program(engine, by_jax, function, example, kept)
+        self._encoders[scales] = leaves, program
+        return program
+
     @functools.cached_property
     def _encode(self) -> Callable[[tuple[float, ...], PyTree, Array], Array]:
         def encode_batch(scales: tuple[float, ...], params: PyTree, images: Array) -> Array:
-            function = functools.partial(encode, self.model, self.pixels, scales)
+            is_rounded = self.options.engine == "jax:bfloat16"
+            model = in_precision(self.model, jnp.bfloat16) if is_rounded else self.model
+            function = functools.partial(encode, model, self.pixels, scales)
             return parallel.map_images(function, self.mesh)(params, images)
 
         options = parallel.compiler_options(self.mesh)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -122,14 +121,6 @@ class Fused(Composite):
     def features(self, x: Float[AnyArray, "*b md"]) -> Points:
         """Features from the points' coordinates in the first part."""
         return self.parts[0][0].features(self.split(x)[0])
-
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
-        """The first part's norms of features, and all parts' norms of points."""
-        norms = xp.ones_like(norms) if self.normalized else norms
-        by_part = [radii for space, _ in self.parts if (radii := space.radii(norms, xp))]
-        if len(by_part) < len(self.parts):
-            return None
-        return by_part[0][0], [norm for _, point_norms in by_part for norm in point_norms]
 
 
 @pytree

@@ -1,6 +1,5 @@
 """The Poincaré ball and the hyperboloid as spaces."""
 
-import abc
 import dataclasses
 import math
 from types import ModuleType
@@ -102,26 +101,6 @@ class CurvedSpace(InnerProductSpace):
         subtract = reach == math.inf or c * reach**2 > poincare.MAX_PRODUCT_RADIUS**2
         return self.functions.dist_matrix(x, y, self.c, subtract=subtract)
 
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """Norms of `features(embed(v))` and of `embed(v)`, from norms of v; see `Space.radii`."""
-        root_c = max(float(self.c), _SMALLEST_CURVATURE) ** 0.5
-        scale = float(getattr(self, "feature_scale", 1.0))
-        # Beyond this norm of shortened features, `poincare.project` moves points.
-        limit = math.atanh(poincare.MAX_NORM) / root_c
-        longest = self.max_feature_norm
-        if self.max_distance is None:
-            clipped = xp.clip(norms, None, min(longest, limit) / scale)
-            return clipped, [self._point_norms(root_c * scale * clipped, xp) / root_c]
-        factor = scale * poincare.RESCALING / longest
-        if limit < longest:
-            norms = xp.clip(norms, None, math.atanh(limit / longest) / factor)
-        rescaled = longest * xp.tanh(factor * norms)  # As by `poincare.rescale_features`.
-        return norms, [self._point_norms(root_c * rescaled, xp) / root_c]
-
-    @abc.abstractmethod
-    def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        """Norms of points from norms of shortened features, both times √c."""
-
     def check(self, x: Rows, *, first: int = 0) -> None:
         """Raises a `UserError` unless all rows are points and c is 0 or at least 1e-12."""
         if not (self.c == 0 or self.c >= _SMALLEST_CURVATURE):
@@ -161,9 +140,6 @@ class PoincareBall(CurvedSpace):
     def features(self, x: Vectors) -> Points:
         """The clipped features: the logarithmic map at the origin, without the rescaling."""
         return self._unshortened(poincare.logmap0(x, self.c))
-
-    def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        return xp.tanh(norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.
@@ -265,9 +241,6 @@ class Lorentz(CurvedSpace):
         """The clipped features: half the logarithmic map at the origin, not rescaled or scaled."""
         v = self._unshortened(lorentz.logmap0(x, self.c) / 2)
         return v / jnp.asarray(self.feature_scale, v.dtype)
-
-    def _point_norms(self, norms: Any, xp: ModuleType) -> Any:
-        return xp.sinh(2 * norms)
 
     def search_vectors(self, x: Rows, role: Role) -> Float[Array, "n d+1"]:
         """Vectors of d + 1 coordinates, valid for all c ≥ 0.

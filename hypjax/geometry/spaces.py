@@ -4,7 +4,6 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -98,14 +97,6 @@ class Space(Protocol):
 
     def features(self, x: Vectors) -> Points:
         """Features that `embed` maps to these points: its inverse, up to clipping or lengths."""
-
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]] | None:
-        """From norms of features v: norms of `features(embed(v))`, and of `embed(v)` by part.
-
-        An export scales directions to these norms instead of calling the space. `xp` is an array
-        library, such as NumPy or PyTorch. Returns None, the default, if `embed` changes directions.
-        """
-        return None
 
     def split(self, x: Vectors) -> Sequence[Points]:
         """Splits points into their coordinates in each of the `parts`."""

@@ -1,8 +1,6 @@
 """The unit sphere as a space."""
 
 import dataclasses
-from types import ModuleType
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -46,10 +44,6 @@ class Sphere(InnerProductSpace):
     def features(self, x: Vectors) -> Points:
         """The points themselves: `embed` discards lengths."""
         return jnp.asarray(x)
-
-    def radii(self, norms: Any, xp: ModuleType) -> tuple[Any, list[Any]]:
-        """Ones, for features and for points."""
-        return xp.ones_like(norms), [xp.ones_like(norms)]
 
     def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """Σwx scaled to length 1: the point of least weighted sum of squared-chord distances."""

@@ -16,6 +16,7 @@ from jaxtyping import Float, PyTree
 
 from hypjax import parallel
 from hypjax.assemble import saved_method
+from hypjax.catalogue import ENGINES, Engine
 from hypjax.config import Config, config_of
 from hypjax.config.choices import CUSTOM
 from hypjax.config.custom import custom_name, registered_encoder
@@ -33,6 +34,7 @@ from hypjax.inference.released import find_released, read_released
 from hypjax.inference.save import describe
 from hypjax.inference.text_embedder import TextEmbedder
 from hypjax.models import ARCHITECTURES
+from hypjax.models.custom import is_custom
 from hypjax.models.text import TextTransformer
 from hypjax.models.tokens import find_tokenizer, open_tokenizer
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
@@ -41,7 +43,7 @@ from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields
 from hypjax.system import console, hub, machine
-from hypjax.system.caches import keep_compiled_programs
+from hypjax.system.caches import cache_folder, keep_compiled_programs
 from hypjax.system.files import missing
 from hypjax.types import TEXTS, View
 
@@ -82,8 +84,12 @@ class Model(ImageEmbedder):
         *,
         encoder: nn.Module | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        engine: Engine = "auto",
     ) -> None:
         """Loads a model; `load` describes the arguments."""
+        if engine not in ENGINES:
+            raise UserError(f"engine is {engine!r}; it must be {', '.join(ENGINES)}")
+        self.engine = engine
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
@@ -262,8 +268,12 @@ class Model(ImageEmbedder):
         if count not in self._embedders:
             mesh = parallel.create_mesh(devices=jax.local_devices()[:count])
             params = parallel.place(self.params, parallel.replicated(mesh))
-            pixels, options = self.method.pixels, self.method.embedding
-            self._embedders[count] = DatasetEmbedder(self.module, pixels, mesh, options), params
+            options = dataclasses.replace(self.method.embedding, engine=self.engine)
+            programs = None if is_custom(self.module.encoder) else cache_folder() / "programs"
+            self._embedders[count] = (
+                DatasetEmbedder(self.module, self.method.pixels, mesh, options, programs=programs),
+                params,
+            )
         return self._embedders[count]
 
     def __repr__(self) -> str:
@@ -323,6 +333,7 @@ def load(
     *,
     encoder: nn.Module | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    engine: Engine = "auto",
 ) -> Model:
     """Loads a trained model.
 
@@ -338,8 +349,12 @@ def load(
         encoder: The module of a custom encoder.
         tokenizer: File or folder of the texts' tokenizer; by default the one in the weights'
             folder.
+        engine: What embeds images on a CPU: "openvino" or "onnxruntime", faster than "jax"; "auto"
+            is OpenVINO where it is installed. "jax:bfloat16" and "openvino:bfloat16" are faster on
+            processors that multiply bfloat16.
     """
-    return Model(_path_or_url(source), part, batch_size, encoder=encoder, tokenizer=tokenizer)
+    path = _path_or_url(source)
+    return Model(path, part, batch_size, encoder=encoder, tokenizer=tokenizer, engine=engine)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,8 @@
 """Exports a trained model to one ONNX file, from pixels to points, and checks its points."""
 
 import json
-import logging
 import os
 import pathlib
-import warnings
 from typing import Any
 
 import jax
@@ -12,8 +10,7 @@ import jinja2
 import numpy as np
 import onnx
 import onnxruntime
-import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Array, Float, Shaped
 from onnx import compose, parser
 from PIL import Image
 
@@ -26,11 +23,11 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.model import Model
-from hypjax.integrations.torch_model import TorchModel
+from hypjax.integrations.onnx_graph import translate
+from hypjax.models import Embedder
 from hypjax.system.files import replacing
 from hypjax.types import View
 
-_OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
 # Largest errors of coordinates, relative to the longest point or to 1, and of distances, relative
 # to their median.
 _MAX_COORDINATE_ERROR, _MAX_DISTANCE_ERROR = 1e-4, 1e-3
@@ -50,11 +47,12 @@ _VIEWS = ("squash", "centre_crop", "letterbox")  # For which the template comput
 def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
-    Raises a `UserError` if timm has no such encoder, the weights exceed 2 GB, or the file's points
-    disagree with hypjax's.
+    Raises a `UserError` if ONNX lacks one of its operations, the weights exceed 2 GB, or the file's
+    points disagree with hypjax's.
     """
     path = pathlib.Path(path).expanduser()
-    model = to_onnx(embedder)
+    module = _module_for_cpus(embedder)
+    model = to_onnx(embedder, module)
     pixels = embedder.method.pixels
     view = pixels.view
     facts: dict[str, Any] = {
@@ -73,7 +71,7 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         facts |= {"mean": [*pixels.mean], "std": [*pixels.std]}
     onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     description, inputs = _random_inputs(embedder)
-    expected = _expected_points(embedder, inputs)
+    expected = _expected_points(embedder, module, inputs)
     if embedder.takes_pixels:
         inputs = _add_margin(inputs, view)
     with writing(path), replacing(path) as temporary:
@@ -82,40 +80,42 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         return _require_agreement(embedder.space, description, expected, points)
 
 
-def to_onnx(embedder: Model) -> onnx.ModelProto:
-    """Converts a model, from `images` of any size, or `features`, to `points`, for any batch."""
-    torch_model = TorchModel(embedder).eval()
-    view = embedder.method.pixels.view
-    size = sum(weights.nbytes for weights in torch_model.state_dict().values())
-    if size >= 2**31:  # The limit of a protocol buffer.
-        raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
-    name, example = "features", torch.zeros(2, embedder.module.encoder.dim)
+def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
+    """Translates a model, from `images` of any size, or `features`, to `points`, for any batch.
+
+    `module` is the model's, in float32 and for CPUs.
+    """
+    view, pca = embedder.method.pixels.view, embedder.projection
+    scales, spaces = embedder.method.embedding.scales, {embedder.part: embedder.space}
+    embed = embed_function(module, embedder.method.pixels, spaces, scales)
+
+    def points(inputs: Array) -> Array:
+        embedded = embed(embedder.params, inputs)[embedder.part]
+        return embedded if pca is None else pca.project(embedded)
+
+    example = jax.ShapeDtypeStruct((module.encoder.dim,), np.float32)
+    name = "features"
     if embedder.takes_pixels:
+        example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         name = "seen"  # The output of `view_model`.
-        example = torch.zeros(2, view.side, view.side, view.channels, dtype=torch.uint8)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # Hides missed optimisations.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            torch_model,
-            (example,),
-            input_names=[name],
-            output_names=["points"],
-            opset_version=_OPSET,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None  # As `dynamo` is set.
-    model = program.model_proto
-    model.ir_version = _IR_VERSION
-    for message in (model, model.graph, *model.graph.node, *model.graph.value_info):
-        message.ClearField("metadata_props")  # They hold paths of this machine.
+    try:
+        model = translate(points, example, name, "points")
+    except NotImplementedError as error:
+        raise UserError(f"{embedder.name} cannot be written as ONNX: {error}") from error
+    if (size := model.ByteSize()) >= 2**31:  # The limit of a protocol buffer.
+        raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
     if not embedder.takes_pixels:
         return model
     model = compose.merge_models(view_model(view), model, io_map=[("seen", "seen")])
     del model.opset_import[1:]  # The merged model imports the standard operators twice.
     return model
+
+
+def _module_for_cpus(embedder: Model) -> Embedder:
+    config = own_copy(embedder.config)
+    set_fields(config, {"model.precision": "float32"})
+    cpu = jax.devices("cpu")[0]
+    return assemble_method(config, device=cpu, saved_space=embedder.space).model
 
 
 def view_model(view: View) -> onnx.ModelProto:
@@ -148,14 +148,13 @@ def _add_margin(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _expected_points(embedder: Model, images: Batch) -> Float[np.ndarray, "batch dim"]:
+def _expected_points(
+    embedder: Model, module: Embedder, images: Batch
+) -> Float[np.ndarray, "batch dim"]:
     """Points by hypjax's model, in float32 on the CPU."""
-    cpu = jax.devices("cpu")[0]
-    config = own_copy(embedder.config)
-    set_fields(config, {"model.precision": "float32"})
-    method = assemble_method(config, device=cpu, saved_space=embedder.space)
+    cpu, method = jax.devices("cpu")[0], embedder.method
     spaces = {embedder.part: embedder.space}
-    embed = jax.jit(embed_function(method.model, method.pixels, spaces, method.embedding.scales))
+    embed = jax.jit(embed_function(module, method.pixels, spaces, method.embedding.scales))
     with jax.default_device(cpu):
         params = jax.device_put(embedder.params, cpu)
         outputs = [embed(params, batch) for batch in np.split(images, len(images) // _BATCH)]

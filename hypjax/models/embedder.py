@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from hypjax.geometry.learned import Scalars, initial_parameters
@@ -134,6 +134,14 @@ def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device
         )
         encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention, blocks=blocks)
     return check_encoder(encoder)
+
+
+def in_precision(model: Embedder, dtype: DTypeLike) -> Embedder:
+    """Changes the dtype of the products of an encoder, unless it wraps a Flax module."""
+    encoder = model.encoder
+    if isinstance(encoder, CustomEncoder | FeatureEncoder):
+        return model
+    return model.clone(encoder=encoder.clone(dtype=dtype))
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:

@@ -196,7 +196,7 @@ class VisionTransformer(Encoder):
         if self.registers:
             counts.append(("reg_token", self.registers))
         prefix = [self.param(name, KERNEL_INIT, (1, n, self.width)) for name, n in counts]
-        prefix = [jnp.broadcast_to(x, (len(images), *x.shape[1:])) for x in prefix]
+        prefix = [jnp.broadcast_to(x, (images.shape[0], *x.shape[1:])) for x in prefix]
         tokens = jnp.concatenate([*prefix, patches], axis=1)
         if self.positions != "none":
             num_unpositioned = self.num_prefix_tokens if self.positions == "patches" else 0
@@ -254,7 +254,7 @@ class AttentionPool(nn.Module):
         """Pools the tokens."""
         width = tokens.shape[-1]
         latent = self.param("latent", KERNEL_INIT, (1, 1, width))
-        query = Dense(width, self.dtype, name="q")(jnp.repeat(latent, len(tokens), axis=0))
+        query = Dense(width, self.dtype, name="q")(jnp.repeat(latent, tokens.shape[0], axis=0))
         kv = Dense(2 * width, self.dtype, name="kv")
         query, key, value = (
             rearrange(x, "b t (h d) -> b t h d", h=self.num_heads)

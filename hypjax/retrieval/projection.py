@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, writing
 from hypjax.geometry import Space
@@ -44,15 +45,26 @@ class Projection:
         features: lengths count in a ball.
         """
         points, _ = inputs.check_points(points, points)
-        scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
         blocks = []
         for features in _features(self.space, points):
             if features.shape[1] != len(self.mean):  # One feature would be broadcast.
                 counts = f"{features.shape[1]} features, the projection takes {len(self.mean)}"
                 raise UserError(f"the points have {counts}")
-            projected = ((features - self.mean) @ self.components.T) * scales
+            projected = (features - self.mean) @ self._axes
             blocks.append(np.asarray(self.space.embed(projected.astype(np.float32))))
         return np.concatenate(blocks)
+
+    def project(self, points: Float[Array, "n p"]) -> Float[Array, "n d"]:
+        """Projects points of the space, unchecked, by functions that JAX can trace."""
+        features = self.space.features(points)
+        axes = jnp.asarray(self._axes, features.dtype)
+        return self.space.embed((features - jnp.asarray(self.mean, features.dtype)) @ axes)
+
+    @property
+    def _axes(self) -> Float[np.ndarray, "features d"]:
+        """The components, scaled for whitening."""
+        scales = np.sqrt(np.mean(self.variances) / self.variances) if self.whiten else 1.0
+        return self.components.T * scales
 
     def fingerprint(self, embeddings: str) -> str:
         """Fingerprint of projected embeddings: the projection's and the input's."""

@@ -35,6 +35,7 @@ def warn(text: str) -> None:
     say(f"warning: {on_one_line(text)}")
 
 
+say_once = functools.cache(say)
 warn_once = functools.cache(warn)  # For what is read several times.
 
 

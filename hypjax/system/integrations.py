@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from hypjax.errors import UserError, nearest, require_package
 
-Ability = Literal["export", "open", "convert", "encode"]
+Ability = Literal["export", "open", "convert", "encode", "run"]
 
 
 class Integration(NamedTuple):
@@ -19,6 +19,7 @@ class Integration(NamedTuple):
     open: str = ""  # Opens exported embeddings as a `Gallery`, by their path or URL.
     convert: str = ""  # Writes a trained model.
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
+    run: str = ""  # Opens a program for a CPU, see `hypjax.experiment.engines`.
 
 
 _QDRANT = Integration(
@@ -38,6 +39,10 @@ INTEGRATIONS = {
         convert="onnx:write_onnx",
         encode="onnx_encoder:OnnxEncoder",
     ),
+    "onnxruntime": Integration(
+        "onnx onnxruntime", "hypjax[onnx]", run="cpu_engines:OnnxRuntimeProgram"
+    ),
+    "openvino": Integration("onnx openvino", "hypjax[cpu]", run="cpu_engines:OpenVinoProgram"),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
     "qdrant://": _QDRANT,
     "qdrant+https://": _QDRANT,
@@ -55,12 +60,17 @@ def names(ability: Ability) -> list[str]:
     return [name for name, entry in INTEGRATIONS.items() if getattr(entry, ability)]
 
 
+def packages(name: str) -> list[str]:
+    """The modules that an integration requires."""
+    return INTEGRATIONS[name].packages.split()
+
+
 def find(ability: Ability, name: str) -> Callable[..., Any]:
     """Imports the function for an ability; raises a UserError if it or a package is missing."""
     if name not in names(ability):
         raise UserError(f"hypjax knows no {name} to {ability}{nearest(name, names(ability))}")
     integration = INTEGRATIONS[name]
-    for package in integration.packages.split():
+    for package in packages(name):
         require_package(package, name, integration.install)
     module, _, function = getattr(integration, ability).partition(":")
     return operator.attrgetter(function)(importlib.import_module(f"hypjax.integrations.{module}"))

@@ -1,0 +1,124 @@
+"""Runs encoders whose weights stay as they are on a CPU, by an engine made for such programs.
+
+XLA takes two to four times as long there as OpenVINO. What an engine cannot run, or runs with
+other results, JAX runs.
+"""
+
+import hashlib
+import importlib.util
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Shaped
+
+from hypjax.errors import UserError, reason
+from hypjax.system import console, integrations
+from hypjax.system.files import replacing
+
+Function = Callable[[Any], Any]  # From a batch of images to their features.
+FORMAT = "hypjax program 1"  # Increase the number if the translation changes.
+_CHECKED = 8  # Images on which an engine is compared with JAX.
+_MAX_ERRORS = {"float32": 1e-4, "bfloat16": 0.1}  # Relative to the largest number.
+FEWEST = 1_000  # Images for which translating weights pays that will change again.
+
+
+def choose(engine: str, mesh: Mesh) -> tuple[str, str] | None:
+    """The engine for a mesh, and its precision; None for JAX.
+
+    Args:
+        engine: One of `hypjax.catalogue.ENGINES`.
+        mesh: The devices; engines serve a single CPU.
+
+    Raises:
+        UserError: If the engine is named, but its package is missing or the mesh is another one.
+    """
+    name, _, precision = engine.partition(":")
+    is_cpu = mesh.devices.size == 1 and mesh.devices.flat[0].platform == "cpu"
+    if name == "auto":
+        found = all(map(importlib.util.find_spec, integrations.packages("openvino")))
+        return ("openvino", "float32") if is_cpu and found else None
+    if name == "jax":
+        return None
+    if not is_cpu:
+        devices = f"{mesh.devices.size} × {mesh.devices.flat[0].device_kind}"
+        raise UserError(f"run.engine is {engine}, which runs on one CPU, not on {devices}; set jax")
+    integrations.find("run", name)
+    return name, precision or "float32"
+
+
+class Program:
+    """A function of images that an engine runs, once it agrees with JAX on the first of them."""
+
+    def __init__(
+        self,
+        engine: tuple[str, str],
+        by_jax: Function,
+        function: Function,
+        example: jax.ShapeDtypeStruct,
+        kept: pathlib.Path | None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            engine: Name and precision, see `choose`.
+            by_jax: The compiled function.
+            function: The function, to be translated.
+            example: Shape and dtype of one image.
+            kept: File that holds the translation, or will.
+        """
+        self._name, self._precision = engine
+        self._by_jax, self._function, self._example = by_jax, function, example
+        self._kept = kept
+        self._run: Function | None = None
+
+    def __call__(self, images: Shaped[Array, "b ..."]) -> Float[Any, "b ..."]:
+        """Applies the function to a batch."""
+        if self._run is None:
+            self._run = self._open(np.asarray(images))
+        return self._run(images)
+
+    def _open(self, images: Shaped[np.ndarray, "b ..."]) -> Function:
+        """Opens the engine's program, or JAX's where the engine cannot replace it."""
+        open_program: Any = integrations.find("run", self._name)
+        try:
+            content = _read(self._kept)
+            if content is None:
+                content = self._translated(open_program, images[:_CHECKED])
+            program = open_program(content, self._precision)
+        except Exception as error:  # Engines raise almost anything.
+            problem = f"{self._name} does not run this encoder ({reason(error)})"
+            console.say_once(f"{problem}; JAX runs it")
+            return self._by_jax
+        if self._precision != program.precision:
+            console.warn_once(f"this processor has no {self._precision}: {program.description}")
+        console.say_once(f"{program.description} runs the encoder")
+        return lambda images: program(np.asarray(images))
+
+    def _translated(self, open_program: Any, images: Shaped[np.ndarray, "b ..."]) -> bytes:
+        """Translates the function, compares results in the engine's precision, and keeps it."""
+        content = open_program.translate(self._function, self._example)
+        expected = np.asarray(self._by_jax(images))
+        program = open_program(content, self._precision)
+        error = np.abs(program(images) - expected).max() / max(np.abs(expected).max(), 1e-30)
+        if not error <= _MAX_ERRORS[program.precision]:
+            raise ValueError(f"its results differ by {error:.1g} of the largest number")
+        if self._kept is not None:
+            with console.tolerating(f"the translated encoder {self._kept}"):
+                self._kept.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._kept) as temporary:
+                    temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        return content
+
+
+def _read(path: pathlib.Path | None) -> bytes | None:
+    """Reads a kept translation; None if there is none, or it is damaged."""
+    try:
+        stored = path.read_bytes() if path is not None else b""
+    except OSError:
+        return None
+    digest, content = stored[:32], stored[32:]
+    return content if hashlib.sha256(content).digest() == digest else None

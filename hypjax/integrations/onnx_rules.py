@@ -1,0 +1,391 @@
+"""ONNX's operations for JAX's primitives: `RULES`, by the primitive's name.
+
+A rule takes the graph, the equation's parameters, the shapes of its outputs, and its inputs.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from onnx import TensorProto
+
+from hypjax.integrations.onnx_graph import (
+    TYPES,
+    Graph,
+    Reduction,
+    Tensor,
+    Value,
+)
+
+Params = Mapping[str, Any]
+
+
+def _elementwise(graph: Graph, kind: str, like: Any, *inputs: Value) -> Tensor:
+    """Adds an operation on elements, which broadcasts axes of size 1.
+
+    The result has its axes in the order of the largest tensor.
+    """
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    order = max(tensors, key=lambda x: sum(n != 1 for n in x.shape)).order
+    names = [graph.ordered(x, order if len(x.shape) else ()) for x in inputs]
+    return graph.add(kind, names, like, order)
+
+
+def _simple(kind: str) -> Callable[..., Tensor]:
+    return lambda graph, _, outputs, *inputs: _elementwise(graph, kind, outputs[0], *inputs)
+
+
+def _like(x: Tensor, number: float) -> np.ndarray:
+    return np.array(number, x.dtype)
+
+
+def _sum(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Value:
+    """X + y; x, where y is a bias of zeros."""
+    for total, term in ((x, y), (y, x)):
+        is_zero = isinstance(term, np.ndarray) and not term.any()
+        if is_zero and tuple(total.shape) == tuple(outputs[0].shape):
+            return total
+    return _elementwise(graph, "Add", outputs[0], x, y)
+
+
+def _product(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
+    """x·y; by y = 1/√v a quotient, as runtimes expect it in a LayerNorm."""
+    for other, factor in ((x, y), (y, x)):
+        if isinstance(factor, Tensor) and graph.kind(factor.name) == "Reciprocal":
+            root = factor._replace(name=graph.made_by[factor.name].input[0])
+            return _elementwise(graph, "Div", outputs[0], other, root)
+    return _elementwise(graph, "Mul", outputs[0], x, y)
+
+
+def _reciprocal_root(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    root = _elementwise(graph, "Sqrt", x, x)
+    return _elementwise(graph, "Reciprocal", x, root)
+
+
+def _power(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    exponent = params.get("y", 2)
+    if exponent == 2:
+        return _elementwise(graph, "Mul", x, x, x)
+    return _elementwise(graph, "Pow", x, x, _like(x, exponent))
+
+
+def _log1p(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    """2·atanh(x / (2 + x)), which keeps the digits of small numbers."""
+    add = functools.partial(_elementwise, graph)
+    ratio = add("Div", x, x, add("Add", x, x, _like(x, 2)))
+    return add("Mul", x, add("Atanh", x, ratio), _like(x, 2))
+
+
+def _expm1(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    """tanh(x/2)·(eˣ + 1), which keeps the digits of small numbers."""
+    add = functools.partial(_elementwise, graph)
+    tanh = add("Tanh", x, add("Mul", x, x, _like(x, 0.5)))
+    return add("Mul", x, tanh, add("Add", x, add("Exp", x, x), _like(x, 1)))
+
+
+def _not_equal(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
+    equal = _elementwise(graph, "Equal", outputs[0], x, y)
+    return _elementwise(graph, "Not", outputs[0], equal)
+
+
+def _is_finite(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    size = _elementwise(graph, "Abs", x, x)
+    return _elementwise(graph, "LessOrEqual", outputs[0], size, np.array(np.finfo(x.dtype).max))
+
+
+def _cast(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    dtype = np.dtype(params["new_dtype"])
+    if dtype == x.dtype:
+        return x
+    if dtype not in TYPES:
+        raise NotImplementedError(f"it computes in {dtype}")
+    return graph.add("Cast", [x.name], outputs[0], x.order, to=TYPES[dtype])
+
+
+def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Tensor:
+    if len(cases) != 2 or which.dtype != np.bool_:
+        raise NotImplementedError("it selects one of several cases")
+    return _elementwise(graph, "Where", outputs[0], which, cases[1], cases[0])
+
+
+def _clamp(graph: Graph, _: Params, outputs: list, low: Value, x: Tensor, high: Value) -> Tensor:
+    return graph.add("Clip", [x.name, graph.ordered(low), graph.ordered(high)], x, x.order)
+
+
+def _transpose(_: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    """Only names the axes anew."""
+    permutation = [*params["permutation"]]
+    order = tuple(permutation.index(axis) for axis in x.order)
+    return x._replace(order=order, shape=tuple(outputs[0].shape))
+
+
+def _reshape(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    return graph.reshaped(graph.ordered(x), outputs[0].shape, outputs[0])
+
+
+def _broadcast(graph: Graph, params: Params, outputs: list, x: Value, *_: Value) -> Tensor:
+    """Inserts axes of size 1, and repeats the values along axes that grow."""
+    (out,) = outputs
+    sizes = dict(zip(params["broadcast_dimensions"], x.shape, strict=True))
+    shape = tuple(sizes.get(axis, 1) for axis in range(len(out.shape)))
+    like = jax.ShapeDtypeStruct(shape, x.dtype)
+    reduction = graph.reductions.get(getattr(x, "name", ""))
+    if reduction and shape == reduction.kept_shape:
+        result = _reduction(graph, reduction._replace(keeps=True), like)
+    else:
+        result = graph.reshaped(graph.ordered(x), shape, like)
+    if shape == tuple(out.shape):
+        return result
+    return graph.add("Expand", [result.name, graph.shape(out.shape)], out)
+
+
+def _tile(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    counts = graph.constant([params["reps"][axis] for axis in x.order])
+    return graph.add("Tile", [x.name, counts], outputs[0], x.order)
+
+
+def _window(
+    graph: Graph, x: Tensor, out: Any, starts: Sequence, ends: Sequence, steps: Sequence[int]
+) -> Tensor:
+    """The values from `starts` to `ends` along each axis; the batch stays whole."""
+    ranges = zip(starts, ends, steps, x.shape, strict=True)
+    cut = [
+        i for i, (start, end, step, size) in enumerate(ranges) if (start, end, step) != (0, size, 1)
+    ]
+    axes = [x.order.index(axis) for axis in cut]
+    values = [graph.constant([row[axis] for axis in cut]) for row in (starts, ends)]
+    values += [graph.constant(axes), graph.constant([steps[axis] for axis in cut])]
+    return graph.add("Slice", [x.name, *values], out, x.order) if cut else x
+
+
+def _slice(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    starts, ends = params["start_indices"], params["limit_indices"]
+    return _window(graph, x, outputs[0], starts, ends, params["strides"] or [1] * len(starts))
+
+
+def _split(graph: Graph, params: Params, outputs: list, x: Tensor) -> list[Tensor]:
+    axis, start, results = params["axis"], 0, []
+    for out in outputs:
+        starts, ends = [0] * len(x.shape), [*x.shape]
+        starts[axis], ends[axis] = start, start + out.shape[axis]
+        results.append(_window(graph, x, out, starts, ends, [1] * len(starts)))
+        start = ends[axis]
+    return results
+
+
+def _concatenate(graph: Graph, params: Params, outputs: list, *inputs: Value) -> Tensor:
+    order = next(x.order for x in inputs if isinstance(x, Tensor))
+    names = [graph.ordered(x, order) for x in inputs]
+    return graph.add("Concat", names, outputs[0], order, axis=order.index(params["dimension"]))
+
+
+def _stack(graph: Graph, params: Params, outputs: list, *inputs: Value) -> Tensor:
+    axis = params["axis"]
+    shape = (*outputs[0].shape[:axis], 1, *outputs[0].shape[axis + 1 :])
+    rows = (graph.reshaped(graph.ordered(x), shape, outputs[0]) for x in inputs)
+    return graph.add("Concat", [row.name for row in rows], outputs[0], axis=axis)
+
+
+def _pad(graph: Graph, params: Params, outputs: list, x: Value, value: Value) -> Tensor:
+    config = params["padding_config"]
+    order = x.order if isinstance(x, Tensor) else range(x.ndim)
+    if any(between for _, _, between in config):
+        raise NotImplementedError("it pads between elements")
+    pads = graph.constant([config[axis][end] for end in (0, 1) for axis in order])
+    return graph.add(
+        "Pad", [graph.ordered(x, order), pads, graph.ordered(value)], outputs[0], order
+    )
+
+
+def _reduce(kind: str) -> Callable[..., Tensor]:
+    def rule(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+        axes = tuple(params["axes"])
+        if kind != "ArgMax":
+            return _reduction(graph, Reduction(kind, x, axes), outputs[0])
+        order, (axis,) = _without(x.order, axes), axes
+        found = graph.add(kind, [x.name], outputs[0], order, axis=x.order.index(axis), keepdims=0)
+        return graph.add("Cast", [found.name], outputs[0], order, to=TYPES[found.dtype])
+
+    return rule
+
+
+def _without(order: Sequence[int], removed: Sequence[int]) -> list[int]:
+    """The order of the axes that stay."""
+    kept = sorted({*order} - {*removed})
+    return [kept.index(axis) for axis in order if axis in kept]
+
+
+def _reduction(graph: Graph, reduction: Reduction, like: Any) -> Tensor:
+    """Adds a reduction, and keeps it, since later equations may change what it computes."""
+    kind, x, axes, keeps = reduction
+    order = x.order if keeps else _without(x.order, axes)
+    stored = graph.constant([x.order.index(axis) for axis in axes])
+    result = graph.add(kind, [x.name, stored], like, order, keepdims=int(keeps))
+    graph.reductions[result.name] = reduction
+    return result
+
+
+def _quotient(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
+    """X / y: a mean, if x is a sum of y terms; a softmax, if y is the sum of x = exp(v - w)."""
+    x_sum, y_sum = (graph.reductions.get(getattr(value, "name", "")) for value in (x, y))
+    if x_sum and x_sum.kind == "ReduceSum" and isinstance(y, np.ndarray) and y.size == 1:
+        if math.prod(x_sum.x.shape[axis] for axis in x_sum.axes) == y:
+            return _reduction(graph, x_sum._replace(kind="ReduceMean"), outputs[0])
+    if (
+        y_sum
+        and isinstance(x, Tensor)
+        and (y_sum.kind, y_sum.x, y_sum.keeps)
+        == (
+            "ReduceSum",
+            x,
+            True,
+        )
+    ):
+        exponents = graph.made_by[x.name].input[0]
+        if (graph.kind(x.name), graph.kind(exponents)) == ("Exp", "Sub"):
+            axis, given = x.order.index(y_sum.axes[0]), graph.made_by[exponents].input[:1]
+            return graph.add("Softmax", given, outputs[0], x.order, axis=axis)
+    return _elementwise(graph, "Div", outputs[0], x, y)
+
+
+def _dot_general(graph: Graph, params: Params, outputs: list, x: Value, y: Value) -> Tensor:
+    """A product of matrices, in batches; by a constant matrix, also of channels in images."""
+    ((x_sums, y_sums), (x_batch, y_batch)), out = params["dimension_numbers"], outputs[0]
+    x_free, y_free = (
+        [axis for axis in range(len(value.shape)) if axis not in (*sums, *batch)]
+        for value, sums, batch in ((x, x_sums, x_batch), (y, y_sums, y_batch))
+    )
+    rank = len(out.shape)
+    if isinstance(x, np.ndarray) and not x_batch:  # Constants are to be the second factor.
+        swapped = {**params, "dimension_numbers": ((y_sums, x_sums), ((), ()))}
+        axes = [*range(len(x_free), rank), *range(len(x_free))]
+        like = jax.ShapeDtypeStruct([out.shape[axis] for axis in axes], out.dtype)
+        product = _dot_general(graph, swapped, [like], y, x)
+        return product._replace(order=tuple(axes[i] for i in product.order), shape=tuple(out.shape))
+    if isinstance(y, np.ndarray) and (len(y_free), len(y_sums)) == (1, 1):
+        if (
+            rank == 4 and isinstance(x, Tensor) and x.order[1] == x_sums[0]
+        ):  # Channels first: a convolution.
+            kernel = np.transpose(y, (*y_free, *y_sums))[:, :, None, None]
+            places = [3 if axis == x_sums[0] else x_free.index(axis) for axis in x.order]
+            return graph.add("Conv", [x.name, graph.constant(kernel, y.dtype)], out, places)
+        rows = graph.ordered(x, (*x_free, *x_sums))
+        return graph.add("MatMul", [rows, graph.ordered(y, (*y_sums, *y_free))], out)
+    names = []
+    parts: list[tuple[Value, list]] = [
+        (x, [x_batch, x_free, x_sums]),
+        (y, [y_batch, y_sums, y_free]),
+    ]
+    for value, axes in parts:
+        name = graph.ordered(value, [axis for group in axes for axis in group])
+        batch, *groups = ([value.shape[axis] for axis in group] for group in axes)
+        if any(len(group) != 1 for group in groups):
+            name = graph.reshaped(name, [*batch, *map(math.prod, groups)], value).name
+        names.append(name)
+    product = graph.add("MatMul", names, out)
+    if len(x_free) == len(y_free) == 1:
+        return product
+    return graph.reshaped(product.name, out.shape, out)
+
+
+def _convolution(graph: Graph, params: Params, outputs: list, x: Tensor, kernel: Value) -> Tensor:
+    numbers, padding = params["dimension_numbers"], params["padding"]
+    if {*params["lhs_dilation"], params["batch_group_count"]} != {1}:
+        raise NotImplementedError("it uses a transposed convolution")
+    return graph.add(
+        "Conv",
+        [graph.ordered(x, numbers.lhs_spec), graph.ordered(kernel, numbers.rhs_spec)],
+        outputs[0],
+        numbers.out_spec,
+        group=params["feature_group_count"],
+        strides=params["window_strides"],
+        dilations=params["rhs_dilation"],
+        pads=[side[end] for end in (0, 1) for side in padding],
+    )
+
+
+def _max_pool(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
+    """A maximum over windows of images, channels last."""
+    window, padding, order = params["window_dimensions"], params["padding"], (0, 3, 1, 2)
+    dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
+    if len(window) != 4 or (window[0], window[3]) != (1, 1) or dilated:
+        raise NotImplementedError("it uses windows that are not of images")
+    return graph.add(
+        "MaxPool",
+        [graph.ordered(x, order)],
+        outputs[0],
+        order,
+        kernel_shape=window[1:3],
+        strides=params["window_strides"][1:3],
+        pads=[padding[axis][end] for end in (0, 1) for axis in (1, 2)],
+    )
+
+
+def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Value) -> Tensor:
+    """What `x[:, 0]`, `jnp.take(x, indices, 0)` and `jnp.take_along_axis` compute."""
+    numbers, sizes, (out,) = params["dimension_numbers"], params["slice_sizes"], outputs
+    axes, batch, rank = numbers.start_index_map, numbers.operand_batching_dims, len(x.shape)
+    if isinstance(indices, np.ndarray) and indices.ndim == 1 and isinstance(x, Tensor):
+        at = dict(zip(axes, indices.tolist(), strict=True))
+        starts = [at.get(axis, 0) for axis in range(rank)]
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        window = _window(graph, x, jax.ShapeDtypeStruct(sizes, x.dtype), starts, ends, [1] * rank)
+        return graph.reshaped(graph.ordered(window), out.shape, out)
+    names = [graph.ordered(x), graph.ordered(indices)]
+    if (axes, batch, tuple(sizes[1:])) == ((0,), (), tuple(x.shape[1:])):
+        rows = graph.reshaped(names[1], indices.shape[:-1], indices)
+        return graph.add("Gather", [names[0], rows.name], out, axis=0)
+    if batch == numbers.start_indices_batching_dims and {*sizes} == {1}:
+        places = graph.reshaped(names[1], indices.shape[:-1], indices)
+        return graph.add("GatherElements", [names[0], places.name], out, axis=axes[0])
+    if (axes, batch, tuple(sizes[2:])) == ((1,), (0,), tuple(x.shape[2:])):
+        whole = graph.add("Cast", names[1:], indices, to=TensorProto.INT64)
+        return graph.add("GatherND", [names[0], whole.name], out, batch_dims=1)
+    raise NotImplementedError("it uses indices in a way of its own")
+
+
+_SAME_NAMES = "abs acosh and asinh atanh cos cosh erf exp floor log max min neg not or pow sign sin"
+_SAME_NAMES += " sinh sqrt sub tan tanh"
+RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
+    **{name: _simple(name.title()) for name in _SAME_NAMES.split()},
+    "add": _sum,
+    "argmax": _reduce("ArgMax"),
+    "broadcast_in_dim": _broadcast,
+    "clamp": _clamp,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
+    "convert_element_type": _cast,
+    "div": _quotient,
+    "dot_general": _dot_general,
+    "eq": _simple("Equal"),
+    "expm1": _expm1,
+    "gather": _gather,
+    "ge": _simple("GreaterOrEqual"),
+    "gt": _simple("Greater"),
+    "integer_pow": _power,
+    "is_finite": _is_finite,
+    "le": _simple("LessOrEqual"),
+    "log1p": _log1p,
+    "logistic": _simple("Sigmoid"),
+    "lt": _simple("Less"),
+    "mul": _product,
+    "ne": _not_equal,
+    "pad": _pad,
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reduce_window_max": _max_pool,
+    "reshape": _reshape,
+    "rsqrt": _reciprocal_root,
+    "select_n": _select,
+    "slice": _slice,
+    "split": _split,
+    "square": _power,
+    "squeeze": _reshape,
+    "stack": _stack,
+    "tile": _tile,
+    "transpose": _transpose,
+}
