@@ -4,7 +4,7 @@ import pathlib
 from typing import Literal
 
 from hypjax import command
-from hypjax.errors import UserError, require_package
+from hypjax.errors import UserError
 from hypjax.system import integrations
 
 _SUFFIXES = {"timm": ".safetensors", "onnx": ".onnx"}
@@ -46,8 +46,6 @@ def main(
     if format == "timm":
         _write_timm(workdir, path)
     elif format == "onnx":
-        for package in ("timm", "onnxscript"):  # Needed to write ONNX files, not to read them.
-            require_package(package, "converting to onnx", "hypjax[onnx]")
         from hypjax.inference.model import load
 
         agreement = integrations.find("convert", "onnx")(load(workdir, embedding or "head"), path)

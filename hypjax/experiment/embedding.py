@@ -6,7 +6,7 @@ import functools
 import hashlib
 import operator
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -144,8 +144,8 @@ class DatasetEmbedder:
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
     programs: pathlib.Path | None = None  # Folder of engines' programs, if the weights are final.
-    # By scales, the encoder's parameters and program.
-    _encoders: dict[tuple[float, ...], tuple[list, engines.Program]] = dataclasses.field(
+    # By facts about a function of images, its weights and an engine's program.
+    _programs: dict[Hashable, tuple[list, engines.Program]] = dataclasses.field(
         default_factory=dict, init=False
     )
     # Embeddings of cached images, by their position in `_cached_images`.
@@ -275,33 +275,52 @@ class DatasetEmbedder:
         if self.folder is None or images.records_fingerprint is None or jax.process_count() > 1:
             return _concatenated(compute(0))
         versions = _FORMAT, __version__, jax.__version__, jaxlib.__version__
+        precision = self.options.engine.partition(":")[2]  # Engines of one precision agree.
         source = images.records_fingerprint, images.positions.tolist(), images.upright, images.fast
         view = DECODER, pixels.view, pixels.mean, pixels.std, scales, self.model.encoder
         platform = self.mesh.devices.flat[0].platform
-        name = fingerprint((*versions, *source, *view, platform), params["encoder"])
+        name = fingerprint((*versions, *source, *view, platform, precision), params["encoder"])
         return cached_features(self.folder / name, len(images), len(scales), compute)
 
     def _encoder(self, scales: tuple[float, ...], params: PyTree, count: int) -> engines.Function:
-        """The program that encodes `count` images, an engine's where one serves."""
+        """The program that encodes `count` images at some scales."""
         by_jax = functools.partial(self._encode, scales, params)
+        model = in_precision(self.model, jnp.float32)
+        function = functools.partial(encode, model, self.pixels, scales, params)
+        return self.program(by_jax, function, params["encoder"], scales, count)
+
+    def program(
+        self,
+        by_jax: engines.Function,
+        function: engines.Function,
+        weights: PyTree,
+        facts: Hashable,
+        count: int,
+    ) -> engines.Function:
+        """The program for `count` images of a function of images: an engine's where one serves.
+
+        Args:
+            by_jax: The compiled function.
+            function: The function in float32, to be translated.
+            weights: The parameters on which it depends.
+            facts: What else tells it from others of this embedder.
+            count: Number of images.
+        """
         engine = engines.choose(self.options.engine, self.mesh)
-        if engine is None or not self.model.encoder.takes_pixels:
+        is_worthwhile = self.programs is not None or count >= engines.FEWEST
+        is_rounded = getattr(self.model.encoder, "dtype", jnp.float32) != jnp.float32
+        if engine is None or is_rounded or not (self.model.encoder.takes_pixels and is_worthwhile):
             return by_jax
-        if self.programs is None and count < engines.FEWEST:
-            return by_jax
-        weights, view, kept = params["encoder"], self.pixels.view, None
-        leaves = jax.tree.leaves(weights)
-        earlier, program = self._encoders.get(scales, ([], None))
+        leaves, view, kept = jax.tree.leaves(weights), self.pixels.view, None
+        earlier, program = self._programs.get(facts, ([], None))
         if program is not None and all(map(operator.is_, earlier, leaves)):
             return program
         if self.programs is not None:
-            facts = engines.FORMAT, self.pixels.mean, self.pixels.std, view, scales
-            kept = self.programs / fingerprint((*facts, self.model.encoder), weights)
-        model = in_precision(self.model, jnp.float32)
-        function = functools.partial(encode, model, self.pixels, scales, {"encoder": weights})
+            about = engines.FORMAT, self.pixels.mean, self.pixels.std, view, facts
+            kept = self.programs / fingerprint((*about, self.model.encoder), weights)
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         program = engines.Program(engine, by_jax, function, example, kept)
-        self._encoders[scales] = leaves, program
+        self._programs[facts] = leaves, program
         return program
 
     @functools.cached_property

@@ -24,6 +24,7 @@ from hypjax.data.dataset import Dataset, fingerprint_of
 from hypjax.data.photos import ImageLike, given_images
 from hypjax.data.texts import given_texts, table_of_texts
 from hypjax.errors import TryAgainError, UserError, at_the_call, redacted
+from hypjax.experiment import engines
 from hypjax.experiment.embedding import DatasetEmbedder
 from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
@@ -166,7 +167,9 @@ class Model(ImageEmbedder):
             advice = f"put {files_of} into the folder of its weights"
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
         tokenizer = open_tokenizer(self._tokenizer, encoder.settings)
-        return TextEmbedder(tower, self.params[f"towers_{TEXTS}"], self.space, tokenizer)
+        engine = engines.choose(self.engine, parallel.create_mesh(devices=jax.local_devices()[:1]))
+        params = self.params[f"towers_{TEXTS}"]
+        return TextEmbedder(tower, params, self.space, tokenizer, engine)
 
     @at_the_call
     def search(

@@ -1,5 +1,6 @@
 """Embeds texts as points of the space in which a model embeds images."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -8,12 +9,15 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, PyTree
 
 from hypjax.errors import UserError, counted
+from hypjax.experiment import engines
+from hypjax.experiment.embedding import fingerprint
 from hypjax.geometry import Space
 from hypjax.models import Embedder
 from hypjax.models.text import TextTransformer
 from hypjax.models.tokens import Tokenizer
 from hypjax.retrieval.inputs import by_blocks
 from hypjax.system import console
+from hypjax.system.caches import cache_folder
 from hypjax.types import Outputs
 
 _BATCH_SIZE = 64  # Most texts that are embedded at once.
@@ -28,14 +32,24 @@ class TextEmbedder:
     texts are cut.
     """
 
-    def __init__(self, tower: Embedder, params: PyTree, space: Space, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tower: Embedder,
+        params: PyTree,
+        space: Space,
+        tokenizer: Tokenizer,
+        engine: tuple[str, str] | None = None,
+    ) -> None:
+        self._engine = engine  # See `hypjax.experiment.engines.choose`.
+        self._programs: dict[int, engines.Program] = {}  # By the number of tokens.
         self._encoder = cast(TextTransformer, tower.encoder)
         self._params, self._space, self._tokenizer = params, space, tokenizer
 
         def project(params: PyTree, ids: Array) -> Array:
             return cast(Outputs, tower.apply({"params": params}, ids)).projected
 
-        self._project: Callable[[PyTree, np.ndarray], Array] = jax.jit(project)
+        self._project = project
+        self._by_jax: Callable[[PyTree, np.ndarray], Array] = jax.jit(project)
 
     def points(
         self, texts: Sequence[str], templates: Sequence[str] = ()
@@ -74,5 +88,20 @@ class TextEmbedder:
             length = min(next((x for x in _LENGTHS if longest <= x), context), context)
             size = 1 << (len(rows) - 1).bit_length()  # A power of two, to compile few programs.
             batch = ids[np.resize(rows, size), :length]
-            features.append(np.asarray(self._project(self._params, batch))[: len(rows)])
+            features.append(np.asarray(self._program(length)(batch))[: len(rows)])
         return np.concatenate(features)[np.argsort(order)]
+
+    def _program(self, length: int) -> engines.Function:
+        """The program for texts of `length` tokens: an engine's, where one serves."""
+        by_jax, params = functools.partial(self._by_jax, self._params), self._params
+        if self._engine is None:
+            return by_jax
+        if length in self._programs:
+            return self._programs[length]
+        facts = engines.FORMAT, self._encoder, jax.tree.structure(params), length
+        kept = cache_folder() / "programs" / fingerprint(facts, params)
+        example = jax.ShapeDtypeStruct((length,), np.int32)
+        function = functools.partial(self._project, params)
+        program = engines.Program(self._engine, by_jax, function, example, kept)
+        self._programs[length] = program
+        return program

@@ -166,10 +166,13 @@ def _training_activations(training: Training, params: PyTree) -> Float[np.ndarra
         return lower_blocks(encoder, block, params, images)
 
     features_to_keep(training, params)  # Checks the memory.
+    embedder, images = training.experiment.embedder, training.images
     params = parallel.place(params["encoder"], parallel.replicated(learner.mesh))
     options = parallel.compiler_options(learner.mesh)
     compute = jax.jit(parallel.map_images(activations, learner.mesh), compiler_options=options)
-    return training.experiment.embedder.mapped(functools.partial(compute, params), training.images)
+    by_jax = functools.partial(compute, params)
+    function, facts = functools.partial(activations, params), ("below", learner.cached_block)
+    return embedder.mapped(embedder.program(by_jax, function, params, facts, len(images)), images)
 
 
 def _feature_batches(

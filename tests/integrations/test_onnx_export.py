@@ -4,6 +4,7 @@ import importlib
 import pathlib
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +13,14 @@ from PIL import Image
 
 import hypjax
 from hypjax.config import load_config
+from hypjax.config.custom import registered_encoder
 from hypjax.data import pixels, views
 from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
 from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Product, Sphere
 from hypjax.models import Embedder, create_encoder
+from hypjax.models.custom import custom_encoder
 from hypjax.retrieval.projection import fit
 from hypjax.settings import Embedding, Pixels
 from hypjax.types import View
@@ -131,6 +134,20 @@ def test_a_norm_after_the_pooling_two_scales_a_prefix_and_principal_components()
     features = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     trained.projection = fit(np.asarray(BALL.embed(features)), space=BALL, dim=3, whiten=True)
     check(trained)
+
+
+class Own(nn.Module):
+    """An encoder of a user's own."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.max_pool(nn.relu(nn.Conv(8, (3, 3), strides=2)(x)), (2, 2), (2, 2))
+        return nn.Dense(16)(nn.gelu(nn.GroupNorm(4)(x)).reshape(x.shape[0], -1))
+
+
+def test_encoders_of_users_are_converted():
+    with registered_encoder("own:Own", Own()):
+        check(embedder(custom_encoder("own:Own", View(32, 37, 3))))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

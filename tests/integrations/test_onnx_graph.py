@@ -1,0 +1,110 @@
+"""Functions of JAX, translated to ONNX and run by ONNX Runtime, beside JAX."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="needs onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+translate = importlib.import_module("hypjax.integrations.onnx_graph").translate
+
+X = np.random.default_rng(0).normal(size=(3, 8, 8, 4)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(3, 3, 4, 6)).astype(np.float32)
+V = np.random.default_rng(2).normal(size=(4, 5)).astype(np.float32)
+_conv = jax.lax.conv_general_dilated
+_pool = jax.lax.reduce_window
+FUNCTIONS = {
+    "convolutions": lambda x: (
+        _conv(
+            _conv(x, W, (2, 1), ((1, 0), (2, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")),
+            W[:, :, :2, :].reshape(3, 3, 3, 4),
+            (1, 1),
+            "SAME",
+            rhs_dilation=(1, 2),
+            feature_group_count=2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        @ V
+    ),
+    "pointwise layers": lambda x: (
+        jnp.clip(x @ V + 1, 0, 6) @ V.T * V[:, 0] - x.mean(axis=(1, 2), keepdims=True)
+    ),
+    "windows": lambda x: _pool(x, -jnp.inf, jax.lax.max, (1, 3, 2, 1), (1, 2, 1, 1), "SAME"),
+    "axes": lambda x: jnp.pad(
+        jax.lax.slice_in_dim(x[:, 1:7], 0, 8, 3, axis=2), ((0, 0), (1, 0), (0, 2), (0, 0))
+    ).transpose(0, 3, 1, 2),
+    "attention": lambda x: jax.nn.dot_product_attention(x, x[:, 1:] * 2, x[:, 1:]),
+    "products": lambda x: jnp.einsum("bijc,bikc->bkj", x, x),
+    "constants first": lambda x: jnp.einsum("hp,bhwc->bcpw", V.repeat(2, 0), x),
+    "norms": lambda x: (
+        (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+    ),
+    "softmax": lambda x: jax.nn.softmax(3 * x.swapaxes(1, 2), axis=-1).sum(axis=2),
+    "small numbers": lambda x: jnp.log1p(jnp.abs(x) * 1e-6) + jnp.expm1(x * 1e-6),
+    "functions": lambda x: (
+        jnp.arctanh(jnp.tanh(x / 4)) + jnp.sinh(x) * jax.nn.silu(x) + jax.nn.gelu(x) ** 3
+    ),
+    "comparisons": lambda x: jnp.where(
+        (x > 0.5) | ~(x != x) & (x <= -1), x, jnp.isfinite(1 / (x * 0))
+    ),
+    "maxima": lambda x: jnp.take_along_axis(x, x.argmax(axis=1, keepdims=True), axis=1)[:, 0],
+    "stacks": lambda x: jnp.stack([x, x * 2], axis=2).reshape(x.shape[0], -1) @ jnp.ones((512, 3)),
+    "repeats": lambda x: jnp.concatenate(
+        [
+            jnp.broadcast_to(V[None, None, :, :4], (x.shape[0], 1, 4, 4)),
+            jnp.tile(x[:, :, :4], (1, 2, 1, 1)),
+        ],
+        axis=1,
+    ),
+    "loops": lambda x: jnp.polyval(jnp.asarray([1.0, -0.5, 0.25]), x),
+}
+
+
+def by_onnx(function, inputs, rows):
+    example = jax.ShapeDtypeStruct(inputs.shape[1:], inputs.dtype)
+    model = translate(function, example, "x", "y").SerializeToString()
+    (result,) = onnxruntime.InferenceSession(model).run(None, {"x": inputs[:rows]})
+    return result
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_batch_of_any_size_has_jax_s_results(name):
+    function = FUNCTIONS[name]
+    for rows in (3, 1):
+        expected = np.asarray(function(jnp.asarray(X[:rows])))
+        np.testing.assert_allclose(by_onnx(function, X, rows), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_small_numbers_keep_their_digits():
+    x = np.float32([[1e-30, 1e-7, -1e-6, 1e-3, 0.5, 20.0, 0.0]])
+    np.testing.assert_allclose(by_onnx(jnp.expm1, x, 1), np.expm1(x.astype(float)), rtol=3e-6)
+    x = np.abs(x)
+    np.testing.assert_allclose(by_onnx(jnp.log1p, x, 1), np.log1p(x.astype(float)), rtol=3e-6)
+
+
+def test_rows_of_tables_are_looked_up():
+    ids = np.int32([[0, 3, 2], [1, 1, 3]])
+    table = np.float32(np.arange(8).reshape(4, 2))
+
+    def last(ids):
+        rows = jnp.take(table, ids, axis=0, mode="clip")
+        return jnp.take_along_axis(rows, jnp.argmax(ids, axis=1)[:, None, None], axis=1)[:, 0]
+
+    np.testing.assert_array_equal(by_onnx(last, ids, 2), table[[3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: jnp.sort(x, axis=1), "knows no sort"),
+        (lambda x: x.astype(jnp.bfloat16) * 2, "computes in bfloat16"),
+        (lambda x: jnp.zeros(len(x)), "integer"),
+        (lambda x: jax.lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, x), "no while"),
+    ],
+)
+def test_what_is_not_translated_is_named(function, reason):
+    with pytest.raises(NotImplementedError, match=reason):
+        by_onnx(function, X, 3)
