@@ -187,9 +187,7 @@ def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) ->
     features = programs = None
     if not is_custom(method.model.encoder):
         folder = pathlib.Path(config.run.cache_dir or cache_folder()).expanduser()
-        features = folder / "features"
-        if freezes_encoder(config.optim.frozen):
-            programs = folder / "programs"
+        features, programs = folder / "features", folder / "programs"
     return DatasetEmbedder(
         method.model,
         method.pixels,
@@ -198,6 +196,7 @@ def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) ->
         _cached_images(config, method, splits),
         features,
         programs,
+        is_final=freezes_encoder(config.optim.frozen),
     )
 
 

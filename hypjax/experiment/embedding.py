@@ -143,7 +143,8 @@ class DatasetEmbedder:
     options: Embedding
     cached: Sequence[Dataset] = ()
     folder: pathlib.Path | None = None
-    programs: pathlib.Path | None = None  # Folder of engines' programs, if the weights are final.
+    programs: pathlib.Path | None = None  # Folder of engines' programs.
+    is_final: bool = False  # Whether the encoder's weights stay as they are.
     # By facts about a function of images, its weights and an engine's program.
     _programs: dict[Hashable, tuple[list, engines.Program]] = dataclasses.field(
         default_factory=dict, init=False
@@ -287,7 +288,9 @@ class DatasetEmbedder:
         by_jax = functools.partial(self._encode, scales, params)
         model = in_precision(self.model, jnp.float32)
         function = functools.partial(encode, model, self.pixels, scales, params)
-        return self.program(by_jax, function, params["encoder"], scales, count)
+        if not self.is_final and count < engines.FEWEST:
+            return by_jax
+        return self.program(by_jax, function, params["encoder"], scales, keep=self.is_final)
 
     def program(
         self,
@@ -295,29 +298,30 @@ class DatasetEmbedder:
         function: engines.Function,
         weights: PyTree,
         facts: Hashable,
-        count: int,
+        *,
+        keep: bool = True,
     ) -> engines.Function:
-        """The program for `count` images of a function of images: an engine's where one serves.
+        """The program of a function of images: an engine's where one serves.
 
         Args:
             by_jax: The compiled function.
             function: The function in float32, to be translated.
             weights: The parameters on which it depends.
             facts: What else tells it from others of this embedder.
-            count: Number of images.
+            keep: Whether to keep the engine's program for later processes.
         """
         engine = engines.choose(self.options.engine, self.mesh)
-        is_worthwhile = self.programs is not None or count >= engines.FEWEST
-        is_rounded = getattr(self.model.encoder, "dtype", jnp.float32) != jnp.float32
-        if engine is None or is_rounded or not (self.model.encoder.takes_pixels and is_worthwhile):
+        encoder = self.model.encoder
+        is_rounded = getattr(encoder, "dtype", jnp.float32) != jnp.float32
+        if engine is None or is_rounded or not encoder.takes_pixels:
             return by_jax
         leaves, view, kept = jax.tree.leaves(weights), self.pixels.view, None
         earlier, program = self._programs.get(facts, ([], None))
         if program is not None and all(map(operator.is_, earlier, leaves)):
             return program
-        if self.programs is not None:
+        if keep and self.programs is not None:
             about = engines.FORMAT, self.pixels.mean, self.pixels.std, view, facts
-            kept = self.programs / fingerprint((*about, self.model.encoder), weights)
+            kept = self.programs / fingerprint((*about, encoder), weights)
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         program = engines.Program(engine, by_jax, function, example, kept)
         self._programs[facts] = leaves, program

@@ -273,10 +273,10 @@ class Model(ImageEmbedder):
             params = parallel.place(self.params, parallel.replicated(mesh))
             options = dataclasses.replace(self.method.embedding, engine=self.engine)
             programs = None if is_custom(self.module.encoder) else cache_folder() / "programs"
-            self._embedders[count] = (
-                DatasetEmbedder(self.module, self.method.pixels, mesh, options, programs=programs),
-                params,
+            embedder = DatasetEmbedder(
+                self.module, self.method.pixels, mesh, options, programs=programs, is_final=True
             )
+            self._embedders[count] = embedder, params
         return self._embedders[count]
 
     def __repr__(self) -> str:

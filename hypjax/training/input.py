@@ -172,7 +172,7 @@ def _training_activations(training: Training, params: PyTree) -> Float[np.ndarra
     compute = jax.jit(parallel.map_images(activations, learner.mesh), compiler_options=options)
     by_jax = functools.partial(compute, params)
     function, facts = functools.partial(activations, params), ("below", learner.cached_block)
-    return embedder.mapped(embedder.program(by_jax, function, params, facts, len(images)), images)
+    return embedder.mapped(embedder.program(by_jax, function, params, facts), images)
 
 
 def _feature_batches(

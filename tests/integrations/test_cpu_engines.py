@@ -125,12 +125,12 @@ def test_scores_before_and_after_training_do_not_depend_on_the_engine(frozen, tm
     for engine in ("jax", "openvino"):
         fields = [*small_runs.SHORT_GLYPHS, f"optim.frozen={frozen}", f"run.engine={engine}"]
         fields += [f"run.cache_dir={tmp_path / engine}", "train.cached_features=True"]
+        fields += ["model.depth=2"]
         config = load_config(f"{REPOSITORY}/configs/glyphs.py", fields)
         results = hypjax.train_and_evaluate(config, tmp_path / f"run-{engine}")
         scores.append(jax.tree.leaves(results))
     np.testing.assert_allclose(*scores, atol=1e-3)
-    assert len(kept(tmp_path, "openvino")) == (1 if frozen == "encoder" else 0)
-    assert "OpenVINO" in said[0]
+    assert len(kept(tmp_path, "openvino")) == 1 and "OpenVINO" in said[0]
 
 
 def test_texts_are_embedded_by_an_engine(tmp_path, said, monkeypatch):
