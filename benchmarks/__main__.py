@@ -4,6 +4,7 @@ python -m benchmarks [loss | retrieval | input | train | all]: one suite, or all
 python -m benchmarks growth: how time and memory grow with problem size.
 python -m benchmarks exactness: correctness of searches where points crowd.
 python -m benchmarks ann: recall and speed of approximate searches.
+python -m benchmarks engines: speed of frozen encoders on a CPU, by engine.
 python -m benchmarks memory: memory of the train step, which is compiled but not run.
 python -m benchmarks parity: whether this device computes the same as a CPU.
 python -m benchmarks programs: what compiled programs move and need, also on absent GPUs.
@@ -23,6 +24,7 @@ from hypjax.errors import UserError
 _TIMED = ("loss", "retrieval", "input", "train")
 _MODULES = {"memory": "programs"}  # Modules of suites that are not named after them.
 _OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits", "spine")
+_OTHERS += ("engines",)
 
 
 def main(
