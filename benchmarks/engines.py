@@ -60,7 +60,7 @@ def _tasks(name: str, side: int, count: int) -> Iterator[measure.Task]:
 
 
 def _peers(name: str, side: int, pixels: np.ndarray) -> dict[str, tuple[Any, str]]:
-    """The model of timm in PyTorch and by each engine's own conversion; or None and what is missing."""
+    """The model of timm in PyTorch and as engines convert it; or None and what is missing."""
     try:
         import onnxruntime
         import openvino
