@@ -1,7 +1,6 @@
 """The web server: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
-import functools
 import http
 import ipaddress
 import logging
@@ -10,10 +9,11 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,10 +25,12 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, explained, on_one_line
-from hypjax.integrations.serve.limits import Guard, read_upload
-from hypjax.integrations.serve.searcher import Searcher
+from hypjax.integrations.serve.batches import Batcher
+from hypjax.integrations.serve.limits import Guard, read_uploads
+from hypjax.integrations.serve.searcher import MOST_TOGETHER, Query, Searcher
 
 _STATIC = pathlib.Path(__file__).parent / "static"
+_DECODERS = 4  # Threads; each may need 500 MB for an image of 50 million pixels.
 _LONGEST_TEXT = 1000  # Characters; models read some 77 tokens.
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 _CONTENT_POLICY = (
@@ -77,7 +79,7 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
             Route("/search", handlers.search_text, methods=["GET"]),
-            Route("/search/{key}", handlers.search),
+            Route("/search/{key}", handlers.search_item),
             Mount("/", StaticFiles(directory=_STATIC, html=True)),
         ],
         middleware=[Middleware(Guard, names=names)],
@@ -109,8 +111,11 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
 class _Handlers:
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
-        self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
-        self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
+        self._embed: Batcher[np.ndarray, np.ndarray] = Batcher(searcher.embed, MOST_TOGETHER)
+        self._search = Batcher(searcher.search, MOST_TOGETHER)
+        self._text_pool = ThreadPoolExecutor(1)
+        self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's images and their files.
+        self._decoding_pool = ThreadPoolExecutor(_DECODERS)
 
     async def thumbnail(self, request: Request) -> Response:
         key = request.path_params["key"]
@@ -118,15 +123,23 @@ class _Handlers:
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        encoded = await read_upload(request)
-        point = await _run_in(self._search_pool, self._searcher.embed, encoded)
-        return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
+        space = str(self._searcher.model.space)
+
+        async def answer(point: np.ndarray) -> dict[str, Any]:
+            return {"space": space, "vector": point.tolist()}
+
+        return await self._answer_images(request, answer)
 
     async def search(self, request: Request) -> Response:
         options = _search_options(request)
-        query = request.path_params.get("key") or await read_upload(request)
-        answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
-        return JSONResponse(answer)
+        return await self._answer_images(
+            request, lambda point: self._search(Query(point, None, *options))
+        )
+
+    async def search_item(self, request: Request) -> Response:
+        options = _search_options(request)
+        item = await _run_in(self._file_pool, self._searcher.find, request.path_params["key"])
+        return JSONResponse(await self._search(Query(item.point, item, *options)))
 
     async def search_text(self, request: Request) -> Response:
         if not self._searcher.model.takes_texts:
@@ -134,9 +147,29 @@ class _Handlers:
         text = request.query_params.get("text", "").strip()
         if not 0 < len(text) <= _LONGEST_TEXT:
             raise HTTPException(400, f"text must have 1 to {_LONGEST_TEXT} characters")
-        search = functools.partial(self._searcher.search, is_text=True)
         options = _search_options(request)
-        return JSONResponse(await _run_in(self._search_pool, search, text, *options))
+        point = await _run_in(self._text_pool, self._searcher.embed_text, text)
+        return JSONResponse(await self._search(Query(point, None, *options)))
+
+    async def _answer_images(
+        self, request: Request, answer: Callable[[np.ndarray], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        """Answers an image by what `answer` makes of its point, and several by a list."""
+
+        async def answer_image(encoded: bytes) -> dict[str, Any]:
+            view = await _run_in(self._decoding_pool, self._searcher.view, encoded)
+            return await answer(await self._embed(view))
+
+        async def answer_or_error(encoded: bytes) -> dict[str, Any]:
+            try:
+                return await answer_image(encoded)
+            except HTTPException as error:
+                return {"error": error.detail}
+
+        files = await read_uploads(request)
+        if len(files) == 1:
+            return JSONResponse(await answer_image(files[0]))
+        return JSONResponse(await asyncio.gather(*map(answer_or_error, files)))
 
 
 def _search_options(request: Request) -> tuple[int, str | None, bool]:
