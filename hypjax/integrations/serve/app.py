@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,8 +30,9 @@ from hypjax.integrations.serve.limits import Guard, read_uploads
 from hypjax.integrations.serve.searcher import MOST_TOGETHER, Query, Searcher
 
 _STATIC = pathlib.Path(__file__).parent / "static"
-_DECODERS = 4  # Threads; each may need 500 MB for an image of 50 million pixels.
+_DECODERS = 4  # Threads; an image of 50 million pixels takes 500 MB in each.
 _LONGEST_TEXT = 1000  # Characters; models read some 77 tokens.
+_Options = tuple[int, str | None, bool]  # See `_search_options`.
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -114,31 +115,22 @@ class _Handlers:
         self._embed: Batcher[np.ndarray, np.ndarray] = Batcher(searcher.embed, MOST_TOGETHER)
         self._search = Batcher(searcher.search, MOST_TOGETHER)
         self._text_pool = ThreadPoolExecutor(1)
-        self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's images and their files.
-        self._decoding_pool = ThreadPoolExecutor(_DECODERS)
+        self._image_pool = ThreadPoolExecutor(_DECODERS)
 
     async def thumbnail(self, request: Request) -> Response:
         key = request.path_params["key"]
-        content = await _run_in(self._file_pool, self._searcher.thumbnail, key)
+        content = await _run_in(self._image_pool, self._searcher.thumbnail, key)
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        space = str(self._searcher.model.space)
-
-        async def answer(point: np.ndarray) -> dict[str, Any]:
-            return {"space": space, "vector": point.tolist()}
-
-        return await self._answer_images(request, answer)
+        return await self._answer_images(request, None)
 
     async def search(self, request: Request) -> Response:
-        options = _search_options(request)
-        return await self._answer_images(
-            request, lambda point: self._search(Query(point, None, *options))
-        )
+        return await self._answer_images(request, _search_options(request))
 
     async def search_item(self, request: Request) -> Response:
         options = _search_options(request)
-        item = await _run_in(self._file_pool, self._searcher.find, request.path_params["key"])
+        item = await _run_in(self._image_pool, self._searcher.find, request.path_params["key"])
         return JSONResponse(await self._search(Query(item.point, item, *options)))
 
     async def search_text(self, request: Request) -> Response:
@@ -148,31 +140,32 @@ class _Handlers:
         if not 0 < len(text) <= _LONGEST_TEXT:
             raise HTTPException(400, f"text must have 1 to {_LONGEST_TEXT} characters")
         options = _search_options(request)
-        point = await _run_in(self._text_pool, self._searcher.embed_text, text)
-        return JSONResponse(await self._search(Query(point, None, *options)))
+        texts = await _run_in(self._text_pool, self._searcher.model.embed_texts, text)
+        return JSONResponse(await self._search(Query(texts.vectors[0], None, *options)))
 
-    async def _answer_images(
-        self, request: Request, answer: Callable[[np.ndarray], Awaitable[dict[str, Any]]]
-    ) -> Response:
-        """Answers an image by what `answer` makes of its point, and several by a list."""
-
-        async def answer_image(encoded: bytes) -> dict[str, Any]:
-            view = await _run_in(self._decoding_pool, self._searcher.view, encoded)
-            return await answer(await self._embed(view))
+    async def _answer_images(self, request: Request, options: _Options | None) -> Response:
+        """Answers an image by its hits, or without options by its point; several by a list."""
 
         async def answer_or_error(encoded: bytes) -> dict[str, Any]:
             try:
-                return await answer_image(encoded)
+                return await self._answer_image(encoded, options)
             except HTTPException as error:
                 return {"error": error.detail}
 
         files = await read_uploads(request)
         if len(files) == 1:
-            return JSONResponse(await answer_image(files[0]))
+            return JSONResponse(await self._answer_image(files[0], options))
         return JSONResponse(await asyncio.gather(*map(answer_or_error, files)))
 
+    async def _answer_image(self, encoded: bytes, options: _Options | None) -> dict[str, Any]:
+        view = await _run_in(self._image_pool, self._searcher.view, encoded)
+        point = await self._embed(view)
+        if options is None:
+            return {"space": str(self._searcher.model.space), "vector": point.tolist()}
+        return await self._search(Query(point, None, *options))
 
-def _search_options(request: Request) -> tuple[int, str | None, bool]:
+
+def _search_options(request: Request) -> _Options:
     """Parses k, the class to search in, and whether to place the images in the disk."""
     options = {"k": "10", "class": "", "places": "false"}
     if unknown := set(request.query_params) - {*options, "text"}:

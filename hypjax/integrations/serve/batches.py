@@ -1,4 +1,4 @@
-"""Calls a function on all items that wait, so that requests under load share calls."""
+"""Requests under load share calls."""
 
 import asyncio
 import collections
@@ -26,26 +26,19 @@ class Batcher(Generic[Item, Result]):
         """Returns the function's result for an item, or raises its error."""
         future: Future[Result] = Future()
         self._waiting.append((item, future))
-        self._thread.submit(self._run)
+        self._thread.submit(self._run)  # Finds nothing if an earlier run has taken the item.
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
-        """Takes the items that wait; none do if an earlier run, of another item, took them all."""
-        count = min(len(self._waiting), self._most)
-        batch = [self._waiting.popleft() for _ in range(count)]
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
         self._answer([pair for pair in batch if pair[1].set_running_or_notify_cancel()])
 
     def _answer(self, batch: list[tuple[Item, Future[Result]]]) -> None:
-        futures = [future for _, future in batch]
         try:
-            results = self._function([item for item, _ in batch]) if batch else []
-            answers = list(zip(futures, results, strict=True))
+            results = list(self._function([item for item, _ in batch])) if batch else []
         except Exception as error:
-            if len(batch) == 1:
-                futures[0].set_exception(error)
-            else:
-                for pair in batch:
-                    self._answer([pair])
+            for pair in batch:
+                self._answer([pair]) if len(batch) > 1 else pair[1].set_exception(error)
         else:
-            for future, result in answers:
+            for (_, future), result in zip(batch, results, strict=True):
                 future.set_result(result)

@@ -42,8 +42,8 @@ class Query(NamedTuple):
 class Searcher:
     """Embeds images and texts, finds their neighbours, and places them in the Poincaré disk.
 
-    `about` describes the gallery as JSON, and `thumbnail` returns an image as a JPEG file. `embed`,
-    `embed_text` and `search` may each be called by one thread at a time, the others by several.
+    `about` describes the gallery as JSON, and `thumbnail` returns an image as a JPEG file. `embed`
+    and `search` may each be called by one thread at a time, the other methods by several.
     """
 
     def __init__(self, model: Model, gallery: Gallery) -> None:
@@ -67,20 +67,14 @@ class Searcher:
         _add_positions(self.about["sample"], positions)
         self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
         self._of_views = model.squashing()  # Leaves views, which are squares already, as they are.
-        # On a CPU, XLA needs as long for an image in a batch as for one alone (18 ms, Lite0), so
-        # batches would only be padded, and take programs that have to be compiled.
-        self._of_views.batch_size = 1 if jax.default_backend() == "cpu" else MOST_TOGETHER
-        self._compile()
-
-    def _compile(self) -> None:
-        """Runs what all searches run, for each size of batches, which compiles the programs."""
-        view = self.model.method.pixels.view
+        # First searches, of each size of batches, compile the programs that all searches run.
+        view = model.method.pixels.view
         blank = np.zeros((view.side, view.side, view.channels), np.uint8)
         for power in range(MOST_TOGETHER.bit_length()):
             points = self.embed([blank] * 2**power)
             self.search([Query(point, None, 12, None, True) for point in points])
-        if self.model.takes_texts:
-            self.embed_text("blank")
+        if model.takes_texts:
+            model.embed_texts("blank")
 
     def view(self, encoded: bytes) -> UInt8[np.ndarray, "side side channels"]:
         """Decodes an image file to the view that the model sees; refuses any other file."""
@@ -92,12 +86,12 @@ class Searcher:
             raise HTTPException(400, f"the image cannot be read ({cause})") from error
 
     def embed(self, views: list[np.ndarray]) -> Float32[np.ndarray, "views d"]:
-        """Embeds the views of several images."""
-        return self._of_views.embed(views)
-
-    def embed_text(self, text: str) -> Float32[np.ndarray, " d"]:
-        """Embeds a text."""
-        return self.model.embed_texts(text).vectors[0]
+        """Embeds the views of at most `MOST_TOGETHER` images."""
+        # On a CPU, XLA needs as long for an image in a batch as for one alone (18 ms, Lite0), so
+        # batches would only be padded, and take programs that have to be compiled.
+        size = 1 if jax.default_backend() == "cpu" else len(views)
+        starts = range(0, len(views), size)
+        return np.concatenate([self._of_views.embed(views[i : i + size]) for i in starts])
 
     def search(self, queries: Sequence[Query]) -> list[_Answer]:
         """Finds the nearest images to each query, by one search for equal k and class."""
