@@ -12,9 +12,11 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 from starlette.exceptions import HTTPException
 
+from hypjax import parallel
 from hypjax.data.photos import given_images
 from hypjax.data.pixels import read_image
 from hypjax.errors import UserError, reason
+from hypjax.experiment import engines
 from hypjax.galleries.search import Gallery, GalleryItem, Neighbours
 from hypjax.geometry import layout
 from hypjax.inference.model import Model
@@ -67,11 +69,17 @@ class Searcher:
         _add_positions(self.about["sample"], positions)
         self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
         self._of_views = model.squashing()  # Leaves views, which are squares already, as they are.
+        # On a CPU, XLA takes as long for an image in a batch as for one alone (18 ms, Lite0), so
+        # batches would only be padded, and need programs that have to be compiled.
+        mesh = parallel.create_mesh(devices=jax.local_devices()[:1])
+        by_engine = engines.choose(model.engine, mesh) or jax.default_backend() != "cpu"
+        self._most_embedded = MOST_TOGETHER if by_engine else 1
         # First searches, of each size of batches, compile the programs that all searches run.
         view = model.method.pixels.view
-        blank = np.zeros((view.side, view.side, view.channels), np.uint8)
+        shape = view.side, view.side, view.channels
+        noise = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
         for power in range(MOST_TOGETHER.bit_length()):
-            points = self.embed([blank] * 2**power)
+            points = self.embed([noise] * 2**power)
             self.search([Query(point, None, 12, None, True) for point in points])
         if model.takes_texts:
             model.embed_texts("blank")
@@ -87,10 +95,7 @@ class Searcher:
 
     def embed(self, views: list[np.ndarray]) -> Float32[np.ndarray, "views d"]:
         """Embeds the views of at most `MOST_TOGETHER` images."""
-        # On a CPU, XLA needs as long for an image in a batch as for one alone (18 ms, Lite0), so
-        # batches would only be padded, and take programs that have to be compiled.
-        size = 1 if jax.default_backend() == "cpu" else len(views)
-        starts = range(0, len(views), size)
+        starts = range(0, len(views), size := self._most_embedded)
         return np.concatenate([self._of_views.embed(views[i : i + size]) for i in starts])
 
     def search(self, queries: Sequence[Query]) -> list[_Answer]:
