@@ -25,7 +25,7 @@ pytest.importorskip("python_multipart", reason="needs the serve extra")
 from hypjax.integrations.serve import limits  # noqa: E402
 from hypjax.integrations.serve.app import create_server, listen  # noqa: E402
 from hypjax.integrations.serve.batches import Batcher  # noqa: E402
-from hypjax.integrations.serve.searcher import Query, Searcher  # noqa: E402
+from hypjax.integrations.serve.searcher import MOST_TOGETHER, Query, Searcher  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,13 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery)
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
+
+
+def test_views_are_embedded_as_their_files_one_or_several_a_call(model, gallery):
+    searcher = Searcher(model, gallery)
+    views = [searcher.view(pathlib.Path(path).read_bytes()) for path in gallery.ids[:7]]
+    for searcher._most_embedded in (1, MOST_TOGETHER):
+        np.testing.assert_allclose(searcher.embed(views), gallery.vectors[:7], atol=1e-6)
 
 
 def test_items_that_wait_share_a_call_and_fail_alone():
