@@ -25,7 +25,7 @@ from hypjax.integrations.serve.limits import check_image
 _DISK_IMAGES = 300  # Images in the disk; laying them out takes seconds.
 _THUMBNAIL_SIDE = 256  # Pixels of the longer side.
 # Most images that are embedded, or queries that are searched for, by one call. A search in a batch
-# of 8 takes a sixth of its time alone (1.5 of 9 ms), and more would wait longer for each other.
+# of 8 takes a fifth of its time alone (1.3 of 6 ms), and more would wait longer for each other.
 MOST_TOGETHER = 8
 _CACHED_THUMBNAILS = 2000  # In memory, about 10 kB each.
 _Answer = dict[str, Any]
@@ -69,7 +69,7 @@ class Searcher:
         _add_positions(self.about["sample"], positions)
         self.thumbnail = functools.lru_cache(_CACHED_THUMBNAILS)(self._thumbnail)
         self._of_views = model.squashing()  # Leaves views, which are squares already, as they are.
-        # On a CPU, XLA takes as long for an image in a batch as for one alone (18 ms, Lite0), so
+        # On a CPU, XLA takes as long for an image in a batch as for one alone (19 ms, Lite0), so
         # batches would only be padded, and need programs that have to be compiled.
         mesh = parallel.create_mesh(devices=jax.local_devices()[:1])
         by_engine = engines.choose(model.engine, mesh) or jax.default_backend() != "cpu"
