@@ -92,11 +92,14 @@ class _Pieces:
             pieces.close()
 
 
-def _prefetched(pieces: _Pieces, workers: int) -> "grain.IterDataset":
+def _prefetched(pieces: _Pieces, workers: int) -> "grain.IterDataset | Generator":
     """Prefetches the pieces, in order, by worker processes, or by threads if 0."""
-    import grain  # A search of one image would wait longer for the import than for the search.
+    count = len(pieces.batches) * pieces.per_batch
+    if count == 1 and not workers:  # Such as a query, which would take less time than the import.
+        return (pieces(number) for number in range(count))
+    import grain
 
-    dataset = grain.MapDataset.range(len(pieces.batches) * pieces.per_batch).map(pieces)
+    dataset = grain.MapDataset.range(count).map(pieces)
     if not workers:
         return dataset.to_iter_dataset(grain.ReadOptions(min(_MAX_THREADS, usable_cores()), _AHEAD))
     if not flags.FLAGS.is_parsed():  # In notebooks; Grain's workers read absl's flags.

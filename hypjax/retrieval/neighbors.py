@@ -79,7 +79,7 @@ def search(
     running = _Search(queries, own_ids, gallery, space, k, block_size)
     if len(queries):
         functions = running.by_products, running.by_subtraction
-        subtraction.certify("neighbours", queries, Score.around(space, gallery.sample), *functions)
+        subtraction.certify("neighbours", queries, Score.around(space, gallery.centre), *functions)
     return running.distances, running.ids
 
 

@@ -125,7 +125,7 @@ def rankings(
     streamed = StreamedGallery(gallery)
     is_small = 8 * gallery.size <= _KEPT_BYTES
     ranker = _Ranker(space, streamed, is_small)
-    score = Score.around(space, streamed.sample, DOUBLE)
+    score = Score.around(space, streamed.centre, DOUBLE)
     relevances = iter(relevances)
     kept_chunks = list(_chunks(gallery, score)) if is_small else None
     size = int(np.clip(_BOUND_BYTES // (16 * len(gallery)), 1, len(queries)))

@@ -50,7 +50,7 @@ def first_ranks(
                 own_id = -1 if query_set.ids is None else int(query_set.ids[row])
                 ranks[row] = _nearest_rank(separations, matches[matches != own_id], own_id)
 
-    score = Score.around(space, StreamedGallery(gallery_set.points).sample)
+    score = Score.around(space, StreamedGallery(gallery_set.points).centre)
     inputs.check_in_space(space, query_set.points)
     if gallery_set is not query_set:
         inputs.check_in_space(space, gallery_set.points)

@@ -69,12 +69,13 @@ class StreamedGallery:
         return len(self.array)
 
     @functools.cached_property
-    def sample(self) -> Float[np.ndarray, "s d"]:
-        """Points from evenly spaced blocks of the gallery, [s, d], float32."""
+    def centre(self) -> Float[np.ndarray, "1 d"]:
+        """Mean of points from evenly spaced blocks of the gallery, float64."""
         # A disk reads blocks of consecutive rows faster than single rows.
         starts = np.linspace(0, max(len(self) - _SAMPLED_ROWS, 0), _SAMPLED_BLOCKS, dtype=int)
         blocks = [np.asarray(self.array[i : i + _SAMPLED_ROWS]) for i in np.unique(starts)]
-        return np.concatenate(blocks).astype(np.float32)
+        sample = np.concatenate(blocks).astype(np.float32)
+        return np.asarray(np.mean(sample, axis=0, dtype=np.float64, keepdims=True))
 
     def keeps(self, score: Score) -> bool:
         """Whether the gallery keeps vectors of this score between searches."""

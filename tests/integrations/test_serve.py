@@ -1,5 +1,7 @@
 """`hypjax serve`: what it answers, what it refuses, and its page in a browser."""
 
+import asyncio
+import collections
 import contextlib
 import http.client
 import io
@@ -7,6 +9,8 @@ import json
 import pathlib
 import shutil
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,7 +24,8 @@ pytest.importorskip("uvicorn", reason="needs the serve extra")
 pytest.importorskip("python_multipart", reason="needs the serve extra")
 from hypjax.integrations.serve import limits  # noqa: E402
 from hypjax.integrations.serve.app import create_server, listen  # noqa: E402
-from hypjax.integrations.serve.searcher import Searcher  # noqa: E402
+from hypjax.integrations.serve.batches import Batcher  # noqa: E402
+from hypjax.integrations.serve.searcher import MOST_TOGETHER, Query, Searcher  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +44,9 @@ def gallery(model, photos_folder, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def serving(model, gallery):
-    """Serves a gallery; yields the port."""
-    running = create_server(Searcher(model, gallery), ["photos.example"])
+def serving(searcher):
+    """Serves searches; yields the port."""
+    running = create_server(searcher, ["photos.example"])
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -56,7 +61,7 @@ def serving(model, gallery):
 @pytest.fixture(scope="module")
 def port(model, gallery):
     """The port at which the gallery is served."""
-    with serving(model, gallery) as port:
+    with serving(Searcher(model, gallery)) as port:
         yield port
 
 
@@ -74,10 +79,10 @@ def ask(port, method, path, body=None, **headers):
         return answer.status, json.loads(content)
 
 
-def form(content):
-    """A form with one file, as curl and browsers send it."""
-    head = '--end\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n'
-    body = head.encode() + content + b"\r\n--end--\r\n"
+def form(*contents):
+    """A form with files, as curl and browsers send it."""
+    head = b'--end\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    body = b"".join(head + content + b"\r\n" for content in contents) + b"--end--\r\n"
     return body, {"content_type": "multipart/form-data; boundary=end"}
 
 
@@ -107,6 +112,81 @@ def test_an_upload_is_embedded_and_searched_as_the_file_is(port, model, gallery)
     assert [hit["class"] for hit in found["hits"]] == 6 * ["class2"]
     status, found = ask(port, "GET", "/thumbnail/7")
     assert status == 200 and Image.open(io.BytesIO(found)).size == Image.open(gallery.ids[7]).size
+
+
+def test_views_are_embedded_as_their_files_one_or_several_a_call(model, gallery):
+    searcher = Searcher(model, gallery)
+    views = [searcher.view(pathlib.Path(path).read_bytes()) for path in gallery.ids[:7]]
+    for searcher._most_embedded in (1, MOST_TOGETHER):
+        np.testing.assert_allclose(searcher.embed(views), gallery.vectors[:7], atol=1e-6)
+
+
+def test_items_that_wait_share_a_call_and_fail_alone():
+    begun, released, calls = threading.Event(), threading.Event(), []
+
+    def invert(items):
+        calls.append(items)
+        begun.set()
+        released.wait(60)
+        return [1 / item for item in items]
+
+    async def ask_all():
+        batcher = Batcher(invert, most=3)
+        tasks = [asyncio.create_task(batcher(2))]
+        await asyncio.to_thread(begun.wait, 60)  # A lone item is not delayed.
+        tasks += [asyncio.create_task(batcher(item)) for item in (4, 0, 5, 8)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(batcher(9)))
+        tasks[-1].cancel()  # Its client has gone.
+        released.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    half, quarter, error, fifth, eighth, gone = asyncio.run(ask_all())
+    assert (half, quarter, fifth, eighth) == (1 / 2, 1 / 4, 1 / 5, 1 / 8)
+    assert isinstance(error, ZeroDivisionError) and isinstance(gone, asyncio.CancelledError)
+    assert calls == [[2], [4, 0, 5], [4], [0], [5], [8]]
+
+
+def test_searches_under_load_share_calls_and_none_is_lost_at_the_end(model, gallery, monkeypatch):
+    """Each answer equals the answer to the request alone, though another request fails."""
+    contents = [pathlib.Path(gallery.ids[i]).read_bytes() for i in range(20)] + [b"damaged"]
+    paths = ["/search?k=5", "/search?k=5&places=true", "/search?k=3&class=class2"]
+    requests = [(paths[i % 3], content) for i, content in enumerate(contents)]
+    searcher, calls = Searcher(model, gallery), collections.defaultdict(list)
+    with serving(searcher) as port:
+        alone = [ask(port, "POST", *request) for request in requests]
+
+    def observe(name, seconds):
+        function = getattr(searcher, name)
+
+        def observed(argument):
+            calls[name].append(argument)
+            time.sleep(seconds)  # As with a larger model.
+            return function(argument)
+
+        monkeypatch.setattr(searcher, name, observed)
+
+    observe("view", 0)
+    observe("embed", 0.2)
+    observe("search", 0.2)
+    with serving(searcher) as port, ThreadPoolExecutor(len(requests)) as pool:
+        answers = [pool.submit(ask, port, "POST", *request) for request in requests]
+        while len(calls["view"]) < len(requests):  # Until all have arrived; then the server ends.
+            time.sleep(0.01)
+    assert [answer.result() for answer in answers] == alone
+    assert [status for status, _ in alone] == 20 * [200] + [415]
+    assert len(calls["embed"]) < 10 and len(calls["search"]) < 10
+
+
+def test_several_images_of_a_form_are_answered_in_order(port, gallery):
+    contents = [pathlib.Path(gallery.ids[i]).read_bytes() for i in (7, 3, 7)]
+    body, headers = form(contents[0], contents[1], b"damaged", contents[2])
+    for path in "/embed", "/search?k=3":
+        status, answers = ask(port, "POST", path, body, **headers)
+        alone = [ask(port, "POST", path, content)[1] for content in (*contents[:2], b"damaged")]
+        assert status == 200 and answers == [*alone, alone[0]] and "error" in answers[2]
+    status, answer = ask(port, "POST", "/embed", *form(*33 * [b"x"])[:1], **headers)
+    assert status == 400 and "32" in answer["error"]
 
 
 def test_slow_uploads_do_not_stop_searches(port, gallery):
@@ -174,7 +254,7 @@ def test_words_are_searched_for(port, photos_folder, tmp_path, monkeypatch, brow
     gallery = model.gallery(photos_folder)
     status, found = ask(port, "GET", "/search?text=plum")
     assert status == 404 and "images alone" in found["error"]
-    with serving(model, gallery) as port:
+    with serving(Searcher(model, gallery)) as port:
         assert ask(port, "GET", "/gallery")[1]["texts"]
         status, found = ask(port, "GET", "/search?text=a%20plum&k=5&places=true")
         (hits,) = model.search(gallery, text="a plum", k=5)
@@ -201,5 +281,6 @@ def test_words_search_a_gallery_of_texts(tmp_path, monkeypatch):
     model = hypjax.load(tmp_path / "meru.pth")
     searcher = Searcher(model, model.embed_texts(["1/2 cup", "a plum"]))
     assert searcher.about["texts"] and searcher.about["sample"][0]["name"] == "1/2 cup"
-    (hit, _) = searcher.search("1/2 cup", 2, None, placed=False, is_text=True)["hits"]
+    (point,) = model.embed_texts("1/2 cup").vectors
+    ((hit, _),) = [x["hits"] for x in searcher.search([Query(point, None, 2, None, False)])]
     assert (hit["name"], hit["key"]) == ("1/2 cup", "0") and hit["distance"] < 1e-5

@@ -1,7 +1,6 @@
 """The web server: the page, and the JSON interface that static/openapi.json describes."""
 
 import asyncio
-import functools
 import http
 import ipaddress
 import logging
@@ -14,6 +13,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,11 +25,14 @@ from starlette.staticfiles import StaticFiles
 
 from hypjax import __version__
 from hypjax.errors import UserError, explained, on_one_line
-from hypjax.integrations.serve.limits import Guard, read_upload
-from hypjax.integrations.serve.searcher import Searcher
+from hypjax.integrations.serve.batches import Batcher
+from hypjax.integrations.serve.limits import Guard, read_uploads
+from hypjax.integrations.serve.searcher import MOST_TOGETHER, Query, Searcher
 
 _STATIC = pathlib.Path(__file__).parent / "static"
+_DECODERS = 4  # Threads; an image of 50 million pixels takes 500 MB in each.
 _LONGEST_TEXT = 1000  # Characters; models read some 77 tokens.
+_Options = tuple[int, str | None, bool]  # See `_search_options`.
 _FROM_1_TO_1000 = re.compile("[1-9][0-9]{0,2}|1000")
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -77,7 +80,7 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
             Route("/embed", handlers.embed, methods=["POST"]),
             Route("/search", handlers.search, methods=["POST"]),
             Route("/search", handlers.search_text, methods=["GET"]),
-            Route("/search/{key}", handlers.search),
+            Route("/search/{key}", handlers.search_item),
             Mount("/", StaticFiles(directory=_STATIC, html=True)),
         ],
         middleware=[Middleware(Guard, names=names)],
@@ -109,24 +112,26 @@ def create_server(searcher: Searcher, names: Collection[str] = ()) -> uvicorn.Se
 class _Handlers:
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
-        self._search_pool = ThreadPoolExecutor(1)  # Two searches at once would be no faster.
-        self._file_pool = ThreadPoolExecutor(2)  # Reads the gallery's files for thumbnails.
+        self._embed: Batcher[np.ndarray, np.ndarray] = Batcher(searcher.embed, MOST_TOGETHER)
+        self._search = Batcher(searcher.search, MOST_TOGETHER)
+        self._text_pool = ThreadPoolExecutor(1)
+        self._image_pool = ThreadPoolExecutor(_DECODERS)
 
     async def thumbnail(self, request: Request) -> Response:
         key = request.path_params["key"]
-        content = await _run_in(self._file_pool, self._searcher.thumbnail, key)
+        content = await _run_in(self._image_pool, self._searcher.thumbnail, key)
         return Response(content, media_type="image/jpeg")
 
     async def embed(self, request: Request) -> Response:
-        encoded = await read_upload(request)
-        point = await _run_in(self._search_pool, self._searcher.embed, encoded)
-        return JSONResponse({"space": str(self._searcher.model.space), "vector": point.tolist()})
+        return await self._answer_images(request, None)
 
     async def search(self, request: Request) -> Response:
+        return await self._answer_images(request, _search_options(request))
+
+    async def search_item(self, request: Request) -> Response:
         options = _search_options(request)
-        query = request.path_params.get("key") or await read_upload(request)
-        answer = await _run_in(self._search_pool, self._searcher.search, query, *options)
-        return JSONResponse(answer)
+        item = await _run_in(self._image_pool, self._searcher.find, request.path_params["key"])
+        return JSONResponse(await self._search(Query(item.point, item, *options)))
 
     async def search_text(self, request: Request) -> Response:
         if not self._searcher.model.takes_texts:
@@ -134,12 +139,33 @@ class _Handlers:
         text = request.query_params.get("text", "").strip()
         if not 0 < len(text) <= _LONGEST_TEXT:
             raise HTTPException(400, f"text must have 1 to {_LONGEST_TEXT} characters")
-        search = functools.partial(self._searcher.search, is_text=True)
         options = _search_options(request)
-        return JSONResponse(await _run_in(self._search_pool, search, text, *options))
+        texts = await _run_in(self._text_pool, self._searcher.model.embed_texts, text)
+        return JSONResponse(await self._search(Query(texts.vectors[0], None, *options)))
+
+    async def _answer_images(self, request: Request, options: _Options | None) -> Response:
+        """Answers an image by its hits, or without options by its point; several by a list."""
+
+        async def answer_or_error(encoded: bytes) -> dict[str, Any]:
+            try:
+                return await self._answer_image(encoded, options)
+            except HTTPException as error:
+                return {"error": error.detail}
+
+        files = await read_uploads(request)
+        if len(files) == 1:
+            return JSONResponse(await self._answer_image(files[0], options))
+        return JSONResponse(await asyncio.gather(*map(answer_or_error, files)))
+
+    async def _answer_image(self, encoded: bytes, options: _Options | None) -> dict[str, Any]:
+        view = await _run_in(self._image_pool, self._searcher.view, encoded)
+        point = await self._embed(view)
+        if options is None:
+            return {"space": str(self._searcher.model.space), "vector": point.tolist()}
+        return await self._search(Query(point, None, *options))
 
 
-def _search_options(request: Request) -> tuple[int, str | None, bool]:
+def _search_options(request: Request) -> _Options:
     """Parses k, the class to search in, and whether to place the images in the disk."""
     options = {"k": "10", "class": "", "places": "false"}
     if unknown := set(request.query_params) - {*options, "text"}:

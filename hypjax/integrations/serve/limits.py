@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 32 * 2**20  # Of an upload.
+MOST_FILES = 32  # Of an upload.
 MOST_PIXELS = 64_000_000
 # Not EPS, whose files are programs, or TIFF, whose files may hold more pixels than headers say.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -23,9 +24,9 @@ BODY_SECONDS = 30.0  # In which an upload must arrive.
 MultiPartParser.spool_max_size = MOST_BYTES  # Keeps uploads in memory, off the disk.
 
 
-async def read_upload(request: Request) -> bytes:
-    """Reads an image file from the body, or from a form in the body, within the limits."""
-    too_large = HTTPException(413, f"the image is larger than {MOST_BYTES // 2**20} MiB")
+async def read_uploads(request: Request) -> list[bytes]:
+    """Reads an image file from the body, or those of a form in the body, within the limits."""
+    too_large = HTTPException(413, f"the upload is larger than {MOST_BYTES // 2**20} MiB")
     if int(request.headers.get("content-length", "0")) > MOST_BYTES:
         raise too_large
     received = 0
@@ -40,24 +41,24 @@ async def read_upload(request: Request) -> bytes:
 
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            content = await _read(Request(request.scope, receive))
+            files = await _read(Request(request.scope, receive))
     except TimeoutError as error:
         message = f"the image did not arrive within {BODY_SECONDS:g} seconds"
         raise HTTPException(408, message) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the connection ended before the image did") from error
-    if not content:
+    if not any(files):
         raise HTTPException(400, "there is no image; send a file, or a form with a file")
-    return content
+    return files
 
 
-async def _read(request: Request) -> bytes:
-    """Reads the body, or the first file of a form."""
+async def _read(request: Request) -> list[bytes]:
+    """Reads the body, or the files of a form in their order."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return await request.body()
-    async with request.form(max_files=1, max_fields=8, max_part_size=1024) as form:
-        files = [value for value in form.values() if isinstance(value, UploadFile)]
-        return await files[0].read() if files else b""
+        return [await request.body()]
+    async with request.form(max_files=MOST_FILES, max_fields=8, max_part_size=1024) as form:
+        values = [value for _, value in form.multi_items()]
+        return [await value.read() for value in values if isinstance(value, UploadFile)]
 
 
 def check_image(encoded: bytes) -> None:
