@@ -320,7 +320,8 @@ class DatasetEmbedder:
         if program is not None and all(map(operator.is_, earlier, leaves)):
             return program
         if keep and self.programs is not None:
-            about = engines.FORMAT, self.pixels.mean, self.pixels.std, view, facts
+            sizes = view.side, view.channels
+            about = engines.FORMAT, self.pixels.mean, self.pixels.std, sizes, facts
             kept = self.programs / fingerprint((*about, encoder), weights)
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         program = engines.Program(engine, by_jax, function, example, kept)

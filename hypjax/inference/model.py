@@ -167,9 +167,13 @@ class Model(ImageEmbedder):
             advice = f"put {files_of} into the folder of its weights"
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
         tokenizer = open_tokenizer(self._tokenizer, encoder.settings)
-        engine = engines.choose(self.engine, parallel.create_mesh(devices=jax.local_devices()[:1]))
         params = self.params[f"towers_{TEXTS}"]
-        return TextEmbedder(tower, params, self.space, tokenizer, engine)
+        return TextEmbedder(tower, params, self.space, tokenizer, self._engine_on_one)
+
+    @functools.cached_property
+    def _engine_on_one(self) -> tuple[str, str] | None:
+        """The engine of the first device alone, see `hypjax.experiment.engines.choose`."""
+        return engines.choose(self.engine, parallel.create_mesh(devices=jax.local_devices()[:1]))
 
     @at_the_call
     def search(
@@ -212,7 +216,10 @@ class Model(ImageEmbedder):
         return find_hits(queries, table, opened, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields points of images in order; pads batches to full, or if `few` to a power of two."""
+        """Yields points of images in order, in full batches.
+
+        JAX pads the last one, or all if `few` to a power of two; engines take few as they are.
+        """
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, not features; pixels are uint8")
@@ -220,7 +227,9 @@ class Model(ImageEmbedder):
             problem = f"this run embeds features of another model, not {dataset.name(0)}"
             raise UserError(f"{problem}; pass a file of such features, of dimension {encoder.dim}")
         total = len(dataset)
-        size = min(self.batch_size, 1 << (total - 1).bit_length()) if few else self.batch_size
+        size = self.batch_size
+        if few:
+            size = min(size, total if self._engine_on_one else 1 << (total - 1).bit_length())
         num_devices = min(jax.local_device_count(), -(-total // size))
         embedder, params = self._on_devices(num_devices)
         spaces = {self.part: self.space}
