@@ -11,7 +11,7 @@ The default variant is `hyp-dinov2` if there is an accelerator, and `lite` other
   `hyp-dinov2,last` also train the last blocks, on outputs that the blocks below compute once;
 * `happier`, short for `happier-lite,frozen`, trains this head by HAPPIER's loss, on batches of two
   departments; `happier` also exists with other encoders, such as `happier-resnet50`;
-* `hyp-lite`, `sph-lite` and `mix-lite` fine-tune EfficientNet-Lite0 at 128 pixels for 50 steps, in
+* `hyp-lite`, `sph-lite` and `mix-lite` fine-tune EfficientNet-Lite0 at 128 pixels for 80 steps, in
   minutes on a CPU;
 * `hyp-dino` and the other variants of `configs/cub.py`, except `,released`, fine-tune an encoder,
   which requires an accelerator.

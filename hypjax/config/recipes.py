@@ -161,8 +161,8 @@ def fine_tune_briefly(config: ConfigDict) -> None:
     _start_from_components(config)
     _learn_head_slowly(config)
     config.data.image_size = config.data.resize = 128
-    config.optim.warmup_steps = 5
-    config.train.update(batch_size=64, samples_per_class=4, total_steps=50)
+    config.optim.warmup_steps = 8
+    config.train.update(batch_size=64, samples_per_class=4, total_steps=80)
 
 
 def _train_last_blocks(config: ConfigDict, encoder: str) -> None:

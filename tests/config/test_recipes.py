@@ -273,7 +273,7 @@ def test_a_small_encoder_is_fine_tuned_as_its_last_blocks_are_but_on_photographs
     spec = f"grocery:{loss}-lite"
     assert differing(spec, f"{spec},last") == own
     train = load_config(spec).train
-    assert train.batch_size * train.total_steps < 5_000  # Minutes on a CPU.
+    assert train.batch_size * train.total_steps < 10_000  # Minutes on a CPU.
 
 
 @pytest.mark.parametrize(("encoder", "block"), [("lite", "stage_4_block_2"), ("dinov2", "block_9")])
