@@ -265,6 +265,17 @@ def test_a_frozen_encoder_leaves_the_loss_and_changes_how_a_head_is_trained(data
         assert {field for field in changed if field.startswith("objective.")} <= own_of_heads
 
 
+@pytest.mark.parametrize("loss", ["hyp", "sph", "mix"])
+def test_a_small_encoder_is_fine_tuned_as_its_last_blocks_are_but_on_photographs(loss):
+    own = {"variant", "data.image_size", "data.resize", "optim.frozen", "optim.warmup_steps"}
+    changed = "cached_features", "batch_size", "samples_per_class", "total_steps"
+    own |= {f"train.{field}" for field in changed}
+    spec = f"grocery:{loss}-lite"
+    assert differing(spec, f"{spec},last") == own
+    train = load_config(spec).train
+    assert train.batch_size * train.total_steps < 10_000  # Minutes on a CPU.
+
+
 @pytest.mark.parametrize(("encoder", "block"), [("lite", "stage_4_block_2"), ("dinov2", "block_9")])
 def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     own = {"variant", "optim.frozen", "optim.learning_rate", "optim.groups"}
