@@ -5,6 +5,7 @@ images replace them; XLA compiles the sums to a loop over adjacent channels.
 """
 
 import functools
+import math
 from typing import TypeAlias, cast
 
 import flax.linen as nn
@@ -17,6 +18,8 @@ Images: TypeAlias = Float[Array, "batch h w channels"]
 Outputs: TypeAlias = Float[Array, "batch h2 w2 channels"]  # Images of another size.
 Kernel: TypeAlias = Float[Array, "k k channels"]
 Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]  # Before and after, by axis.
+_TOTALS = 2**16  # Values of float32 that stay in a core's cache, beside images.
+_TERMS = 16  # Products to sum at once, at least; each is compiled.
 
 
 class DepthwiseConv(nn.Module):
@@ -121,17 +124,32 @@ def _images_grad(
 
 def _kernel_grad(x: Images, grad: Outputs, side: int, stride: int) -> Kernel:
     """Gradient of a side × side kernel: the sum of the padded images' windows times `grad`."""
+    batch, height, width, channels = grad.shape
+    # Tiles are summed, and added to totals of a few images at once, which stay in the cache.
+    images = batch // _divisor(batch, math.ceil(batch * side * side * channels / _TOTALS))
+    columns = _divisor(width, _TERMS)
+    rows = _divisor(height, math.ceil(_TERMS / columns))
+    counts = (batch // images, height // rows, width // columns)
 
-    def add_row(row: Array, total: Array) -> Array:
-        strip = jax.lax.dynamic_slice_in_dim(x, row * stride, side, axis=1)
-        row_grads = jax.lax.dynamic_index_in_dim(grad, row, axis=1)
+    def add_tile(tile: Array, total: Array) -> Array:
+        image, row, column = jnp.unravel_index(tile, counts)
+        starts = (image * images, row * rows, column * columns, 0)
+        slopes = jax.lax.dynamic_slice(grad, starts, (images, rows, columns, channels))
+        starts = (image * images, row * rows * stride, column * columns * stride, 0)
+        spans = ((n - 1) * stride + side for n in (rows, columns))
+        strip = jax.lax.dynamic_slice(x, starts, (images, *spans, channels))
         windows = (
-            strip[:, :, column * stride : column * stride + side]
-            * row_grads[:, :, column : column + 1]
-            for column in range(grad.shape[2])
+            strip[:, i * stride : i * stride + side, j * stride : j * stride + side]
+            * slopes[:, i : i + 1, j : j + 1]
+            for i in range(rows)
+            for j in range(columns)
         )
         return total + sum(windows)
 
-    # One total per image: XLA then shares the loop among cores.
-    total = jnp.zeros((len(x), side, side, x.shape[-1]))
-    return jnp.sum(jax.lax.fori_loop(0, grad.shape[1], add_row, total), axis=0)
+    total = jnp.zeros((images, side, side, channels))
+    return jnp.sum(jax.lax.fori_loop(0, math.prod(counts), add_tile, total), axis=0)
+
+
+def _divisor(number: int, least: int) -> int:
+    """The smallest divisor of a number that is at least `least`, or the number."""
+    return next((n for n in range(1, number) if number % n == 0 and n >= least), number)
