@@ -290,7 +290,8 @@ class DatasetEmbedder:
         function = functools.partial(encode, model, self.pixels, scales, params)
         if not self.is_final and count < engines.FEWEST:
             return by_jax
-        return self.program(by_jax, function, params["encoder"], scales, keep=self.is_final)
+        weights = params.get("encoder", {})  # Features of other models need none.
+        return self.program(by_jax, function, weights, scales, keep=self.is_final)
 
     def program(
         self,

@@ -5,6 +5,7 @@ instance. Axes are transposed only where an operation needs another order than i
 that convolutions, channels first in ONNX, follow one another without a transposition.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,11 @@ class Tensor(NamedTuple):
     order: tuple[int, ...]
     shape: tuple[Any, ...]  # Of JAX's value; the size of the batch is a symbol.
     dtype: np.dtype
+
+    def moves(self, order: Sequence[int]) -> bool:
+        """Whether another order of axes moves elements: axes of size 1 do not count."""
+        orders = ([axis for axis in x if self.shape[axis] != 1] for x in (order, self.order))
+        return next(orders) != next(orders)
 
 
 class Reduction(NamedTuple):
@@ -187,6 +193,11 @@ class Graph:
         """The kind of the node that computes a value; '' for inputs and constants."""
         return self.made_by[name].op_type if name in self.made_by else ""
 
+    def number(self, name: str) -> float:
+        """The value of a constant number; NaN for other names."""
+        value = self._constants.get(name, np.empty(0))
+        return float(value.ravel()[0]) if value.size == 1 else math.nan
+
     def ordered(self, x: Value, order: Sequence[int] | None = None) -> str:
         """Name of a value with its axes in an order, by default JAX's."""
         order = tuple(range(len(x.shape)) if order is None else order)
@@ -194,6 +205,9 @@ class Graph:
             return self.constant(np.transpose(x, order), x.dtype)
         if order == x.order:
             return x.name
+        if not x.moves(order):
+            sizes = [x.shape[axis] for axis in order]
+            return self.reshaped(x.name, sizes, jax.ShapeDtypeStruct(sizes, x.dtype)).name
         perm = [x.order.index(axis) for axis in order]
         return self.add("Transpose", [x.name], x, order, perm=perm).name
 

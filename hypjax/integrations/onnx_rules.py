@@ -5,8 +5,8 @@ A rule takes the graph, the equation's parameters, the shapes of its outputs, an
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,6 +70,18 @@ def _power(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
     if exponent == 2:
         return _elementwise(graph, "Mul", x, x, x)
     return _elementwise(graph, "Pow", x, x, _like(x, exponent))
+
+
+def _erf(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
+    """The error function; of a product by 1/√2 as a quotient, as runtimes expect it in a GELU."""
+    if graph.kind(x.name) == "Mul":
+        factors = graph.made_by[x.name].input
+        for other, factor in (factors, factors[::-1]):
+            if abs(graph.number(factor) - math.sqrt(0.5)) < 1e-6:
+                root = graph.constant(math.sqrt(2), x.dtype)
+                x = graph.add("Div", [other, root], x, x.order)
+                break
+    return _elementwise(graph, "Erf", outputs[0], x)
 
 
 def _log1p(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
@@ -251,42 +263,73 @@ def _quotient(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Ten
     return _elementwise(graph, "Div", outputs[0], x, y)
 
 
+class _Factor(NamedTuple):
+    """A factor of a product, and its axes: of the batch, those of the result, those summed over."""
+
+    value: Value
+    batch: Sequence[int]
+    free: Sequence[int]
+    sums: Sequence[int]
+
+    def moved(self, *groups: Sequence[int]) -> int:
+        """Elements that are moved if the axes are arranged by groups."""
+        axes = tuple(axis for group in groups for axis in group)
+        if isinstance(self.value, np.ndarray) or not self.value.moves(axes):
+            return 0
+        return math.prod(n for n in self.value.shape if isinstance(n, int))
+
+    def matrix(self, graph: Graph, *groups: Sequence[int]) -> str:
+        """The name of matrices, in batches, whose rows and columns are groups of axes."""
+        name = graph.ordered(self.value, [*self.batch, *groups[0], *groups[1]])
+        if all(len(group) == 1 for group in groups):
+            return name
+        batch, *sizes = ([self.value.shape[i] for i in x] for x in (self.batch, *groups))
+        return graph.reshaped(name, [*batch, *map(math.prod, sizes)], self.value).name
+
+
 def _dot_general(graph: Graph, params: Params, outputs: list, x: Value, y: Value) -> Tensor:
     """A product of matrices, in batches; by a constant matrix, also of channels in images."""
-    ((x_sums, y_sums), (x_batch, y_batch)), out = params["dimension_numbers"], outputs[0]
-    x_free, y_free = (
-        [axis for axis in range(len(value.shape)) if axis not in (*sums, *batch)]
-        for value, sums, batch in ((x, x_sums, x_batch), (y, y_sums, y_batch))
+    (sums, batches), out = params["dimension_numbers"], outputs[0]
+    first, second = (
+        _Factor(value, batch, [*_others(range(len(value.shape)), (*summed, *batch))], summed)
+        for value, summed, batch in zip((x, y), sums, batches, strict=True)
     )
-    rank = len(out.shape)
-    if isinstance(x, np.ndarray) and not x_batch:  # Constants are to be the second factor.
-        swapped = {**params, "dimension_numbers": ((y_sums, x_sums), ((), ()))}
-        axes = [*range(len(x_free), rank), *range(len(x_free))]
+    rank, batch_rank, first_rank = len(out.shape), len(first.batch), len(first.free)
+    moved, moved_if_swapped = (
+        a.moved(a.batch, a.free, a.sums) + b.moved(b.batch, b.sums, b.free)
+        for a, b in ((first, second), (second, first))
+    )
+    is_constant = isinstance(x, np.ndarray) and not batch_rank
+    # Attention's matrix of probabilities is not to be transposed, and constants come second.
+    if is_constant or (batch_rank and moved_if_swapped < moved):
+        axes = [*range(batch_rank), *range(batch_rank + first_rank, rank)]
+        axes += range(batch_rank, batch_rank + first_rank)
         like = jax.ShapeDtypeStruct([out.shape[axis] for axis in axes], out.dtype)
-        product = _dot_general(graph, swapped, [like], y, x)
+        product = _matrix_product(graph, second, first, like)
         return product._replace(order=tuple(axes[i] for i in product.order), shape=tuple(out.shape))
-    if isinstance(y, np.ndarray) and (len(y_free), len(y_sums)) == (1, 1):
-        if (
-            rank == 4 and isinstance(x, Tensor) and x.order[1] == x_sums[0]
-        ):  # Channels first: a convolution.
-            kernel = np.transpose(y, (*y_free, *y_sums))[:, :, None, None]
-            places = [3 if axis == x_sums[0] else x_free.index(axis) for axis in x.order]
-            return graph.add("Conv", [x.name, graph.constant(kernel, y.dtype)], out, places)
-        rows = graph.ordered(x, (*x_free, *x_sums))
-        return graph.add("MatMul", [rows, graph.ordered(y, (*y_sums, *y_free))], out)
-    names = []
-    parts: list[tuple[Value, list]] = [
-        (x, [x_batch, x_free, x_sums]),
-        (y, [y_batch, y_sums, y_free]),
-    ]
-    for value, axes in parts:
-        name = graph.ordered(value, [axis for group in axes for axis in group])
-        batch, *groups = ([value.shape[axis] for axis in group] for group in axes)
-        if any(len(group) != 1 for group in groups):
-            name = graph.reshaped(name, [*batch, *map(math.prod, groups)], value).name
-        names.append(name)
-    product = graph.add("MatMul", names, out)
-    if len(x_free) == len(y_free) == 1:
+    return _matrix_product(graph, first, second, out)
+
+
+def _others(axes: Iterable[int], removed: Collection[int]) -> Iterator[int]:
+    return (axis for axis in axes if axis not in removed)
+
+
+def _matrix_product(graph: Graph, first: _Factor, second: _Factor, out: Any) -> Tensor:
+    """The product of two factors, whose axes are the batch's, the first's and the second's."""
+    x, y = first.value, second.value
+    if isinstance(y, np.ndarray) and (len(second.free), len(second.sums)) == (1, 1):
+        (channels,) = first.sums
+        if isinstance(x, Tensor) and len(x.shape) == 4 and x.order[1] == channels:
+            kernel = np.transpose(y, (*second.free, *second.sums))[:, :, None, None]
+            order = [3 if axis == channels else first.free.index(axis) for axis in x.order]
+            return graph.add("Conv", [x.name, graph.constant(kernel, y.dtype)], out, order)
+        rows = graph.ordered(x, (*first.free, channels))
+        columns = graph.ordered(y, (*second.sums, *second.free))
+        return graph.add("MatMul", [rows, columns], out)
+    rows = first.matrix(graph, first.free, first.sums)
+    columns = second.matrix(graph, second.sums, second.free)
+    product = graph.add("MatMul", [rows, columns], out)
+    if len(first.free) == len(second.free) == 1:
         return product
     return graph.reshaped(product.name, out.shape, out)
 
@@ -347,7 +390,7 @@ def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Valu
     raise NotImplementedError("it uses indices in a way of its own")
 
 
-_SAME_NAMES = "abs acosh and asinh atanh cos cosh erf exp floor log max min neg not or pow sign sin"
+_SAME_NAMES = "abs acosh and asinh atanh cos cosh exp floor log max min neg not or pow sign sin"
 _SAME_NAMES += " sinh sqrt sub tan tanh"
 RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     **{name: _simple(name.title()) for name in _SAME_NAMES.split()},
@@ -361,6 +404,7 @@ RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     "div": _quotient,
     "dot_general": _dot_general,
     "eq": _simple("Equal"),
+    "erf": _erf,
     "expm1": _expm1,
     "gather": _gather,
     "ge": _simple("GreaterOrEqual"),
