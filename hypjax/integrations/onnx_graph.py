@@ -106,6 +106,7 @@ class Graph:
     def __init__(self, given: Tensor) -> None:
         self.input = given
         self.made_by: dict[str, onnx.NodeProto] = {}  # By the name of the result.
+        self.tensors: dict[str, Tensor] = {}  # Likewise.
         self.reductions: dict[str, Reduction] = {}  # Likewise.
         self._constants: dict[str, np.ndarray] = {}
         self._small: dict[tuple, str] = {}
@@ -173,7 +174,9 @@ class Graph:
         """Adds a node whose result has the shape and dtype of `like`, by default in JAX's order."""
         name = self.node(f"v{len(self.made_by)}", kind, inputs, **params)
         shape = tuple(like.shape)
-        return Tensor(name, tuple(order) or tuple(range(len(shape))), shape, np.dtype(like.dtype))
+        order = tuple(order) or tuple(range(len(shape)))
+        self.tensors[name] = Tensor(name, order, shape, np.dtype(like.dtype))
+        return self.tensors[name]
 
     def node(self, result: str, kind: str, inputs: Sequence[str], **params: Any) -> str:
         """Adds a node, and names its result."""
@@ -183,7 +186,7 @@ class Graph:
     def constant(self, value: Any, dtype: DTypeLike = np.int64) -> str:
         """Name of a constant, by default of integers."""
         array = np.asarray(value, dtype)
-        key = (array.dtype, array.shape, array.tobytes() if array.size <= _SMALL else id(value))
+        key = (array.dtype, array.shape, array.tobytes() if array.size <= _SMALL else id(array))
         if key not in self._small:
             self._small[key] = f"c{len(self._constants)}"
             self._constants[self._small[key]] = array

@@ -241,26 +241,27 @@ def _reduction(graph: Graph, reduction: Reduction, like: Any) -> Tensor:
 
 
 def _quotient(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
-    """X / y: a mean, if x is a sum of y terms; a softmax, if y is the sum of x = exp(v - w)."""
+    """A quotient: a mean, if x is a sum of y terms; a softmax, if y is the sum of x = exp(v)."""
     x_sum, y_sum = (graph.reductions.get(getattr(value, "name", "")) for value in (x, y))
     if x_sum and x_sum.kind == "ReduceSum" and isinstance(y, np.ndarray) and y.size == 1:
-        if math.prod(x_sum.x.shape[axis] for axis in x_sum.axes) == y:
+        terms = [x_sum.x.shape[axis] for axis in x_sum.axes]
+        if all(isinstance(n, int) for n in terms) and math.prod(terms) == y.item():
             return _reduction(graph, x_sum._replace(kind="ReduceMean"), outputs[0])
-    if (
-        y_sum
-        and isinstance(x, Tensor)
-        and (y_sum.kind, y_sum.x, y_sum.keeps)
-        == (
-            "ReduceSum",
-            x,
-            True,
-        )
-    ):
-        exponents = graph.made_by[x.name].input[0]
-        if (graph.kind(x.name), graph.kind(exponents)) == ("Exp", "Sub"):
-            axis, given = x.order.index(y_sum.axes[0]), graph.made_by[exponents].input[:1]
-            return graph.add("Softmax", given, outputs[0], x.order, axis=axis)
+    if isinstance(x, Tensor) and y_sum and (y_sum.kind, y_sum.x) == ("ReduceSum", x):
+        if y_sum.keeps and len(y_sum.axes) == 1 and graph.kind(x.name) == "Exp":
+            given, axis = _exponents(graph, x, y_sum.axes[0]), x.order.index(y_sum.axes[0])
+            return graph.add("Softmax", [given], outputs[0], x.order, axis=axis)
     return _elementwise(graph, "Div", outputs[0], x, y)
+
+
+def _exponents(graph: Graph, x: Tensor, axis: int) -> str:
+    """The v of exp(v), or of exp(v - w) where w does not vary along the axis, as its maximum."""
+    given = graph.made_by[x.name].input[0]
+    if graph.kind(given) == "Sub":
+        v, w = (graph.tensors.get(name) for name in graph.made_by[given].input)
+        if v and w and v.shape == x.shape and len(w.shape) > axis and w.shape[axis] == 1:
+            return v.name
+    return given
 
 
 class _Factor(NamedTuple):
@@ -317,7 +318,8 @@ def _others(axes: Iterable[int], removed: Collection[int]) -> Iterator[int]:
 def _matrix_product(graph: Graph, first: _Factor, second: _Factor, out: Any) -> Tensor:
     """The product of two factors, whose axes are the batch's, the first's and the second's."""
     x, y = first.value, second.value
-    if isinstance(y, np.ndarray) and (len(second.free), len(second.sums)) == (1, 1):
+    is_matrix = (len(second.batch), len(second.free), len(second.sums)) == (0, 1, 1)
+    if isinstance(y, np.ndarray) and is_matrix:
         (channels,) = first.sums
         if isinstance(x, Tensor) and len(x.shape) == 4 and x.order[1] == channels:
             kernel = np.transpose(y, (*second.free, *second.sums))[:, :, None, None]

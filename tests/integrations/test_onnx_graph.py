@@ -43,6 +43,13 @@ FUNCTIONS = {
         (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
     ),
     "softmax": lambda x: jax.nn.softmax(3 * x.swapaxes(1, 2), axis=-1).sum(axis=2),
+    "shares that are no softmax": lambda x: (
+        jnp.exp(x - X[:1]) / jnp.exp(x - X[:1]).sum(-1, keepdims=True)
+    ),
+    "shares of a difference": lambda x: (lambda e: e / e.sum(-1, keepdims=True))(
+        jnp.exp(x - 2 * x**2)
+    ),
+    "constants in a batch": lambda x: jnp.einsum("bijc,ick->bijk", x, X[0, :, :4]),
     "small numbers": lambda x: jnp.log1p(jnp.abs(x) * 1e-6) + jnp.expm1(x * 1e-6),
     "functions": lambda x: (
         jnp.arctanh(jnp.tanh(x / 4)) + jnp.sinh(x) * jax.nn.silu(x) + jax.nn.gelu(x) ** 3
