@@ -41,6 +41,11 @@ class Tensor(NamedTuple):
     shape: tuple[Any, ...]  # Of JAX's value; the size of the batch is a symbol.
     dtype: np.dtype
 
+    @property
+    def stored(self) -> list[Any]:
+        """The shape in the graph."""
+        return [self.shape[axis] for axis in self.order]
+
     def moves(self, order: Sequence[int]) -> bool:
         """Whether another order of axes moves elements: axes of size 1 do not count."""
         orders = ([axis for axis in x if self.shape[axis] != 1] for x in (order, self.order))

@@ -249,17 +249,18 @@ def _quotient(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Ten
             return _reduction(graph, x_sum._replace(kind="ReduceMean"), outputs[0])
     if isinstance(x, Tensor) and y_sum and (y_sum.kind, y_sum.x) == ("ReduceSum", x):
         if y_sum.keeps and len(y_sum.axes) == 1 and graph.kind(x.name) == "Exp":
-            given, axis = _exponents(graph, x, y_sum.axes[0]), x.order.index(y_sum.axes[0])
+            axis = x.order.index(y_sum.axes[0])
+            given = _exponents(graph, x, axis)
             return graph.add("Softmax", [given], outputs[0], x.order, axis=axis)
     return _elementwise(graph, "Div", outputs[0], x, y)
 
 
 def _exponents(graph: Graph, x: Tensor, axis: int) -> str:
-    """The v of exp(v), or of exp(v - w) where w does not vary along the axis, as its maximum."""
+    """The v of x = exp(v), or of exp(v - w) where w does not vary along a stored axis."""
     given = graph.made_by[x.name].input[0]
     if graph.kind(given) == "Sub":
         v, w = (graph.tensors.get(name) for name in graph.made_by[given].input)
-        if v and w and v.shape == x.shape and len(w.shape) > axis and w.shape[axis] == 1:
+        if v and w and v.stored == x.stored and len(w.stored) > axis and w.stored[axis] == 1:
             return v.name
     return given
 
