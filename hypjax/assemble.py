@@ -31,6 +31,7 @@ from hypjax.data.splits import HeldOutClasses, Splits
 from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
+from hypjax.experiment import engines
 from hypjax.experiment.embedding import DatasetEmbedder, part_of
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.method import Method
@@ -167,6 +168,7 @@ def assemble(
         **splits.provenance,
         "precision": compute_dtype(config.model.precision).name,
     }
+    engines.choose(config.run.engine, mesh)  # Refuses one that is missing.
     embedder = _embedder(config, method, splits, mesh)
     return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts)
 

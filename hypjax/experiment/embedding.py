@@ -314,7 +314,10 @@ class DatasetEmbedder:
         engine = engines.choose(self.options.engine, self.mesh)
         encoder = self.model.encoder
         is_rounded = getattr(encoder, "dtype", jnp.float32) != jnp.float32
-        if engine is None or is_rounded or not encoder.takes_pixels:
+        if engine is None or not encoder.takes_pixels:
+            return by_jax
+        if is_rounded:
+            console.say_once(f"JAX runs the encoder, since model.precision is {encoder.dtype}")
             return by_jax
         leaves, view, kept = jax.tree.leaves(weights), self.pixels.view, None
         earlier, program = self._programs.get(facts, ([], None))
@@ -323,7 +326,8 @@ class DatasetEmbedder:
         if keep and self.programs is not None:
             sizes = view.side, view.channels
             about = engines.FORMAT, self.pixels.mean, self.pixels.std, sizes, facts
-            kept = self.programs / fingerprint((*about, encoder), weights)
+            name = fingerprint((*about, encoder), weights)
+            kept = engines.kept_program(self.programs, engine, name)
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         program = engines.Program(engine, by_jax, function, example, kept)
         self._programs[facts] = leaves, program

@@ -7,6 +7,7 @@ other results, JAX runs.
 import hashlib
 import importlib.util
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
-from hypjax.errors import UserError, reason
+from hypjax import __version__
+from hypjax.errors import UserError, reason, require_package
 from hypjax.system import console, integrations
 from hypjax.system.files import replacing
 
 Function = Callable[[Any], Any]  # From a batch of images to their features.
-FORMAT = "hypjax program 1"  # Increase the number if the translation changes.
+# Increase the number if the translation changes, or an encoder's results.
+FORMAT = "hypjax program 1", __version__, jax.__version__
 _CHECKED = 8  # Images on which an engine is compared with JAX.
 _MAX_ERRORS = {"float32": 1e-4, "bfloat16": 0.1}  # Relative to the largest number.
 FEWEST = 1_000  # Images for which translating weights pays that will change again.
@@ -45,8 +48,9 @@ def choose(engine: str, mesh: Mesh) -> tuple[str, str] | None:
         return None
     if not is_cpu:
         devices = f"{mesh.devices.size} × {mesh.devices.flat[0].device_kind}"
-        raise UserError(f"run.engine is {engine}, which runs on one CPU, not on {devices}; set jax")
-    integrations.find("run", name)
+        raise UserError(f"the engine {engine} runs on one CPU, not on {devices}; choose jax")
+    for package in integrations.packages(name):
+        require_package(package, f"the engine {name}", integrations.INTEGRATIONS[name].install)
     return name, precision or "float32"
 
 
@@ -74,21 +78,24 @@ class Program:
         self._by_jax, self._function, self._example = by_jax, function, example
         self._kept = kept
         self._run: Function | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, images: Shaped[Array, "b ..."]) -> Float[Any, "b ..."]:
         """Applies the function to a batch."""
-        if self._run is None:
-            self._run = self._open(np.asarray(images))
+        with self._lock:
+            if self._run is None:
+                self._run = self._open(np.asarray(images))
         return self._run(images)
 
     def _open(self, images: Shaped[np.ndarray, "b ..."]) -> Function:
         """Opens the engine's program, or JAX's where the engine cannot replace it."""
-        open_program: Any = integrations.find("run", self._name)
         try:
+            open_program: Any = integrations.find("run", self._name)
             content = _read(self._kept)
             if content is None:
-                content = self._translated(open_program, images[:_CHECKED])
-            program = open_program(content, self._precision)
+                program = self._translated(open_program, images[:_CHECKED])
+            else:
+                program = open_program(content, self._precision)
         except Exception as error:  # Engines raise almost anything.
             problem = f"{self._name} does not run this encoder ({reason(error)})"
             console.say_once(f"{problem}; JAX runs it")
@@ -98,8 +105,8 @@ class Program:
         console.say_once(f"{program.description} runs the encoder")
         return lambda images: program(np.asarray(images))
 
-    def _translated(self, open_program: Any, images: Shaped[np.ndarray, "b ..."]) -> bytes:
-        """Translates the function, compares results in the engine's precision, and keeps it."""
+    def _translated(self, open_program: Any, images: Shaped[np.ndarray, "b ..."]) -> Any:
+        """Translates the function, compares the program's results with JAX's, and keeps it."""
         content = open_program.translate(self._function, self._example)
         expected = np.asarray(self._by_jax(images))
         program = open_program(content, self._precision)
@@ -111,7 +118,14 @@ class Program:
                 self._kept.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(self._kept) as temporary:
                     temporary.write_bytes(hashlib.sha256(content).digest() + content)
-        return content
+        return program
+
+
+def kept_program(
+    folder: pathlib.Path | None, engine: tuple[str, str], fingerprint: str
+) -> pathlib.Path | None:
+    """The file of a program that an engine has been compared with JAX for, in one precision."""
+    return folder and folder / f"{fingerprint}-{'-'.join(engine)}.onnx"
 
 
 def _read(path: pathlib.Path | None) -> bytes | None:

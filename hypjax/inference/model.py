@@ -91,6 +91,8 @@ class Model(ImageEmbedder):
         if engine not in ENGINES:
             raise UserError(f"engine is {engine!r}; it must be {', '.join(ENGINES)}")
         self.engine = engine
+        mesh = parallel.create_mesh(devices=jax.local_devices()[:1])
+        self._engine = engines.choose(engine, mesh)  # Which runs on a single CPU.
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
@@ -168,12 +170,7 @@ class Model(ImageEmbedder):
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
         tokenizer = open_tokenizer(self._tokenizer, encoder.settings)
         params = self.params[f"towers_{TEXTS}"]
-        return TextEmbedder(tower, params, self.space, tokenizer, self._engine_on_one)
-
-    @functools.cached_property
-    def _engine_on_one(self) -> tuple[str, str] | None:
-        """The engine of the first device alone, see `hypjax.experiment.engines.choose`."""
-        return engines.choose(self.engine, parallel.create_mesh(devices=jax.local_devices()[:1]))
+        return TextEmbedder(tower, params, self.space, tokenizer, self._engine)
 
     @at_the_call
     def search(
@@ -216,10 +213,7 @@ class Model(ImageEmbedder):
         return find_hits(queries, table, opened, k, postprocessing)
 
     def batches(self, dataset: Dataset, *, few: bool = False) -> Iterator[Embedded]:
-        """Yields points of images in order, in full batches.
-
-        JAX pads the last one, or all if `few` to a power of two; engines take few as they are.
-        """
+        """Yields points of images in order; pads batches to full, or if `few` to a power of two."""
         encoder, vectors = self.module.encoder, dataset.vectors
         if encoder.takes_pixels and vectors is not None:
             raise UserError("this run embeds images, not features; pixels are uint8")
@@ -229,8 +223,8 @@ class Model(ImageEmbedder):
         total = len(dataset)
         size = self.batch_size
         if few:
-            size = min(size, total if self._engine_on_one else 1 << (total - 1).bit_length())
-        num_devices = min(jax.local_device_count(), -(-total // size))
+            size = min(size, 1 << (total - 1).bit_length())
+        num_devices = min(1 if self._engine else jax.local_device_count(), -(-total // size))
         embedder, params = self._on_devices(num_devices)
         spaces = {self.part: self.space}
         batches = embedder.point_batches(params, dataset, spaces, size * num_devices)

@@ -40,7 +40,7 @@ class TextEmbedder:
         tokenizer: Tokenizer,
         engine: tuple[str, str] | None = None,
     ) -> None:
-        self._engine = engine  # See `hypjax.experiment.engines.choose`.
+        self._tower, self._engine = tower, engine  # See `hypjax.experiment.engines.choose`.
         self._programs: dict[int, engines.Program] = {}  # By the number of tokens.
         self._encoder = cast(TextTransformer, tower.encoder)
         self._params, self._space, self._tokenizer = params, space, tokenizer
@@ -98,8 +98,8 @@ class TextEmbedder:
             return by_jax
         if length in self._programs:
             return self._programs[length]
-        facts = engines.FORMAT, self._encoder, jax.tree.structure(params), length
-        kept = cache_folder() / "programs" / fingerprint(facts, params)
+        name = fingerprint((engines.FORMAT, self._tower, length), params)
+        kept = engines.kept_program(cache_folder() / "programs", self._engine, name)
         example = jax.ShapeDtypeStruct((length,), np.int32)
         function = functools.partial(self._project, params)
         program = engines.Program(self._engine, by_jax, function, example, kept)

@@ -18,13 +18,14 @@ from hypjax import __version__
 from hypjax.assemble import assemble_method
 from hypjax.config import own_copy, set_fields
 from hypjax.data.pixels import array, from_array
-from hypjax.errors import UserError, writing
+from hypjax.errors import UserError, explained, writing
 from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.model import Model
 from hypjax.integrations.onnx_graph import translate
 from hypjax.models import Embedder
+from hypjax.models.custom import is_custom
 from hypjax.system.files import replacing
 from hypjax.types import View
 
@@ -76,7 +77,8 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         inputs = _add_margin(inputs, view)
     with writing(path), replacing(path) as temporary:
         onnx.save(model, temporary)
-        points = _exported_points(temporary, inputs)
+        with explained("ONNX Runtime cannot run the translated model"):
+            points = _exported_points(temporary, inputs)
         return _require_agreement(embedder.space, description, expected, points)
 
 
@@ -112,6 +114,9 @@ def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
 
 
 def _module_for_cpus(embedder: Model) -> Embedder:
+    """The model's module in float32 and for CPUs."""
+    if is_custom(embedder.module.encoder):
+        return embedder.module
     config = own_copy(embedder.config)
     set_fields(config, {"model.precision": "float32"})
     cpu = jax.devices("cpu")[0]

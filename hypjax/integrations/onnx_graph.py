@@ -112,7 +112,7 @@ class Graph:
         self.input = given
         self.made_by: dict[str, onnx.NodeProto] = {}  # By the name of the result.
         self.tensors: dict[str, Tensor] = {}  # Likewise.
-        self.reductions: dict[str, Reduction] = {}  # Likewise.
+        self.reductions: dict[Tensor, Reduction] = {}  # By their results, with axes in order.
         self._constants: dict[str, np.ndarray] = {}
         self._small: dict[tuple, str] = {}
 
@@ -228,6 +228,8 @@ class Graph:
 
     def shape(self, shape: Sequence[Any]) -> str:
         """Name of a shape, whose symbols are the size of the batch."""
+        if any(n != self.input.shape[0] for n in shape if not isinstance(n, int)):
+            raise NotImplementedError("it makes batches of another size")
         like = np.zeros(len(shape), np.int64)
         batch = self.add("Shape", [self.input.name], like[:1], start=0, end=1).name
         sizes = [self.constant([n]) if isinstance(n, int) else batch for n in shape]

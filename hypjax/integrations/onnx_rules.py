@@ -85,10 +85,13 @@ def _erf(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
 
 
 def _log1p(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
-    """2·atanh(x / (2 + x)), which keeps the digits of small numbers."""
+    """2·atanh(x / (2 + x)), which keeps the digits of small numbers; log(1 + x) of larger ones."""
     add = functools.partial(_elementwise, graph)
     ratio = add("Div", x, x, add("Add", x, x, _like(x, 2)))
-    return add("Mul", x, add("Atanh", x, ratio), _like(x, 2))
+    small = add("Mul", x, add("Atanh", x, ratio), _like(x, 2))
+    large = add("Log", x, add("Add", x, x, _like(x, 1)))
+    is_small = add("Less", jax.ShapeDtypeStruct(x.shape, np.bool_), x, _like(x, 1))
+    return add("Where", x, is_small, small, large)
 
 
 def _expm1(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
@@ -124,6 +127,8 @@ def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value)
 
 
 def _clamp(graph: Graph, _: Params, outputs: list, low: Value, x: Tensor, high: Value) -> Tensor:
+    if low.shape or high.shape:
+        return _elementwise(graph, "Min", x, _elementwise(graph, "Max", x, x, low), high)
     return graph.add("Clip", [x.name, graph.ordered(low), graph.ordered(high)], x, x.order)
 
 
@@ -144,7 +149,7 @@ def _broadcast(graph: Graph, params: Params, outputs: list, x: Value, *_: Value)
     sizes = dict(zip(params["broadcast_dimensions"], x.shape, strict=True))
     shape = tuple(sizes.get(axis, 1) for axis in range(len(out.shape)))
     like = jax.ShapeDtypeStruct(shape, x.dtype)
-    reduction = graph.reductions.get(getattr(x, "name", ""))
+    reduction = graph.reductions.get(x) if isinstance(x, Tensor) else None
     if reduction and shape == reduction.kept_shape:
         result = _reduction(graph, reduction._replace(keeps=True), like)
     else:
@@ -215,6 +220,8 @@ def _pad(graph: Graph, params: Params, outputs: list, x: Value, value: Value) ->
 def _reduce(kind: str) -> Callable[..., Tensor]:
     def rule(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
         axes = tuple(params["axes"])
+        if not axes:  # Which ONNX takes for all.
+            return x
         if kind != "ArgMax":
             return _reduction(graph, Reduction(kind, x, axes), outputs[0])
         order, (axis,) = _without(x.order, axes), axes
@@ -236,13 +243,15 @@ def _reduction(graph: Graph, reduction: Reduction, like: Any) -> Tensor:
     order = x.order if keeps else _without(x.order, axes)
     stored = graph.constant([x.order.index(axis) for axis in axes])
     result = graph.add(kind, [x.name, stored], like, order, keepdims=int(keeps))
-    graph.reductions[result.name] = reduction
+    graph.reductions[result] = reduction
     return result
 
 
 def _quotient(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
     """A quotient: a mean, if x is a sum of y terms; a softmax, if y is the sum of x = exp(v)."""
-    x_sum, y_sum = (graph.reductions.get(getattr(value, "name", "")) for value in (x, y))
+    x_sum, y_sum = (
+        graph.reductions.get(value) if isinstance(value, Tensor) else None for value in (x, y)
+    )
     if x_sum and x_sum.kind == "ReduceSum" and isinstance(y, np.ndarray) and y.size == 1:
         terms = [x_sum.x.shape[axis] for axis in x_sum.axes]
         if all(isinstance(n, int) for n in terms) and math.prod(terms) == y.item():
@@ -341,6 +350,8 @@ def _convolution(graph: Graph, params: Params, outputs: list, x: Tensor, kernel:
     numbers, padding = params["dimension_numbers"], params["padding"]
     if {*params["lhs_dilation"], params["batch_group_count"]} != {1}:
         raise NotImplementedError("it uses a transposed convolution")
+    if any(end < 0 for side in padding for end in side):
+        raise NotImplementedError("it crops in a convolution")
     return graph.add(
         "Conv",
         [graph.ordered(x, numbers.lhs_spec), graph.ordered(kernel, numbers.rhs_spec)],
@@ -357,7 +368,8 @@ def _max_pool(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
     """A maximum over windows of images, channels last."""
     window, padding, order = params["window_dimensions"], params["padding"], (0, 3, 1, 2)
     dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
-    if len(window) != 4 or (window[0], window[3]) != (1, 1) or dilated:
+    others = [(window[i], params["window_strides"][i], *padding[i]) for i in (0, -1)]
+    if len(window) != 4 or others != 2 * [(1, 1, 0, 0)] or dilated:
         raise NotImplementedError("it uses windows that are not of images")
     return graph.add(
         "MaxPool",
@@ -371,33 +383,63 @@ def _max_pool(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
 
 
 def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Value) -> Tensor:
-    """What `x[:, 0]`, `jnp.take(x, indices, 0)` and `jnp.take_along_axis` compute."""
-    numbers, sizes, (out,) = params["dimension_numbers"], params["slice_sizes"], outputs
-    axes, batch, rank = numbers.start_index_map, numbers.operand_batching_dims, len(x.shape)
+    """What `x[:, 0]`, `jnp.take(x, indices, 0)` and `jnp.take_along_axis` compute.
+
+    The latter's indices, which JAX checks, must be valid.
+    """
+    numbers, sizes, (out,) = params["dimension_numbers"], tuple(params["slice_sizes"]), outputs
+    axes, batch = tuple(numbers.start_index_map), tuple(numbers.operand_batching_dims)
+    collapsed, clips = tuple(numbers.collapsed_slice_dims), "CLIP" in str(params["mode"])
     if isinstance(indices, np.ndarray) and indices.ndim == 1 and isinstance(x, Tensor):
-        at = dict(zip(axes, indices.tolist(), strict=True))
-        starts = [at.get(axis, 0) for axis in range(rank)]
-        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-        window = _window(graph, x, jax.ShapeDtypeStruct(sizes, x.dtype), starts, ends, [1] * rank)
-        return graph.reshaped(graph.ordered(window), out.shape, out)
+        return _gather_at(graph, x, dict(zip(axes, indices.tolist(), strict=True)), sizes, out)
+    if len(axes) != 1 or collapsed != axes or sizes[axes[0]] != 1:
+        raise NotImplementedError("it uses indices in a way of its own")
+    (axis,) = axes
     names = [graph.ordered(x), graph.ordered(indices)]
-    if (axes, batch, tuple(sizes[1:])) == ((0,), (), tuple(x.shape[1:])):
+    if (axis, batch, sizes[1:]) == (0, (), tuple(x.shape[1:])) and clips:
+        ends = [graph.constant(end, indices.dtype) for end in (0, x.shape[0] - 1)]
         rows = graph.reshaped(names[1], indices.shape[:-1], indices)
+        rows = graph.add("Clip", [rows.name, *ends], jax.ShapeDtypeStruct(rows.shape, rows.dtype))
         return graph.add("Gather", [names[0], rows.name], out, axis=0)
-    if batch == numbers.start_indices_batching_dims and {*sizes} == {1}:
+    if not batch or batch != tuple(numbers.start_indices_batching_dims):
+        raise NotImplementedError("it uses indices in a way of its own")
+    if {*sizes} == {1}:
         places = graph.reshaped(names[1], indices.shape[:-1], indices)
-        return graph.add("GatherElements", [names[0], places.name], out, axis=axes[0])
-    if (axes, batch, tuple(sizes[2:])) == ((1,), (0,), tuple(x.shape[2:])):
+        return graph.add("GatherElements", [names[0], places.name], out, axis=axis)
+    if (axis, batch, sizes[2:]) == (1, (0,), tuple(x.shape[2:])):
         whole = graph.add("Cast", names[1:], indices, to=TensorProto.INT64)
         return graph.add("GatherND", [names[0], whole.name], out, batch_dims=1)
     raise NotImplementedError("it uses indices in a way of its own")
 
 
-_SAME_NAMES = "abs acosh and asinh atanh cos cosh exp floor log max min neg not or pow sign sin"
+def _gather_at(
+    graph: Graph, x: Tensor, at: Mapping[int, int], sizes: Sequence[Any], out: Any
+) -> Tensor:
+    """A window that begins at constant places along some axes."""
+    if any(not 0 <= start <= x.shape[axis] - sizes[axis] for axis, start in at.items()):
+        raise NotImplementedError("it uses indices beyond the ends")
+    starts = [at.get(axis, 0) for axis in range(len(sizes))]
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    steps = [1] * len(sizes)
+    window = _window(graph, x, jax.ShapeDtypeStruct(sizes, x.dtype), starts, ends, steps)
+    return graph.reshaped(graph.ordered(window), out.shape, out)
+
+
+def _logical(kind: str) -> Callable[..., Tensor]:
+    def rule(graph: Graph, _: Params, outputs: list, *inputs: Value) -> Tensor:
+        if outputs[0].dtype != np.bool_:
+            raise NotImplementedError("it computes with bits")
+        return _elementwise(graph, kind, outputs[0], *inputs)
+
+    return rule
+
+
+_SAME_NAMES = "abs acosh asinh atanh cos cosh exp floor log max min neg pow sign sin"
 _SAME_NAMES += " sinh sqrt sub tan tanh"
 RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     **{name: _simple(name.title()) for name in _SAME_NAMES.split()},
     "add": _sum,
+    "and": _logical("And"),
     "argmax": _reduce("ArgMax"),
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
@@ -420,6 +462,8 @@ RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     "lt": _simple("Less"),
     "mul": _product,
     "ne": _not_equal,
+    "not": _logical("Not"),
+    "or": _logical("Or"),
     "pad": _pad,
     "reduce_max": _reduce("ReduceMax"),
     "reduce_min": _reduce("ReduceMin"),

@@ -108,7 +108,8 @@ class QdrantGallery:
         results = ArrayGallery()  # Of the images found for all queries.
         results.ids = np.array([image.payload["id"] for image in images], str)
         results.labels = np.array([image.payload["label"] for image in images], str)
-        own_rows = results.own_rows(paths or [""] * len(points))
+        # Each alone: of equal names among several, `own_rows` does not know which is which.
+        own_rows = [results.own_rows([path])[0] for path in paths or [""] * len(points)]
         return [
             hits._replace(keys=[str(images[int(row)].id) for row in hits.keys])
             for hits in results.neighbours(distances, rows, own_rows, k)

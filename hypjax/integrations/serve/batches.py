@@ -35,10 +35,11 @@ class Batcher(Generic[Item, Result]):
 
     def _answer(self, batch: list[tuple[Item, Future[Result]]]) -> None:
         try:
-            results = list(self._function([item for item, _ in batch])) if batch else []
+            results = self._function([item for item, _ in batch]) if batch else []
+            answers = list(zip(batch, results, strict=True))
         except Exception as error:
             for pair in batch:
                 self._answer([pair]) if len(batch) > 1 else pair[1].set_exception(error)
         else:
-            for (_, future), result in zip(batch, results, strict=True):
+            for (_, future), result in answers:
                 future.set_result(result)

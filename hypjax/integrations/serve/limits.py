@@ -58,7 +58,9 @@ async def _read(request: Request) -> list[bytes]:
         return [await request.body()]
     async with request.form(max_files=MOST_FILES, max_fields=8, max_part_size=1024) as form:
         values = [value for _, value in form.multi_items()]
-        return [await value.read() for value in values if isinstance(value, UploadFile)]
+        # A field without a file has no name.
+        uploads = [x for x in values if isinstance(x, UploadFile) and x.filename]
+        return [await upload.read() for upload in uploads]
 
 
 def check_image(encoded: bytes) -> None:
