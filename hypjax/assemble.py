@@ -168,7 +168,7 @@ def assemble(
         **splits.provenance,
         "precision": compute_dtype(config.model.precision).name,
     }
-    engines.choose(config.run.engine, mesh)  # Refuses one that is missing.
+    engines.choose(method.embedding.engine, mesh)  # Refuses one that is missing.
     embedder = _embedder(config, method, splits, mesh)
     return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts)
 
