@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from hypjax.integrations.onnx_graph import translate
+from hypjax.integrations.onnx_graph import UntranslatedError, translate
 from hypjax.system.machine import usable_cores
 
 _LARGEST = 2**31 - 1  # Bytes of a protocol buffer.
@@ -36,11 +36,11 @@ class _Program:
     def translate(function: Callable[[Any], Any], example: jax.ShapeDtypeStruct) -> bytes:
         """Translates a function of a batch of examples; returns the content of an ONNX file.
 
-        Raises `NotImplementedError` with the reason where this cannot be done.
+        Raises `UntranslatedError` with the reason where this cannot be done.
         """
         model = translate(function, example, "inputs", "outputs")
         if (size := model.ByteSize()) > _LARGEST:
-            raise NotImplementedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f}")
+            raise UntranslatedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f}")
         return model.SerializeToString()
 
 

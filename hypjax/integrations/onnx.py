@@ -23,7 +23,7 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.model import Model
-from hypjax.integrations.onnx_graph import translate
+from hypjax.integrations.onnx_graph import UntranslatedError, translate
 from hypjax.models import Embedder
 from hypjax.models.custom import is_custom
 from hypjax.system.files import replacing
@@ -102,7 +102,7 @@ def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
         name = "seen"  # The output of `view_model`.
     try:
         model = translate(points, example, name, "points")
-    except NotImplementedError as error:
+    except UntranslatedError as error:
         raise UserError(f"{embedder.name} cannot be written as ONNX: {error}") from error
     if (size := model.ByteSize()) >= 2**31:  # The limit of a protocol buffer.
         raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")

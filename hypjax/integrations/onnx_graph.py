@@ -33,6 +33,10 @@ _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+class UntranslatedError(Exception):
+    """A function does what ONNX, or this translation, cannot express; the message says what."""
+
+
 class Tensor(NamedTuple):
     """A value of the graph, whose axis i is axis `order[i]` of JAX's value."""
 
@@ -81,7 +85,7 @@ def translate(
         output: Name of the model's output.
 
     Raises:
-        NotImplementedError: With the reason, if the translation does not know an operation, or the
+        UntranslatedError: With the reason, if the translation does not know an operation, or the
             function does not leave the size of the batch open.
     """
     shape, dtype = (*jax.export.symbolic_shape("batch"), *example.shape), np.dtype(example.dtype)
@@ -91,7 +95,7 @@ def translate(
             graph = Graph(Tensor(name, tuple(range(len(shape))), shape, dtype))
             (result,) = graph.run(closed.jaxpr, closed.consts, [graph.input])
     except (TypeError, ValueError) as error:  # Of a function that needs to know the batch's size.
-        raise NotImplementedError(str(error).partition("\n")[0]) from error
+        raise UntranslatedError(str(error).partition("\n")[0]) from error
     graph.node(output, "Identity", [graph.ordered(result)])
     aval: Any = closed.out_avals[0]
     ends = [(name, dtype, shape), (output, np.dtype(aval.dtype), aval.shape)]
@@ -155,7 +159,7 @@ class Graph:
         if is_static and all(isinstance(x, np.ndarray) for x in inputs):
             return _computed(equation, outputs, inputs)
         if name not in RULES:
-            raise NotImplementedError(f"the translation knows no {name}")
+            raise UntranslatedError(f"the translation knows no {name}")
         results = RULES[name](self, params, outputs, *inputs)
         return results if isinstance(results, list) else [results]
 
@@ -166,7 +170,7 @@ class Graph:
         loop, length = params["jaxpr"], params["length"]
         is_constant = all(isinstance(x, np.ndarray) for x in rows)
         if not is_constant or length > _LONGEST or len(loop.out_avals) > len(carry):
-            raise NotImplementedError("the translation knows no such loop")
+            raise UntranslatedError("the translation knows no such loop")
         for i in range(length)[:: -1 if params["reverse"] else 1]:
             carry = self.run(
                 loop.jaxpr, loop.consts, [*consts, *carry, *(np.asarray(x[i]) for x in rows)]
@@ -223,13 +227,13 @@ class Graph:
         """Reshapes a tensor, of whose sizes one may be symbolic."""
         sizes = [n if isinstance(n, int) else -1 for n in shape]
         if sizes.count(-1) > 1:
-            raise NotImplementedError("it splits the batch")
+            raise UntranslatedError("it splits the batch")
         return self.add("Reshape", [name, self.constant(sizes)], like)
 
     def shape(self, shape: Sequence[Any]) -> str:
         """Name of a shape, whose symbols are the size of the batch."""
         if any(n != self.input.shape[0] for n in shape if not isinstance(n, int)):
-            raise NotImplementedError("it makes batches of another size")
+            raise UntranslatedError("it makes batches of another size")
         like = np.zeros(len(shape), np.int64)
         batch = self.add("Shape", [self.input.name], like[:1], start=0, end=1).name
         sizes = [self.constant([n]) if isinstance(n, int) else batch for n in shape]

@@ -17,6 +17,7 @@ from hypjax.integrations.onnx_graph import (
     Graph,
     Reduction,
     Tensor,
+    UntranslatedError,
     Value,
 )
 
@@ -116,13 +117,13 @@ def _cast(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
     if dtype == x.dtype:
         return x
     if dtype not in TYPES:
-        raise NotImplementedError(f"it computes in {dtype}")
+        raise UntranslatedError(f"it computes in {dtype}")
     return graph.add("Cast", [x.name], outputs[0], x.order, to=TYPES[dtype])
 
 
 def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Tensor:
     if len(cases) != 2 or which.dtype != np.bool_:
-        raise NotImplementedError("it selects one of several cases")
+        raise UntranslatedError("it selects one of several cases")
     return _elementwise(graph, "Where", outputs[0], which, cases[1], cases[0])
 
 
@@ -133,7 +134,7 @@ def _clamp(graph: Graph, _: Params, outputs: list, low: Value, x: Tensor, high: 
 
 
 def _transpose(_: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
-    """Only names the axes anew."""
+    """A transposition, which moves nothing: only the names of the axes change."""
     permutation = [*params["permutation"]]
     order = tuple(permutation.index(axis) for axis in x.order)
     return x._replace(order=order, shape=tuple(outputs[0].shape))
@@ -210,7 +211,7 @@ def _pad(graph: Graph, params: Params, outputs: list, x: Value, value: Value) ->
     config = params["padding_config"]
     order = x.order if isinstance(x, Tensor) else range(x.ndim)
     if any(between for _, _, between in config):
-        raise NotImplementedError("it pads between elements")
+        raise UntranslatedError("it pads between elements")
     pads = graph.constant([config[axis][end] for end in (0, 1) for axis in order])
     return graph.add(
         "Pad", [graph.ordered(x, order), pads, graph.ordered(value)], outputs[0], order
@@ -349,9 +350,9 @@ def _matrix_product(graph: Graph, first: _Factor, second: _Factor, out: Any) -> 
 def _convolution(graph: Graph, params: Params, outputs: list, x: Tensor, kernel: Value) -> Tensor:
     numbers, padding = params["dimension_numbers"], params["padding"]
     if {*params["lhs_dilation"], params["batch_group_count"]} != {1}:
-        raise NotImplementedError("it uses a transposed convolution")
+        raise UntranslatedError("it uses a transposed convolution")
     if any(end < 0 for side in padding for end in side):
-        raise NotImplementedError("it crops in a convolution")
+        raise UntranslatedError("it crops in a convolution")
     return graph.add(
         "Conv",
         [graph.ordered(x, numbers.lhs_spec), graph.ordered(kernel, numbers.rhs_spec)],
@@ -370,7 +371,7 @@ def _max_pool(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
     dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
     others = [(window[i], params["window_strides"][i], *padding[i]) for i in (0, -1)]
     if len(window) != 4 or others != 2 * [(1, 1, 0, 0)] or dilated:
-        raise NotImplementedError("it uses windows that are not of images")
+        raise UntranslatedError("it uses windows that are not of images")
     return graph.add(
         "MaxPool",
         [graph.ordered(x, order)],
@@ -393,7 +394,7 @@ def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Valu
     if isinstance(indices, np.ndarray) and indices.ndim == 1 and isinstance(x, Tensor):
         return _gather_at(graph, x, dict(zip(axes, indices.tolist(), strict=True)), sizes, out)
     if len(axes) != 1 or collapsed != axes or sizes[axes[0]] != 1:
-        raise NotImplementedError("it uses indices in a way of its own")
+        raise UntranslatedError("it uses indices in a way of its own")
     (axis,) = axes
     names = [graph.ordered(x), graph.ordered(indices)]
     if (axis, batch, sizes[1:]) == (0, (), tuple(x.shape[1:])) and clips:
@@ -402,14 +403,14 @@ def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Valu
         rows = graph.add("Clip", [rows.name, *ends], jax.ShapeDtypeStruct(rows.shape, rows.dtype))
         return graph.add("Gather", [names[0], rows.name], out, axis=0)
     if not batch or batch != tuple(numbers.start_indices_batching_dims):
-        raise NotImplementedError("it uses indices in a way of its own")
+        raise UntranslatedError("it uses indices in a way of its own")
     if {*sizes} == {1}:
         places = graph.reshaped(names[1], indices.shape[:-1], indices)
         return graph.add("GatherElements", [names[0], places.name], out, axis=axis)
     if (axis, batch, sizes[2:]) == (1, (0,), tuple(x.shape[2:])):
         whole = graph.add("Cast", names[1:], indices, to=TensorProto.INT64)
         return graph.add("GatherND", [names[0], whole.name], out, batch_dims=1)
-    raise NotImplementedError("it uses indices in a way of its own")
+    raise UntranslatedError("it uses indices in a way of its own")
 
 
 def _gather_at(
@@ -417,7 +418,7 @@ def _gather_at(
 ) -> Tensor:
     """A window that begins at constant places along some axes."""
     if any(not 0 <= start <= x.shape[axis] - sizes[axis] for axis, start in at.items()):
-        raise NotImplementedError("it uses indices beyond the ends")
+        raise UntranslatedError("it uses indices beyond the ends")
     starts = [at.get(axis, 0) for axis in range(len(sizes))]
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
     steps = [1] * len(sizes)
@@ -428,7 +429,7 @@ def _gather_at(
 def _logical(kind: str) -> Callable[..., Tensor]:
     def rule(graph: Graph, _: Params, outputs: list, *inputs: Value) -> Tensor:
         if outputs[0].dtype != np.bool_:
-            raise NotImplementedError("it computes with bits")
+            raise UntranslatedError("it computes with bits")
         return _elementwise(graph, kind, outputs[0], *inputs)
 
     return rule

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("onnx", reason="needs onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-translate = importlib.import_module("hypjax.integrations.onnx_graph").translate
+graph = importlib.import_module("hypjax.integrations.onnx_graph")
+translate = graph.translate
 
 X = np.random.default_rng(0).normal(size=(3, 8, 8, 4)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(3, 3, 4, 6)).astype(np.float32)
@@ -125,5 +126,5 @@ def test_rows_of_tables_are_looked_up():
     ],
 )
 def test_what_is_not_translated_is_named(function, reason):
-    with pytest.raises(NotImplementedError, match=reason):
+    with pytest.raises(graph.UntranslatedError, match=reason):
         by_onnx(function, X, 3)
