@@ -171,8 +171,8 @@ class _Way:
 
 def _is_import(frame: FrameType) -> bool:
     """Whether an import calls a frame."""
-    callers = (x for x, _ in traceback.walk_stack(frame) if x.f_code.co_name == "<module>")
-    return any(x.f_globals["__name__"] != "__main__" for x in callers)
+    callers = (x.f_code.co_filename for x, _ in traceback.walk_stack(frame))
+    return any(name.startswith("<frozen importlib") for name in callers)
 
 
 def _photo_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
