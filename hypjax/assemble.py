@@ -20,7 +20,7 @@ from hypjax.config import flatten, set_fields
 from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
 from hypjax.config.custom import code_hash, custom_name
 from hypjax.config.fitting import fit_to_features, fit_to_images
-from hypjax.config.model_settings import model_settings, pixel_settings
+from hypjax.config.model_settings import model_settings
 from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
 from hypjax.data import opening, photos
@@ -49,6 +49,8 @@ from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.runs.workdir import saved_config, saved_space
 from hypjax.settings import (
     Embedding,
+    EncoderSettings,
+    Pixels,
     Sampling,
     Schedule,
     Scoring,
@@ -83,11 +85,13 @@ def assemble_method(
     config = fit_to_features(config)
     fields, model, run = config.objective.to_dict(), config.model, config.run
     scoring = config.eval
+    settings = model_settings(config, evaluating=True)
+    assert isinstance(settings.encoder, EncoderSettings)  # Texts are a further tower.
     own_encoder = CUSTOM_ENCODERS.get(model.architecture)
     return Method(
         fields=flatten(config),
-        model=create_embedder(model_settings(config, evaluating=True), device=device),
-        pixels=pixel_settings(config),
+        model=create_embedder(settings, device=device),
+        pixels=Pixels(settings.encoder.view, tuple(config.data.mean), tuple(config.data.std)),
         objective=_objective(config, saved_space),
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),
@@ -245,9 +249,8 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
     if method.start.head_init == "pca" and head_dim > encoder_dim:
         rule = f"at most {encoder_dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", head_dim, rule)
-    train = without_single_images(
-        splits.training_images(), _sampling(config), cached=config.train.cached_features
-    )
+    sampling, is_cached = _sampling(config), config.train.cached_features
+    train = without_single_images(splits.training_images(), sampling, cached=is_cached)
     if config.train.patience and splits.validation is None:
         refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
     splits = splits._replace(train=train)
@@ -256,18 +259,19 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         validate_relations(fitted)
         # An objective may depend on the sizes of batches.
         config, objective = fitted, create_objective(loss_settings(fitted))
+        sampling = _sampling(config)
         method = dataclasses.replace(method, fields=flatten(config), objective=objective)
     cached = _cached_images(config, method, splits)
     embedder = dataclasses.replace(experiment.embedder, cached=cached)
     experiment = dataclasses.replace(experiment, method=method, splits=splits, embedder=embedder)
-    sampling, crop = _sampling(config), TRAIN_VIEWS[config.data.train_view](config.data.to_dict())
+    crop = TRAIN_VIEWS[config.data.train_view](config.data.to_dict())
     plans = create_plans(train, sampling, crop, name=config.data.name)
     sizes = problem_sizes(method.model, train, sampling, plans)
     # Lets the objective reject sizes that do not suit it, before the run has a folder.
     jax.eval_shape(lambda: method.objective.init(jax.random.key(0), sizes))
     learner = _learner(config, method, experiment.mesh)
     check_paths(learner, sizes, [group for group, *_ in config.optim.groups])
-    if config.train.cached_features and not freezes_encoder(config.optim.frozen):
+    if is_cached and not freezes_encoder(config.optim.frozen):
         learner = dataclasses.replace(learner, cached_block=highest_frozen_block(learner, sizes))
     return Training(
         experiment=experiment,

@@ -16,7 +16,7 @@ import hypjax
 from hypjax import objectives
 from hypjax.assemble import choose_dataset, open_splits, saved_method
 from hypjax.config import custom, flatten, validate
-from hypjax.config.model_settings import model_settings, pixel_settings
+from hypjax.config.model_settings import model_settings
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.models import create_embedder
@@ -185,7 +185,7 @@ def test_every_form_of_a_dataset_holds_the_pixels_of_its_files(pictures, photos_
     images, names = pictures[0][:8], ["cat", "cat", "dog", "dog", "owl", "owl", "yak", "yak"]
     arrays = [np.asarray(image) for image in images]
     config = small_runs.load(photos_folder, *SHORT, "data.test_classes=2")
-    view = pixel_settings(config).view
+    view = model_settings(config).encoder.view
     expected = open_splits(config).train.test_view(0, view)
     pairs = zip(arrays, names, strict=True)
     for form in ((images, names), (arrays, names), [*zip(images, names, strict=True)], pairs):

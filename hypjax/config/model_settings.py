@@ -2,16 +2,16 @@
 
 from ml_collections import ConfigDict
 
-from hypjax.settings import EncoderSettings, ModelSettings, Pixels, TextSettings
+from hypjax.settings import EncoderSettings, ModelSettings, TextSettings
 from hypjax.types import TEXTS, View
 
 
 def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSettings:
     """The settings of a run's model; if `evaluating`, it pools by `model.eval_pooling`."""
-    model = config.model
+    model, data = config.model, config.data
     encoder = EncoderSettings(
         architecture=model.architecture,
-        view=pixel_settings(config).view,
+        view=View(data.image_size, data.resize, data.channels, data.test_view),
         pooling=model.eval_pooling if evaluating else model.pooling,
         precision=model.precision,
         patch_size=model.patch_size,
@@ -49,10 +49,3 @@ def _further_towers(config: ConfigDict) -> dict[str, ModelSettings]:
         attention=config.run.attention,
     )
     return {TEXTS: ModelSettings(encoder, text.head, config.model.head_dim)}
-
-
-def pixel_settings(config: ConfigDict) -> Pixels:
-    """How images become the input of a run's model."""
-    data = config.data
-    view = View(data.image_size, data.resize, data.channels, data.test_view)
-    return Pixels(view, tuple(data.mean), tuple(data.std))

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from hypjax.config import flatten, load_config, variants
-from hypjax.config.model_settings import model_settings, pixel_settings
+from hypjax.config.model_settings import model_settings
 from hypjax.errors import UserError
 from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights
@@ -283,6 +283,6 @@ def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     assert differing(last, alone) == own
     last = load_config(last)
     model = create_embedder(model_settings(last))
-    shapes = {"model": model_shapes(model, pixel_settings(last).view)}
+    shapes = {"model": model_shapes(model, model_settings(last).encoder.view)}
     trained, _ = split_frozen(shapes, last.optim.frozen)
     assert highest_frozen(model.encoder, trained["model"]["encoder"]) == block

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from hypjax.assemble import assemble_method, saved_method
 from hypjax.config import load_config
-from hypjax.config.model_settings import model_settings, pixel_settings
+from hypjax.config.model_settings import model_settings
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
 from hypjax.experiment.trained import restore_best
@@ -49,8 +49,10 @@ from hypjax.models.pretrained import (
 from hypjax.models.weight_names import check_names, find_encoder
 from hypjax.runs.files import read_object
 from hypjax.runs.workdir import saved_config, saved_fingerprint
+from hypjax.settings import Pixels
 from hypjax.system import hub
 from hypjax.training import optim
+from hypjax.types import View
 from tests.helpers import commands, small_runs
 
 SMALL = VisionTransformer(image_size=16, patch_size=8, width=24, depth=2, num_heads=2)
@@ -396,8 +398,8 @@ def test_constructor_line_for_timm():
 
 @pytest.mark.parametrize(("side", "resize"), [(224, 256), (224, 354), (224, 891), (8, 93)])
 def test_timm_resizes_to_the_same_length(side, resize):
-    config = load_config("cub:hyp-deit", [f"data.image_size={side}", f"data.resize={resize}"])
+    pixels = Pixels(View(side, resize, channels=3), mean=(0.5,) * 3, std=(0.5,) * 3)
     model = Embedder(SMALL.clone(image_size=side), head_dim=8)
     params = {"encoder": encoder_shapes(model.encoder)}
-    share = timm_config(params, model, pixel_settings(config))["pretrained_cfg"]["crop_pct"]
+    share = timm_config(params, model, pixels)["pretrained_cfg"]["crop_pct"]
     assert math.floor(side / share) == resize
