@@ -14,7 +14,7 @@ from benchmarks import measure, peers
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.integrations.usearch import GraphGallery
+from hypjax.integrations.ann import IndexedGallery
 from hypjax.retrieval import euclidean, nearest_neighbors
 from hypjax.system import console
 
@@ -32,7 +32,7 @@ _COUNT, _QUICK_COUNT = 100_000, 5000  # Points.
 _CANDIDATES = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)  # In a search of a graph.
 _LINKS, _ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
 _LISTS = (1, 4, 16, 64)  # Inverted lists that a search visits.
-_OURS, _PEER = "usearch, own distance (--export=usearch)", "usearch, cosine"
+_OURS, _PEER = "own distance (--export=ann)", "usearch, cosine"
 _WANTED = 0.98
 _MIN_MISSED = 1e-4  # Smallest share in the figure: one in 10,000 neighbours.
 _SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
@@ -134,10 +134,10 @@ def _candidates(least: int = 0) -> dict[str, int]:
 
 
 def _exported_engine(x: Points, ball: PoincareBall) -> _Engine:
-    """The graph that --export=usearch writes."""
+    """The graph that --export=ann writes."""
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
-    gallery = GraphGallery.build(embeddings)
+    gallery = IndexedGallery.build(embeddings)
 
     def search(candidates: int) -> Items:
         gallery.candidates = candidates
