@@ -242,7 +242,7 @@ class IndexedGallery(ArrayGallery):
     def search_rows(self, points: inputs.Points, k: int) -> inputs.Nearest:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
         if isinstance(self.index, BoxTree):
-            return super().search_rows(points, k)
+            return search(points, None, self.kept_vectors, k=k, space=self.space)
         self.space.check(points)
         separations, rows = self._search(points, k, self.candidates)
         with jax.enable_x64(True):
