@@ -36,6 +36,7 @@ _TREE_SIZE = (
     2**24
 )  # Largest number of coordinates in a tree, whose construction takes 24 bytes each.
 _TREE_POINTS, _TREE_QUERIES = 4096, 64  # Sampled for the choice of a tree.
+_TREE_LEAST = 10  # Neighbours at least in the sample, as in usual searches.
 _TREE_SHARE = 1 / 4  # Of the sampled points: a tree's separations cost so many products of scores.
 _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 _Scores = Float[np.ndarray, "b r"]  # Of a block's queries and a chunk's items.
@@ -113,8 +114,10 @@ class StreamedGallery:
     def _compare_tree(self, space: Space, queries: Points, k: int) -> bool:
         """Whether a tree of sampled points takes few separations for sampled queries."""
         sample = inputs.host_rows(self.array, inputs.spaced(len(self), _TREE_POINTS))
-        if k > _TREE_SHARE * len(sample):
+        if k > _TREE_SHARE * len(self):
             return False
+        # As far away as the last of k items is the last of these in the sample.
+        k = min(k, max(k * len(sample) // len(self), _TREE_LEAST))
         chosen = inputs.host_rows(queries, inputs.spaced(len(queries), _TREE_QUERIES))
         return BoxTree.build(sample, space).cost(chosen, k) <= _TREE_SHARE * len(sample)
 
