@@ -1,10 +1,14 @@
 """Hyperbolic neighbours from an index of Euclidean distances, or from any other candidates.
 
-A ball of the Poincaré metric is also a Euclidean ball, with another centre. Take the ball around a
-query whose surface holds the query's k-th neighbour: the k neighbours are the k points that are
-nearest, in Euclidean distance, to its Euclidean centre. A first search, at the query, bounds the
-separation of the k-th neighbour; a second search, at the centre, finds the neighbours. Near the
-boundary, the first search alone would miss them.
+A ball of the Poincaré metric is also a Euclidean ball, with another centre. A first search, at the
+query, bounds the separation of the k-th neighbour. Take the ball of this separation around the
+query: it holds at least k points, so the k points that are nearest, in Euclidean distance, to its
+Euclidean centre lie in it. A second search, at the centre, finds them. Is the k-th of them as far
+as before, the ball holds no other points, and these are the neighbours; else it bounds the k-th
+separation more tightly, and the next search begins at the centre of the smaller ball. In an exact
+index the result is exact, after three searches on average. A graph loses neighbours in each.
+
+Where points lie at very different depths, an index for each shell finds more, see `shells_of`.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.
@@ -32,43 +36,73 @@ _CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export 
 _BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
 
+_SHELL = 4.0  # Factor that the gaps of a shell's points span.
+
 _Points = Float32[np.ndarray, "n d"]
 # Search of an index: the m items nearest to each point in Euclidean distance, −1 for none.
-Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
+Search = Callable[[Points, int], Int[np.ndarray, "n m"]]
+# A gallery's points, and its items nearest to each of the points for some of the queries.
+Candidates = tuple[Points, Int[np.ndarray, "n m"]]
 
 
-def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> _Points:
+def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> Points:
     """Euclidean centres of balls around points from `in_ball`, with separations as radii.
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
     """
     factors = 1 + curvature(space) * separations / separation_factors(points, space)
-    return (points / factors[:, None]).astype(np.float32)
+    return points / factors[:, None]
+
+
+def shells_of(points: Points, space: Space) -> Int[np.ndarray, " n"]:
+    """Numbers of the shells in which points from `in_ball` lie; all 0 on the sphere.
+
+    Within a shell, the gap 1 − c‖x‖² differs by a factor of at most four, so that the order of
+    Euclidean distances to a query is nearly that of separations.
+    """
+    return np.floor(np.log(separation_factors(points, space)) / np.log(_SHELL)).astype(int)
 
 
 def nearest(
     search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
 ) -> Nearest:
-    """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
+    """Finds the nearest items of a gallery by repeated searches in an index of Euclidean distances.
 
     The index of `search` holds the gallery's points as `in_ball` returns them. Each search lists
     `candidates` items, at least k and better 5·k, and the k nearest by the space's distance are
-    taken. Returns separations, float64, and indices of the items, nearest first. Where the index
-    returns fewer than k items, the separation is infinite.
+    taken; exact if the index is. Returns separations, float64, and indices of the items, nearest
+    first. Where the index returns fewer than k items, the separation is infinite.
+    """
+
+    def candidates_at(points: Points, _: Rows) -> Candidates:
+        return gallery, search(points, candidates)
+
+    return repeat(candidates_at, queries, k=k, space=space)
+
+
+def repeat(
+    search: Callable[[Points, Rows], Candidates], queries: _Points, *, k: int, space: Space
+) -> Nearest:
+    """Searches at the queries, then at centres, until the separations of the k-th items stay.
+
+    `search` takes points at which to search, and the rows of their queries. Items keep their
+    numbers when it returns a longer gallery. Returns what `nearest` returns.
     """
     space.check(queries)
-
-    def nearest_to(points: _Points) -> Nearest:
-        items = search(points, candidates)
-        rows, columns = np.nonzero(items >= 0)
-        return rank(queries, gallery, rows, items[rows, columns], k=k, space=space)
-
-    points = in_ball(queries, space).astype(np.float32)
-    separations, items = nearest_to(points)
-    if space.squared:
-        return separations, items
-    radii = np.where(np.isfinite(separations[:, -1]), separations[:, -1], 0)
-    return nearest_to(centres(points, radii, space))
+    points, rows = in_ball(queries, space), np.arange(len(queries))
+    separations, items = np.full((len(queries), k), np.inf), np.full((len(queries), k), -1)
+    at = points
+    while len(rows):
+        gallery, listed = search(at, rows)
+        listed = np.concatenate([items[rows], listed], axis=1)  # A graph may not list them again.
+        numbers, columns = np.nonzero(listed >= 0)
+        pairs = numbers, listed[numbers, columns]
+        found = rank(queries[rows], gallery, *pairs, k=k, space=space)
+        closer = found[0][:, -1] < separations[rows, -1]
+        separations[rows], items[rows] = found
+        rows = rows[closer & (curvature(space) > 0)]
+        at = centres(points[rows], separations[rows, -1], space)
+    return separations, items
 
 
 def curvature(space: Space) -> float:
