@@ -18,6 +18,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -32,8 +33,8 @@ from hypjax.system import console
 _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLE = 500  # Largest number of queries with which an export measures recall.
-_CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
 _BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
+_Way = TypeVar("_Way")  # A way to search, such as a number of candidates.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
 
 _SHELL = 4.0  # Factor that the gaps of a shell's points span.
@@ -81,12 +82,18 @@ def nearest(
 
 
 def repeat(
-    search: Callable[[Points, Rows], Candidates], queries: _Points, *, k: int, space: Space
+    search: Callable[[Points, Rows], Candidates],
+    queries: _Points,
+    *,
+    k: int,
+    space: Space,
+    once: bool = False,
 ) -> Nearest:
     """Searches at the queries, then at centres, until the separations of the k-th items stay.
 
     `search` takes points at which to search, and the rows of their queries. Items keep their
-    numbers when it returns a longer gallery. Returns what `nearest` returns.
+    numbers when it returns a longer gallery. With `once`, it searches only at the queries. Returns
+    what `nearest` returns.
     """
     space.check(queries)
     points, rows = in_ball(queries, space), np.arange(len(queries))
@@ -100,7 +107,7 @@ def repeat(
         found = rank(queries[rows], gallery, *pairs, k=k, space=space)
         closer = found[0][:, -1] < separations[rows, -1]
         separations[rows], items[rows] = found
-        rows = rows[closer & (curvature(space) > 0)]
+        rows = rows[closer & (curvature(space) > 0 and not once)]
         at = centres(points[rows], separations[rows, -1], space)
     return separations, items
 
@@ -207,18 +214,17 @@ def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]
     return np.tril(ties).sum(axis=2) <= num_found
 
 
-def tune(
-    search: Callable[[int], Nearest], exact: Nearest, candidates: Sequence[int] = _CANDIDATES
-) -> float:
-    """Searches with ever more candidates until 98% of the exact neighbours are found.
+def tune(search: Callable[[_Way], Nearest], exact: Nearest, ways: Sequence[_Way]) -> float:
+    """Searches in ever costlier ways until 98% of the exact neighbours are found.
 
-    `search` takes a number of candidates and searches for sampled queries. Returns the recall of
-    the last search, the lower one of the k nearest and of the single nearest neighbour: all
-    neighbours of a query are easy or hard to reach together. Warns if the recall stays below 98%.
+    `search` takes a way, such as a number of candidates, and searches for sampled queries. Returns
+    the recall of the last search, the lower one of the k nearest and of the single nearest
+    neighbour: all neighbours of a query are easy or hard to reach together. Warns if the recall
+    stays below 98%.
     """
     recall = 0.0
-    for num_candidates in candidates:
-        hits = recall_hits(exact, search(num_candidates))
+    for way in ways:
+        hits = recall_hits(exact, search(way))
         recall = min(recall_bound(hits), recall_bound(hits[:, :1]))
         if recall >= _TARGET_RECALL:
             return recall
