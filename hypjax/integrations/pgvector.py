@@ -15,10 +15,9 @@ from psycopg import sql
 from hypjax.errors import UserError, explained
 from hypjax.galleries.search import GalleryItem
 from hypjax.integrations.servers import Batch, ServerGallery, Wanted, spellings
-from hypjax.retrieval import euclidean, inputs
+from hypjax.retrieval import euclidean
 from hypjax.retrieval.inputs import Points
 
-_SEARCH_BATCH = 50  # Searches in one statement.
 _MOST_LISTED = 1000  # Largest hnsw.ef_search; the iterative scan lists more.
 _CREATE = """
 CREATE EXTENSION IF NOT EXISTS vector;
@@ -40,13 +39,14 @@ CREATE INDEX {{new}} ON {{table}} USING hnsw (point vector_l2_ops)
 WITH (m = {euclidean.LINKS}, ef_construction = {euclidean.ADDED}) WHERE shell = {{shell}}
 """
 _IMAGES = "SELECT key::text, id, label, point::real[] FROM {table} "
+# A scan goes on after images that are left out, or were removed and are still linked.
 _SETTINGS = "SET LOCAL hnsw.ef_search={count}; SET LOCAL hnsw.iterative_scan=relaxed_order"
 _NEAREST = f"""
-SELECT query.number, image.*
-FROM unnest(%(numbers)s::int[], %(centres)s::text[]::vector[], %(without)s::uuid[])
-  AS query (number, centre, without)
+SELECT query.number, image.* FROM unnest(%(centres)s::text[]::vector[], %(without)s::uuid[])
+  WITH ORDINALITY AS query (centre, without, number)
 CROSS JOIN LATERAL (
-  {_IMAGES} WHERE key IS DISTINCT FROM query.without {{conditions}}
+  {_IMAGES} WHERE {{which}} AND key IS DISTINCT FROM query.without
+    AND (%(label)s::text IS NULL OR label = ANY(%(labels)s))
   ORDER BY {{distance}} LIMIT %(count)s
 ) AS image
 """
@@ -95,11 +95,8 @@ class PostgresGallery(ServerGallery):
     def _add(self, batches: Iterable[Batch]) -> None:
         changed, names = False, {shell: f"{self._table}_shell_{shell}" for shell in self.shells}
         with self._transaction():  # A killed export changes nothing.
-            for images, shells in batches:
-                rows = {  # The last one of equal keys, which one statement may not insert.
-                    x.key: (*x[:3], str(x.point.tolist()), shell)
-                    for x, shell in zip(images, shells, strict=True)
-                }
+            for batch in batches:  # A statement may not insert equal keys.
+                rows = {x.key: (*x[:3], str(x.point.tolist()), shell) for x, shell in batch}
                 columns = list(map(list, zip(*rows.values(), strict=True)))
                 changed |= bool(self._ask(_UPSERT, columns))
             if not changed:
@@ -118,32 +115,25 @@ class PostgresGallery(ServerGallery):
         self._ask("DELETE FROM {table} WHERE key = ANY(%s::uuid[])", [list(keys)])
 
     def _nearest(self, centres: Points, count: int, wanted: Wanted) -> list[list[GalleryItem]]:
-        conditions, distance = "", "(point <-> query.centre)"
-        if wanted.exact:
-            distance += " + 0"  # No index has this order.
-        else:  # A constant, which chooses the index.
-            conditions = f"AND shell = {wanted.shell}"
-        if wanted.label is not None:
-            conditions += " AND label = ANY(%(labels)s)"
-        parts = {"conditions": sql.SQL(conditions), "distance": sql.SQL(distance)}
+        which = "true" if wanted.shell is None else f"shell = {wanted.shell}"  # Chooses an index.
+        distance = "(point <-> query.centre)" + (
+            " + 0" if wanted.exact else ""
+        )  # No index's order.
+        parameters = {
+            "centres": list(map(str, centres.tolist())),
+            "without": list(wanted.without),
+            "label": wanted.label,
+            "labels": spellings(wanted.label or ""),
+            "count": count,
+        }
         found: list[list[GalleryItem]] = [[] for _ in centres]
         with self._transaction():
-            # A scan goes on after images that are left out, or were removed and are still linked.
-            settings = (
-                "SET LOCAL hnsw.ef_search = {n}; SET LOCAL hnsw.iterative_scan = relaxed_order"
-            )
-            self._ask(settings, n=sql.Literal(min(count, _MOST_LISTED)))
-            for block in inputs.blocks(len(centres), _SEARCH_BATCH):
-                some = list(map(str, centres[block].tolist()))
-                parameters = {
-                    "numbers": [*range(block.start, block.start + len(some))],
-                    "centres": some,
-                    "without": list(wanted.without)[block] or None,
-                    "count": count,
-                    "labels": spellings(wanted.label or ""),
-                }
-                for number, *image in self._ask(_NEAREST, parameters, **parts):
-                    found[number].append(GalleryItem(*image))
+            self._ask(_SETTINGS, count=sql.Literal(min(count, _MOST_LISTED)))
+            parts = sql.SQL(which), sql.SQL(distance)
+            for number, *image in self._ask(
+                _NEAREST, parameters, which=parts[0], distance=parts[1]
+            ):
+                found[number - 1].append(GalleryItem(*image))
         return found
 
     def _ask(self, query: str, parameters: Any = None, **parts: sql.Composable) -> list[Any]:

@@ -56,16 +56,16 @@ class QdrantGallery(ServerGallery):
         return _images(self._ask("scroll", limit=most, with_payload=True, with_vectors=True)[0])
 
     def _add(self, batches: Iterable[Batch]) -> None:
-        for images, shells in batches:
-            batch = models.Batch(
-                ids=[image.key for image in images],
-                vectors=[image.point.tolist() for image in images],
-                payloads=[
-                    {"id": image.path, "label": image.label, "shell": shell}
-                    for image, shell in zip(images, shells, strict=True)
-                ],
-            )
-            self._ask("upsert", points=batch, wait=True)
+        for batch in batches:
+            points = [
+                models.PointStruct(
+                    id=x.key,
+                    vector=x.point.tolist(),
+                    payload={"id": x.path, "label": x.label, "shell": shell},
+                )
+                for x, shell in batch
+            ]
+            self._ask("upsert", points=points, wait=True)
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._ask("delete", points_selector=list(keys), wait=True)

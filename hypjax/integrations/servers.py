@@ -11,7 +11,7 @@ import pathlib
 import re
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
 import jax
@@ -45,27 +45,20 @@ class Wanted(NamedTuple):
     exact: bool = False  # Whether to scan the images, instead of searching an index.
 
 
-Batch = tuple[list[GalleryItem], list[int]]  # Images with points in the ball, and their shells.
+Batch = list[tuple[GalleryItem, int]]  # Images with points in the ball, and their shells.
 # Images, and each query's k nearest among them: distances and indices, ∞ and −1 for no image.
 _Results = tuple[list[GalleryItem], Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]
 
 
 class ServerGallery:
-    """A gallery on a server; see `hypjax.galleries.search.Gallery`.
-
-    Attributes:
-        candidates: Candidates in a search for 10 neighbours, of each shell if `by_shell`; in
-            proportion for more. More candidates find more neighbours, and take longer.
-        by_shell: Whether candidates come from a search of each shell.
-        shells: Numbers of the shells with images.
-    """
+    """A gallery on a server; see `hypjax.galleries.search.Gallery`."""
 
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     model: str
-    candidates: int
-    by_shell: bool
-    shells: Sequence[int] = ()
+    by_shell: bool = True  # Whether candidates come from a search of each shell.
+    candidates: int = _IN_SHELL[-1]  # In one search for 10 neighbours; in proportion for more.
+    shells: Sequence[int] = ()  # Numbers of the shells with images.
 
     # What a server does. The points of its images lie in the ball.
     _repeated: Sequence[
@@ -102,12 +95,10 @@ class ServerGallery:
         euclidean.curvature(embeddings.space)  # Checks the space.
         gallery = cls(url)
         gallery._create(embeddings.vectors.shape[1])
+        gallery.space, gallery.model = embeddings.space, embeddings.model
+        gallery.fingerprint = embeddings.fingerprint
         if len(gallery):
             gallery._read_facts()
-        else:
-            gallery.space, gallery.model = embeddings.space, embeddings.model
-            gallery.fingerprint = embeddings.fingerprint
-            gallery.by_shell, gallery.candidates = True, _IN_SHELL[-1]  # Until they are chosen.
         if embeddings.fingerprint != gallery.fingerprint:
             raise UserError(f"{gallery.name} holds images of another model; choose another name")
         gallery._upsert(embeddings)
@@ -177,15 +168,14 @@ class ServerGallery:
         self.shells = sorted({*self.shells, *shells.tolist()})
         self._write_facts()  # Before the images: searches must know their shells.
 
-        def batches() -> Iterator[Batch]:
-            blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
-            for block in Bar(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None):
-                paths, labels = embeddings.ids[block].tolist(), embeddings.labels[block].tolist()
-                images = map(GalleryItem, map(image_key, paths), paths, labels, rounded[block])
-                yield list(images), shells[block].tolist()
+        def batch(block: slice) -> Batch:
+            paths, labels = embeddings.ids[block].tolist(), embeddings.labels[block].tolist()
+            rounded = points[block].astype(np.float32)
+            images = map(GalleryItem, map(image_key, paths), paths, labels, rounded)
+            return list(zip(images, shells[block].tolist(), strict=True))
 
-        rounded = points.astype(np.float32)
-        self._add(batches())
+        blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
+        self._add(map(batch, Bar(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None)))
 
     def _tune(self, embeddings: Embeddings) -> float:
         """Chooses and saves how to search, and returns the recall of such searches.
@@ -218,8 +208,8 @@ class ServerGallery:
         """Finds the k nearest of the wanted images for each query."""
         points = np.asarray(points, np.float32)
         shells = self.shells if self.by_shell and not wanted.exact else [None]
-        count = self.candidates * max(k, NEAREST) // NEAREST
-        count = max(count, _SCANNED * k) if wanted.exact else count
+        scanned = _SCANNED * k if wanted.exact else 0
+        count = max(scanned, self.candidates * max(k, NEAREST) // NEAREST)
         images: dict[str, GalleryItem] = {}
 
         def search(centres: Points, queries: Rows) -> euclidean.Candidates:

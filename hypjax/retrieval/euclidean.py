@@ -1,14 +1,11 @@
 """Hyperbolic neighbours from an index of Euclidean distances, or from any other candidates.
 
 A ball of the Poincaré metric is also a Euclidean ball, with another centre. A first search, at the
-query, bounds the separation of the k-th neighbour. Take the ball of this separation around the
-query: it holds at least k points, so the k points that are nearest, in Euclidean distance, to its
-Euclidean centre lie in it. A second search, at the centre, finds them. Is the k-th of them as far
-as before, the ball holds no other points, and these are the neighbours; else it bounds the k-th
-separation more tightly, and the next search begins at the centre of the smaller ball. In an exact
-index the result is exact, after three searches on average. A graph loses neighbours in each.
-
-Where points lie at very different depths, an index for each shell finds more, see `shells_of`.
+query, bounds the separation of the k-th neighbour. The ball of this separation holds at least k
+points, so the k Euclidean neighbours of its centre lie in it: a second search, there, finds them.
+If the k-th separation stays, the ball holds nothing else; if not, a search of the smaller ball
+follows. An exact index finds all neighbours, in three searches on average. A graph loses some in
+each; where points lie at very different depths, it finds more in each shell, see `shells_of`.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.
@@ -34,15 +31,14 @@ _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLE = 500  # Largest number of queries with which an export measures recall.
 _BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
-_Way = TypeVar("_Way")  # A way to search, such as a number of candidates.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
-
 _SHELL = 4.0  # Factor that the gaps of a shell's points span.
 
+_Way = TypeVar("_Way")  # A way to search, such as a number of candidates.
 _Points = Float32[np.ndarray, "n d"]
 # Search of an index: the m items nearest to each point in Euclidean distance, −1 for none.
 Search = Callable[[Points, int], Int[np.ndarray, "n m"]]
-# A gallery's points, and its items nearest to each of the points for some of the queries.
+# A gallery's points, and the items of it that a search lists for each query, −1 for none.
 Candidates = tuple[Points, Int[np.ndarray, "n m"]]
 
 
@@ -58,8 +54,8 @@ def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) 
 def shells_of(points: Points, space: Space) -> Int[np.ndarray, " n"]:
     """Numbers of the shells in which points from `in_ball` lie; all 0 on the sphere.
 
-    Within a shell, the gap 1 − c‖x‖² differs by a factor of at most four, so that the order of
-    Euclidean distances to a query is nearly that of separations.
+    In a shell, gaps 1 − c‖x‖² differ by a factor of up to four: Euclidean distances to a query have
+    nearly the order of separations.
     """
     return np.floor(np.log(separation_factors(points, space)) / np.log(_SHELL)).astype(int)
 
@@ -74,11 +70,7 @@ def nearest(
     taken; exact if the index is. Returns separations, float64, and indices of the items, nearest
     first. Where the index returns fewer than k items, the separation is infinite.
     """
-
-    def candidates_at(points: Points, _: Rows) -> Candidates:
-        return gallery, search(points, candidates)
-
-    return repeat(candidates_at, queries, k=k, space=space)
+    return repeat(lambda x, _: (gallery, search(x, candidates)), queries, k=k, space=space)
 
 
 def repeat(
@@ -89,11 +81,10 @@ def repeat(
     space: Space,
     once: bool = False,
 ) -> Nearest:
-    """Searches at the queries, then at centres, until the separations of the k-th items stay.
+    """Searches at the queries, then, unless `once`, at centres until k-th separations stay.
 
-    `search` takes points at which to search, and the rows of their queries. Items keep their
-    numbers when it returns a longer gallery. With `once`, it searches only at the queries. Returns
-    what `nearest` returns.
+    `search` takes points at which to search, and the rows of their queries. When it returns a
+    longer gallery, items keep their numbers. Returns separations and items as `nearest` does.
     """
     space.check(queries)
     points, rows = in_ball(queries, space), np.arange(len(queries))
@@ -103,8 +94,8 @@ def repeat(
         gallery, listed = search(at, rows)
         listed = np.concatenate([items[rows], listed], axis=1)  # A graph may not list them again.
         numbers, columns = np.nonzero(listed >= 0)
-        pairs = numbers, listed[numbers, columns]
-        found = rank(queries[rows], gallery, *pairs, k=k, space=space)
+        candidates = listed[numbers, columns]
+        found = rank(queries[rows], gallery, numbers, candidates, k=k, space=space)
         closer = found[0][:, -1] < separations[rows, -1]
         separations[rows], items[rows] = found
         rows = rows[closer & (curvature(space) > 0 and not once)]
