@@ -68,7 +68,7 @@ class PostgresGallery(ServerGallery):
         self._connection: Any = None
 
     def _create(self, dim: int) -> None:
-        self._ask(_CREATE, dim=sql.Literal(dim), index=sql.Identifier(f"{self._table}_label"))
+        self._ask(_CREATE, dim=str(dim), index=sql.Identifier(f"{self._table}_label"))
 
     def _load_facts(self) -> str | None:
         comment = "SELECT coalesce(obj_description(oid, 'pg_class'), '') FROM pg_class "
@@ -103,12 +103,10 @@ class PostgresGallery(ServerGallery):
                 return
             # Built anew: rows that are added to an index one by one are found less often.
             for shell, name in names.items():
-                new, number = sql.Identifier(f"{name}_new"), sql.Literal(shell)
-                self._ask(_INDEX, new=new, shell=number)
+                self._ask(_INDEX, new=sql.Identifier(f"{name}_new"), shell=str(shell))
             for name in names.values():  # Last, since searches wait from here on.
-                old, new = sql.Identifier(name), sql.Identifier(f"{name}_new")
                 rename = "DROP INDEX IF EXISTS {old}; ALTER INDEX {new} RENAME TO {old}"
-                self._ask(rename, old=old, new=new)
+                self._ask(rename, old=sql.Identifier(name), new=sql.Identifier(f"{name}_new"))
         self._ask("ANALYZE {table}")
 
     def _delete(self, keys: Sequence[str]) -> None:
@@ -116,9 +114,9 @@ class PostgresGallery(ServerGallery):
 
     def _nearest(self, centres: Points, count: int, wanted: Wanted) -> list[list[GalleryItem]]:
         which = "true" if wanted.shell is None else f"shell = {wanted.shell}"  # Chooses an index.
-        distance = "(point <-> query.centre)" + (
-            " + 0" if wanted.exact else ""
-        )  # No index's order.
+        distance = "point <-> query.centre"
+        if wanted.exact:
+            distance = f"({distance}) + 0"  # No index has this order.
         parameters = {
             "centres": list(map(str, centres.tolist())),
             "without": list(wanted.without),
@@ -128,17 +126,16 @@ class PostgresGallery(ServerGallery):
         }
         found: list[list[GalleryItem]] = [[] for _ in centres]
         with self._transaction():
-            self._ask(_SETTINGS, count=sql.Literal(min(count, _MOST_LISTED)))
-            parts = sql.SQL(which), sql.SQL(distance)
-            for number, *image in self._ask(
-                _NEAREST, parameters, which=parts[0], distance=parts[1]
-            ):
+            self._ask(_SETTINGS, count=str(min(count, _MOST_LISTED)))
+            rows = self._ask(_NEAREST, parameters, which=which, distance=distance)
+            for number, *image in rows:
                 found[number - 1].append(GalleryItem(*image))
         return found
 
-    def _ask(self, query: str, parameters: Any = None, **parts: sql.Composable) -> list[Any]:
-        """Runs a statement; returns its rows."""
-        statement = sql.SQL(query).format(table=sql.Identifier(self._table), **parts)
+    def _ask(self, query: str, parameters: Any = None, **parts: str | sql.Composable) -> list[Any]:
+        """Runs a statement, of which some parts may be named; returns its rows."""
+        composed = {name: sql.SQL(x) if isinstance(x, str) else x for name, x in parts.items()}
+        statement = sql.SQL(query).format(table=sql.Identifier(self._table), **composed)
         with explained(f"{self.name} refuses, or does not answer"):
             cursor = self._open().execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
@@ -150,6 +147,8 @@ class PostgresGallery(ServerGallery):
 
     def _open(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
-            options: Any = {"autocommit": True, "prepare_threshold": None}  # For poolers.
-            self._connection = psycopg.connect(self._database, **options)
+            # Poolers, which share connections, lose prepared statements.
+            self._connection = psycopg.connect(
+                self._database, autocommit=True, prepare_threshold=None
+            )
         return self._connection

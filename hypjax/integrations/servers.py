@@ -61,9 +61,7 @@ class ServerGallery:
     shells: Sequence[int] = ()  # Numbers of the shells with images.
 
     # What a server does. The points of its images lie in the ball.
-    _repeated: Sequence[
-        int
-    ]  # Candidates to try in repeated searches, if an index holds all images.
+    _repeated: Sequence[int]  # Candidates to try in repeated searches; () without their index.
     _create: Callable[[int], None]  # Creates a missing collection, for points with d coordinates.
     _load_facts: Callable[[], str | None]  # Text that was saved; None if there is no collection.
     _save_facts: Callable[[str], None]
