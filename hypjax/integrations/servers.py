@@ -190,9 +190,7 @@ class ServerGallery:
         def search_sample(way: tuple[int, bool, int], exact: bool = False) -> inputs.Nearest:
             _, self.by_shell, self.candidates = way
             k, wanted = min(NEAREST, len(self) - 1), Wanted(keys, exact=exact)
-            images, distances, rows = self._search(embeddings.vectors[sample_rows], k, wanted)
-            found = np.array([image.key for image in images] + [""])  # Row −1 is no image.
-            return distances, found[rows]
+            return self._search(embeddings.vectors[sample_rows], k, wanted)[1:]
 
         # The number of all candidates, whether by shell, and the number in each search.
         ways = [(2 * n, False, n) for n in self._repeated]

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Nearest, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Nearest, Points, Rows, SomeRows
 from hypjax.system import console
 
 _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
@@ -61,7 +61,13 @@ def shells_of(points: Points, space: Space) -> Int[np.ndarray, " n"]:
 
 
 def nearest(
-    search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
+    search: Search,
+    gallery: GalleryPoints,
+    queries: _Points,
+    *,
+    k: int,
+    space: Space,
+    candidates: int,
 ) -> Nearest:
     """Finds the nearest items of a gallery by repeated searches in an index of Euclidean distances.
 
@@ -144,7 +150,7 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
-def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, Rows]:
+def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, SomeRows]:
     """Splits rows at random into sample queries, a tenth of the gallery's size, and other rows.
 
     Recall is measured on a graph without the queries, as for new ones: points in a graph are linked
@@ -163,7 +169,7 @@ def recall_bound(hits: Bool[np.ndarray, "s k"]) -> float:
 
 
 def rank(
-    queries: _Points, gallery: _Points, rows: Rows, items: Rows, *, k: int, space: Space
+    queries: _Points, gallery: GalleryPoints, rows: Rows, items: Rows, *, k: int, space: Space
 ) -> Nearest:
     """Ranks candidates by separations, which are computed by subtraction.
 
