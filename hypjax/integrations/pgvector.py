@@ -32,10 +32,9 @@ SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[]::vector[], %
 ON CONFLICT (key) DO UPDATE
 SET (label, point, shell) = (excluded.label, excluded.point, excluded.shell)
 WHERE (old.label, old.point) IS DISTINCT FROM (excluded.label, excluded.point)
-RETURNING 1
 """
 _INDEX = f"""
-CREATE INDEX {{new}} ON {{table}} USING hnsw (point vector_l2_ops)
+CREATE INDEX IF NOT EXISTS {{index}} ON {{table}} USING hnsw (point vector_l2_ops)
 WITH (m = {euclidean.LINKS}, ef_construction = {euclidean.ADDED}) WHERE shell = {{shell}}
 """
 _IMAGES = "SELECT key::text, id, label, point::real[] FROM {table} "
@@ -93,20 +92,13 @@ class PostgresGallery(ServerGallery):
         return list(itertools.starmap(GalleryItem, self._ask(_IMAGES + clause, [parameter])))
 
     def _add(self, batches: Iterable[Batch]) -> None:
-        changed, names = False, {shell: f"{self._table}_shell_{shell}" for shell in self.shells}
         with self._transaction():  # A killed export changes nothing.
             for batch in batches:  # A statement may not insert equal keys.
                 rows = {x.key: (*x[:3], str(x.point.tolist()), shell) for x, shell in batch}
-                columns = list(map(list, zip(*rows.values(), strict=True)))
-                changed |= bool(self._ask(_UPSERT, columns))
-            if not changed:
-                return
-            # Built anew: rows that are added to an index one by one are found less often.
-            for shell, name in names.items():
-                self._ask(_INDEX, new=sql.Identifier(f"{name}_new"), shell=str(shell))
-            for name in names.values():  # Last, since searches wait from here on.
-                rename = "DROP INDEX IF EXISTS {old}; ALTER INDEX {new} RENAME TO {old}"
-                self._ask(rename, old=sql.Identifier(name), new=sql.Identifier(f"{name}_new"))
+                self._ask(_UPSERT, list(map(list, zip(*rows.values(), strict=True))))
+            for shell in self.shells:
+                index = sql.Identifier(f"{self._table}_shell_{shell}")
+                self._ask(_INDEX, index=index, shell=str(shell))
         self._ask("ANALYZE {table}")
 
     def _delete(self, keys: Sequence[str]) -> None:
