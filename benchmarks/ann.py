@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float32, Int
 from matplotlib.figure import Figure
@@ -13,12 +14,14 @@ from matplotlib.figure import Figure
 from benchmarks import measure, peers
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings
-from hypjax.geometry import PoincareBall, Space, Sphere
-from hypjax.integrations.usearch import GraphGallery
+from hypjax.geometry import PoincareBall, Space, Sphere, poincare
+from hypjax.integrations.ann import IndexedGallery
 from hypjax.retrieval import euclidean, nearest_neighbors
+from hypjax.retrieval.box_tree import BoxTree
 from hypjax.system import console
 
 COLUMNS = {
+    "data": "{data}",
     "c": "{c:g}",
     "coordinates": "{dim}",
     "distance": "{distance}",
@@ -32,11 +35,13 @@ _COUNT, _QUICK_COUNT = 100_000, 5000  # Points.
 _CANDIDATES = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)  # In a search of a graph.
 _LINKS, _ADDED = 32, 256  # Links of a point in a graph, and candidates when it is added.
 _LISTS = (1, 4, 16, 64)  # Inverted lists that a search visits.
-_OURS, _PEER = "usearch, own distance (--export=usearch)", "usearch, cosine"
+_OURS, _PEER = "own distance (--export=ann)", "usearch, cosine"
 _WANTED = 0.98
 _MIN_MISSED = 1e-4  # Smallest share in the figure: one in 10,000 neighbours.
-_SETTINGS = ((PoincareBall(0.1, 2.3), 128), (PoincareBall(1.0, None), 128))
-_SETTINGS += ((PoincareBall(0.1, 2.3), 8), (PoincareBall(1.0, None), 8))
+_BALLS = PoincareBall(0.1, 2.3), PoincareBall(1.0, None)
+_SETTINGS = [("clusters", ball, dim) for dim in (128, 8) for ball in _BALLS]
+_SETTINGS += [("a tree", _BALLS[1], 32), ("a tree", _BALLS[1], 10)]
+_STEP, _MOST_CHILDREN = 2.2, 400  # Distance of a tree's node from its parent; see `_tree`.
 
 Points = Float32[np.ndarray, "n d"]
 Items = Int[np.ndarray, "queries k"]
@@ -51,7 +56,7 @@ class _Engine(NamedTuple):
 
 
 def rows(options: measure.Options) -> Iterator[dict]:
-    """One row per ball, number of coordinates, engine and setting; if quick, for one ball.
+    """One row per data, ball, number of coordinates, engine and setting; if quick, for two data.
 
     A row holds the recall of the 10 nearest neighbours, and queries per second. Cosine is measured
     on the same features, against the exact neighbours by cosine.
@@ -62,11 +67,15 @@ def rows(options: measure.Options) -> Iterator[dict]:
     if not peers.installed("usearch", "numba"):
         raise UserError('ann requires usearch and numba: pip install "hypjax[ann]"')
     repeats = 1 if options.quick else options.repeats
-    for ball, dim in _SETTINGS[-1:] if options.quick else _SETTINGS:
-        features = _features(_QUICK_COUNT if options.quick else _COUNT, dim)
+    for data, ball, dim in _SETTINGS[-3::2] if options.quick else _SETTINGS:
+        count = _QUICK_COUNT if options.quick else _COUNT
+        clusters = _features(count, dim)
+        nodes = _tree(count // 2, dim) if data == "a tree" else None
         untimed_rows, searches = [], []
-        for space in (ball, Sphere()):
-            points, exact_items = np.asarray(space.embed(features)), None
+        for space in (ball, Sphere()) if nodes is None else (ball,):
+            points, exact_items = nodes, None
+            if points is None:
+                points = np.asarray(space.embed(clusters))
             distance = "hyperbolic" if space is ball else "cosine"
             for engine in _engines(points, space):
                 for setting, value in engine.settings.items():
@@ -75,7 +84,7 @@ def rows(options: measure.Options) -> Iterator[dict]:
                     if exact_items is None:  # The exact search comes first.
                         exact_items = items
                     hits = (exact_items[:, :, None] == items[:, None]).any(axis=2)
-                    row = {"c": float(ball.c), "dim": dim, "distance": distance}
+                    row = {"data": data, "c": float(ball.c), "dim": dim, "distance": distance}
                     row |= {"engine": engine.name, "setting": setting}
                     untimed_rows.append(row | {"recall": float(hits.mean())})
                     searches.append(search)
@@ -91,6 +100,32 @@ def _features(count: int, dim: int) -> Points:
     features = centres[rng.integers(0, len(centres), count)] + 0.7 * rng.normal(size=(count, dim))
     norms = 3.3 * rng.uniform(0.2, 1, size=(count, 1))
     return (features * norms / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _tree(count: int, dim: int) -> Points:
+    """Nodes of a random tree, outwards from the origin to the boundary of the ball with c = 1.
+
+    Each node has 2 to 400 children in heavy-tailed numbers, at about one distance from it.
+    """
+    rng = np.random.default_rng(0)
+    points, made, add = (
+        np.zeros((count, dim)),
+        1,
+        jax.jit(lambda x, y: poincare.mobius_add(x, y, 1.0)),
+    )
+    for parent in points:  # Which are filled in below.
+        if made == count:
+            break
+        number = min(int(2 * rng.pareto(1.1)) + 2, _MOST_CHILDREN, count - made)
+        outward = parent / max(np.linalg.norm(parent), 1e-9)
+        directions = rng.normal(size=(_MOST_CHILDREN, dim))  # One shape, for one program.
+        directions *= 0.6 / np.linalg.norm(directions, axis=1, keepdims=True)
+        directions += outward
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        steps = np.tanh(_STEP * rng.uniform(0.9, 1.1, size=(len(directions), 1)) / 2) * directions
+        points[made : made + number] = add(parent, steps)[:number]
+        made += number
+    return points.astype(np.float32)
 
 
 def _engines(x: Points, space: Space) -> Iterator[_Engine]:
@@ -134,16 +169,17 @@ def _candidates(least: int = 0) -> dict[str, int]:
 
 
 def _exported_engine(x: Points, ball: PoincareBall) -> _Engine:
-    """The graph that --export=usearch writes."""
+    """The tree or the graph that --export=ann writes."""
     ids = np.arange(len(x)).astype(str)
     embeddings = Embeddings(x, ids, np.full(len(x), ""), ball, "benchmark", "benchmark", {})
-    gallery = GraphGallery.build(embeddings)
+    gallery = IndexedGallery.build(embeddings)
 
     def search(candidates: int) -> Items:
         gallery.candidates = candidates
         return gallery.search_rows(x[:_QUERIES], _K)[1]
 
-    return _Engine(_OURS, search, {"as exported": gallery.candidates, **_candidates()})
+    more = {} if isinstance(gallery.index, BoxTree) else _candidates()
+    return _Engine(_OURS, search, {"as exported": gallery.candidates, **more})
 
 
 def _faiss_graph_search(x: Points, metric: str) -> Callable[[Points, int, int], Items]:
@@ -199,23 +235,23 @@ def conclude(rows: measure.Rows, output: pathlib.Path) -> None:
 
     The figure shows speed against missed neighbours, one panel per ball and number of coordinates.
     """
-    rows_of_ball = {(row["c"], row["dim"]): [] for row in rows}
+    rows_of_ball = {(row["data"], row["c"], row["dim"]): [] for row in rows}
     for row in rows:
-        rows_of_ball[row["c"], row["dim"]].append(row)
+        rows_of_ball[row["data"], row["c"], row["dim"]].append(row)
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     num_columns = min(len(rows_of_ball), 2)
     num_rows = -(-len(rows_of_ball) // num_columns)
     figure = Figure(figsize=(6 * num_columns, 4 * num_rows + 1), layout="constrained")
     axes = figure.subplots(num_rows, num_columns, squeeze=False).reshape(-1)
-    for axis, ((c, dim), panel_rows) in zip(axes, rows_of_ball.items(), strict=False):
-        title, best = f"c = {c:g}, {dim} coordinates", {}
+    for axis, ((data, c, dim), panel_rows) in zip(axes, rows_of_ball.items(), strict=False):
+        title, best = f"{data}, c = {c:g}, {dim} coordinates", {}
         for engine, marker in zip(engines, itertools.cycle("osD^vP*X")):
             engine_rows = [row for row in panel_rows if row["engine"] == engine]
             points = sorted((row["rate"], row["recall"]) for row in engine_rows)
             missed = [max(1 - recall, _MIN_MISSED) for _, recall in points]
             axis.plot(missed, [rate for rate, _ in points], marker=marker, label=engine)
             best[engine] = max((rate for rate, recall in points if recall >= _WANTED), default=None)
-        if best[_OURS] and best[_PEER]:
+        if best[_OURS] and best.get(_PEER):
             times = f"{best[_PEER] / best[_OURS]:.2f} times the time of usearch's cosine"
             print(f"{title}, recall at least {_WANTED}: {times}")
         axis.axvline(1 - _WANTED, color="grey", linestyle=":")

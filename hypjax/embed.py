@@ -49,7 +49,7 @@ def main(
         output: File to write, such as gallery.npz.
         embedding: With --workdir: head, encoder, or a scored prefix (head@16).
         batch_size: Number of images at once. Default: the run's, or 64.
-        export: Another program's format to write as well, such as usearch, faiss or parquet, or a
+        export: Another program's format to write as well, such as ann, faiss or parquet, or a
             URL, such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
         append: Add the images to those in --output; only new and changed ones are embedded.
         engine: With --workdir: what runs the encoder on a CPU; auto is OpenVINO where installed.

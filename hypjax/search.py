@@ -45,7 +45,7 @@ def main(
             queries of features need none.
         external: An encoder instead of a run.
         gallery: What python -m hypjax.embed wrote: a .npz file, or for an approximate search an
-            export to another program, such as gallery.usearch or qdrant://host:6333/name.
+            export to another program, such as gallery.ann or qdrant://host:6333/name.
         query: An image, also at https://..., or several, as for --images of python -m hypjax.embed.
         text: Words to search for, with a model of images and texts; repeat the flag for several.
         template: With --text: a prompt such as 'a photo of a {}.'; repeat the flag to average

@@ -29,7 +29,7 @@ _OPTIMISED = (
     "data/test_device_cache",
     "integrations/test_engines",
     "integrations/test_qdrant",
-    "integrations/test_usearch",
+    "integrations/test_ann",
 )
 # They compile in a third less time for narrower vectors, and in one piece instead of many. XLA's
 # older emitters of fused operations, which JAX 0.11 lacks, halve it.

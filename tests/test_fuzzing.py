@@ -71,16 +71,16 @@ def read_prepared(folder):
 
 
 @pytest.mark.hygiene
-@pytest.mark.parametrize("kind", ["npz", "usearch", "prepared"])
+@pytest.mark.parametrize("kind", ["npz", "ann", "prepared"])
 def test_a_changed_byte_is_refused_or_changes_nothing(kind, tmp_path):
     folder, rng = tmp_path / f"g.{kind}", np.random.default_rng(0)
     ball = PoincareBall(0.1, 2.3)
     saved = galleries.embeddings(galleries.points(ball, 0, 8), ball)
     if kind == "npz":
         saved.save(folder)
-    elif kind == "usearch":
-        usearch = pytest.importorskip("hypjax.integrations.usearch", reason="needs the ann extra")
-        usearch.export_usearch(saved, folder)
+    elif kind == "ann":
+        ann = pytest.importorskip("hypjax.integrations.ann", reason="needs the ann extra")
+        ann.export_ann(saved, folder)
     else:
         picture = encoded(Image.new("RGB", (4, 4)))
         examples = [records.Example(picture, 4, 4, f"{x}/1", x, "vowels") for x in "aeiou"]

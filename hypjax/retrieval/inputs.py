@@ -55,6 +55,11 @@ def blocks(num_rows: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
+def spaced(num_rows: int, most: int) -> Rows:
+    """Up to `most` row numbers, evenly spaced from the first to the last."""
+    return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most), dtype=int))
+
+
 def split(rows: Rows, size: int) -> list[Int[np.ndarray, " _"]]:
     """Splits an array of rows into blocks of `size` rows, at least 1; the last may be smaller."""
     return [rows[block] for block in blocks(len(rows), size)]

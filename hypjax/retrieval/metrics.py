@@ -18,6 +18,7 @@ from hypjax.retrieval.positives import ItemRelevance, Ranking, Relevance, rankin
 from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.ranks import NO_MATCH, first_ranks
 from hypjax.retrieval.rules import ALL, FIRST, Counts, Metric
+from hypjax.retrieval.selection import StreamedGallery
 
 _MAX_ENTRIES = 2**22  # Largest number of neighbours in memory at once.
 _Metrics = Mapping[str, Metric]
@@ -249,9 +250,10 @@ def _scores_of_lists(searches: _Searches, metrics: _Metrics, length: int) -> tup
     gallery, reranked = searches.gallery, searches.reranked
     scores = {name: np.empty(len(searches.matches)) for name in metrics}
     nearest_ranks = np.empty(len(searches.matches), int)
+    streamed = StreamedGallery(gallery.points)
     for block in inputs.blocks(len(searches.matches), _MAX_ENTRIES // length):
         queries = searches.queries.take(block)
-        ids = search(queries.points, queries.ids, gallery.points, k=length, space=searches.space)[1]
+        ids = search(queries.points, queries.ids, streamed, k=length, space=searches.space)[1]
         if reranked is not None:  # The same items in another order.
             ids[:, : reranked.shape[1]] = reranked[block, :length]
         is_match = gallery.labels[ids] == queries.labels[:, None]

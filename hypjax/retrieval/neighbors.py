@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, selection, subtraction
+from hypjax.retrieval.box_tree import BoxTree
 from hypjax.retrieval.inputs import GalleryPoints, Ids, Nearest, OwnIds, Points, Rows, SomeRows
 from hypjax.retrieval.scores import DOUBLE, Score
 from hypjax.retrieval.selection import StreamedGallery
@@ -77,7 +78,10 @@ def search(
         gallery = StreamedGallery(gallery)
     queries = np.asarray(queries)
     running = _Search(queries, own_ids, gallery, space, k, block_size)
-    if len(queries):
+    tree = gallery.tree(space, queries, running.num_listed) if len(queries) else None
+    if tree is not None:
+        running.by_tree(tree)
+    elif len(queries):
         functions = running.by_products, running.by_subtraction
         subtraction.certify("neighbours", queries, Score.around(space, gallery.centre), *functions)
     return running.distances, running.ids
@@ -135,6 +139,26 @@ class _Search:
         width = inputs.round_up(-(-self.gallery.rows // num_chunks), inputs.MULTIPLE)
         block_bytes = itemsize * max(dim, 2 * num_candidates) * height
         return height, width, max(inputs.PART_BYTES // block_bytes, 1)
+
+    def by_tree(self, tree: BoxTree) -> None:
+        """Searches a tree; where a space's own separations decide the order, for candidates."""
+        is_ball = self.space.ball() is self.space
+        size = min(self.num_listed + (0 if is_ball else _SPARE_CANDIDATES), len(self.gallery))
+        most = inputs.PART_BYTES // (16 * size)
+        for rows in inputs.split(np.arange(len(self.queries)), most):
+            queries = inputs.host_rows(self.queries, rows)
+            self.space.check(queries, first=int(rows[0]))
+            (separations, ids), _ = tree.search(queries, size)
+            uncertain = np.empty(0, int)
+            if not is_ball:
+                others = tree.least_separations(queries, separations[:, -1])
+                separations, ids = subtraction.nearest_candidates(
+                    self.space, queries, self.gallery, ids, self.num_listed
+                )
+                uncertain = rows[(separations[:, -1] >= others) & (size < len(self.gallery))]
+            self._store(rows, subtraction.distances(self.space, separations), ids)
+            if len(uncertain):
+                self.by_subtraction(uncertain)
 
     def by_subtraction(self, rows: Rows) -> None:
         """Sorts all items by their separations from these queries."""

@@ -1,6 +1,7 @@
 """Selection of the gallery items with the highest scores, chunk by chunk."""
 
 import functools
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -17,7 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Ids
+from hypjax.retrieval.box_tree import BoxTree
+from hypjax.retrieval.inputs import Ids, Points
 from hypjax.retrieval.scores import PADDING, SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
 
@@ -29,6 +31,13 @@ _LEAST_GROUP, _GROUPS_PER_ITEM = 8, 8
 _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a CPU's cache.
 _MAX_THREADS = 4  # Of the selection on a CPU.
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
+_TREE_PAIRS = 2**22  # With fewer pairs of queries and items, products take less than this choice.
+_TREE_SIZE = (
+    2**24
+)  # Largest number of coordinates in a tree, whose construction takes 24 bytes each.
+_TREE_POINTS, _TREE_QUERIES = 4096, 64  # Sampled for the choice of a tree.
+_TREE_SHARE = 1 / 4  # Of the sampled points: a tree's separations cost so many products of scores.
+_HAS_NUMBA = importlib.util.find_spec("numba") is not None
 _Scores = Float[np.ndarray, "b r"]  # Of a block's queries and a chunk's items.
 _Maxima = Float[np.ndarray, "b groups"]  # Of the scores in each group.
 
@@ -54,7 +63,9 @@ class StreamedGallery:
     columns of a matrix, whose product with a few queries needs no copy on a CPU.
     """
 
-    def __init__(self, points: Float[ArrayLike, "m d"], *, keep: bool = False) -> None:
+    def __init__(
+        self, points: Float[ArrayLike, "m d"], *, keep: bool = False, tree: BoxTree | None = None
+    ) -> None:
         self.array = np.asarray(points)
         self.mesh = Mesh(jax.local_devices(), AXIS)
         self.rows = -(-len(self.array) // self.mesh.size)  # Largest number on one device.
@@ -64,6 +75,9 @@ class StreamedGallery:
         self._keep = keep and 4 * self.array.size <= _KEPT_BYTES
         self._kept: tuple[object, list[Chunk]] = None, []
         self._on_devices: Array | None = None
+        self._num_pairs = 0  # Of queries and items so far.
+        self._tree, self._is_tree_faster = tree, dict[int, bool]()  # By number of neighbours.
+        self._has_given_tree = tree is not None
 
     def __len__(self) -> int:
         return len(self.array)
@@ -76,6 +90,33 @@ class StreamedGallery:
         blocks = [np.asarray(self.array[i : i + _SAMPLED_ROWS]) for i in np.unique(starts)]
         sample = np.concatenate(blocks).astype(np.float32)
         return np.asarray(np.mean(sample, axis=0, dtype=np.float64, keepdims=True))
+
+    def tree(self, space: Space, queries: Points, k: int) -> BoxTree | None:
+        """A tree that answers searches of queries for k items sooner than products, or None."""
+        if self._has_given_tree:
+            return self._tree
+        self._num_pairs += len(queries) * len(self)
+        can_have_tree = self.on_host and space.ball() is not None and self.array.size <= _TREE_SIZE
+        if not can_have_tree or self._num_pairs < _TREE_PAIRS or not _HAS_NUMBA:
+            return None
+        k = 1 << (k - 1).bit_length()
+        if k not in self._is_tree_faster:
+            inputs.check_in_space(space, queries)
+            inputs.check_in_space(space, self.array)
+            self._is_tree_faster[k] = self._compare_tree(space, queries, k)
+        if not self._is_tree_faster[k]:
+            return None
+        if self._tree is None or str(self._tree.space) != str(space):
+            self._tree = BoxTree.build(self.array, space)
+        return self._tree
+
+    def _compare_tree(self, space: Space, queries: Points, k: int) -> bool:
+        """Whether a tree of sampled points takes few separations for sampled queries."""
+        sample = inputs.host_rows(self.array, inputs.spaced(len(self), _TREE_POINTS))
+        if k > _TREE_SHARE * len(sample):
+            return False
+        chosen = inputs.host_rows(queries, inputs.spaced(len(queries), _TREE_QUERIES))
+        return BoxTree.build(sample, space).cost(chosen, k) <= _TREE_SHARE * len(sample)
 
     def keeps(self, score: Score) -> bool:
         """Whether the gallery keeps vectors of this score between searches."""

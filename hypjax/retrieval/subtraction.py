@@ -185,8 +185,13 @@ def nearest_items(space: Space, queries: Points, gallery: GalleryPoints, k: int)
 
 def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
     """Converts ascending separations to distances, in float32."""
+    # Padded, by at most a quarter beyond `LANES`, so that few programs are compiled.
+    count = separations.size
+    size = inputs.round_up(count, max(1 << count.bit_length() >> 3, inputs.LANES))
+    padded = inputs.pad_rows(separations.ravel(), size)
     with jax.enable_x64(True):
-        converted = np.asarray(_distance_at(space, separations), np.float32)
+        converted = np.asarray(_distance_at(space, padded), np.float32)
+    converted = converted[:count].reshape(separations.shape)
     # `distance_at` may be off by a rounding, but distances of results must not descend.
     return np.maximum.accumulate(converted, axis=1)
 

@@ -28,6 +28,7 @@ _QDRANT = Integration(
 _HF = "torch_encoders:TransformersEncoder"
 # Keys are names, which are also suffixes of exported files, or schemes of URLs.
 INTEGRATIONS = {
+    "ann": Integration("usearch numba", "hypjax[ann]", "ann:export_ann", "ann:IndexedGallery.open"),
     "dataset": Integration("pyarrow", "pyarrow", export="parquet:export_dataset"),
     "faiss": Integration("faiss", "faiss-cpu", export="faiss:export_flat"),
     "hf": Integration("torch transformers", "hypjax[hf]", encode=_HF),
@@ -55,9 +56,6 @@ INTEGRATIONS = {
     # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
-    "usearch": Integration(
-        "usearch numba", "hypjax[ann]", "usearch:export_usearch", "usearch:GraphGallery.open"
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Galleries in a graph of usearch."""
+"""Galleries in a tree or a graph."""
 
 import pathlib
 
@@ -15,19 +15,25 @@ from tests.helpers.manual import program_with
 
 pytest.importorskip("usearch.index", reason="needs the ann extra: usearch")
 pytest.importorskip("numba", reason="needs the ann extra: numba")
-from benchmarks import ann  # noqa: E402
-from hypjax.integrations import usearch  # noqa: E402
-from hypjax.integrations.usearch import GraphGallery, export_usearch  # noqa: E402
+from benchmarks import ann as benchmark  # noqa: E402
+from hypjax.integrations import ann  # noqa: E402
+from hypjax.integrations.ann import IndexedGallery, export_ann  # noqa: E402
 
 SPACES = [Sphere(), PoincareBall(1.0, None), PoincareBall(0.0, None), Lorentz(0.1, 2.3)]
 BALL = PoincareBall(0.1, 2.3)
 
 
+@pytest.fixture
+def graphs(monkeypatch):
+    """Leaves no gallery to a tree."""
+    monkeypatch.setattr(ann, "_TREE_SEPARATIONS", 0)
+
+
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
+def test_a_graph_finds_the_exact_neighbours_and_their_distances(space, tmp_path, graphs):
     points = clusters(space, 3000)
-    path = tmp_path / "gallery.usearch"
-    said = export_usearch(embeddings(points, space), path)
+    path = tmp_path / "gallery.ann"
+    said = export_ann(embeddings(points, space), path)
     gallery = open_gallery(path)
     assert gallery.recall >= 0.98 and f"{gallery.recall:.1%}" in said
     assert gallery.index.dtype.name == "BF16"
@@ -36,23 +42,23 @@ def test_it_finds_the_exact_neighbours_and_their_distances(space, tmp_path):
 
 
 @pytest.mark.parametrize(("c", "dim"), [(0.1, 64), (1.0, 8)])
-def test_trees_are_searched_up_to_the_boundary(c, dim):
+def test_trees_are_searched_up_to_the_boundary(c, dim, graphs):
     ball, points = PoincareBall(c, None), galleries.tree(c, dim)
     assert np.sqrt(c) * np.linalg.norm(points, axis=1).max() > 0.99
-    gallery = GraphGallery.build(embeddings(points, ball))
+    gallery = IndexedGallery.build(embeddings(points, ball))
     assert gallery.recall >= 0.98
     assert gallery.index.dtype.name == "F32"  # Rounding would be too coarse.
     queries = points[-500:]
     check_neighbours(found_in(gallery, queries, 5), queries, points, ball, 0.98)
 
 
-def test_the_promise_holds_where_images_have_copies(tmp_path):
+def test_the_promise_holds_where_images_have_copies(tmp_path, graphs):
     points = clusters(BALL, 1200, dim=16).copy()
     points, queries = points[:1000], points[1000:]
     points[np.random.default_rng(0).permutation(1000)[:300]] = points[0]  # As a placeholder has.
     points[800:] = points[:200]
-    export_usearch(embeddings(points, BALL), tmp_path / "gallery.usearch")
-    gallery = open_gallery(tmp_path / "gallery.usearch")
+    export_ann(embeddings(points, BALL), tmp_path / "gallery.ann")
+    gallery = open_gallery(tmp_path / "gallery.ann")
     assert gallery.recall >= 0.98 and len(gallery.index) == len(np.unique(points, axis=0))
     for k in (10, 400):
         check_neighbours(found_in(gallery, queries, k), queries, points, BALL, gallery.recall)
@@ -60,30 +66,33 @@ def test_the_promise_holds_where_images_have_copies(tmp_path):
 
 def test_wrong_points_are_refused():
     points = clusters(BALL, 60)
-    gallery = GraphGallery.build(embeddings(points, BALL))
+    gallery = IndexedGallery.build(embeddings(points, BALL))
     galleries.check_wrong_points_are_refused(gallery, points[:9], BALL)
     fused = Fused(((Sphere(), 1.0), (BALL, 1.0)))
     with pytest.raises(UserError, match="there is no approximate search in"):
-        GraphGallery.build(embeddings(fused.embed(np.ones((5, 8))), fused))
+        IndexedGallery.build(embeddings(fused.embed(np.ones((5, 8))), fused))
 
 
-def test_all_images_find_themselves(monkeypatch, tmp_path):
+def test_all_images_find_themselves_among_64_candidates(monkeypatch, tmp_path, graphs):
     """No links of so sparse a graph lead to some of them."""
-    monkeypatch.setattr("hypjax.integrations.usearch._DENSE", (12, 48))
-    ball, path = PoincareBall(1.0, None), tmp_path / "gallery.usearch"
-    points = np.asarray(ball.embed(ann._features(1500, 128)))
-    gallery = GraphGallery.build(embeddings(points, ball))
+    monkeypatch.setattr("hypjax.integrations.ann._DENSE", (12, 48))
+    ball, path = PoincareBall(1.0, None), tmp_path / "gallery.ann"
+    points = np.asarray(ball.embed(benchmark._features(1500, 128)))
+    gallery = IndexedGallery.build(embeddings(points, ball))
     assert gallery.stray.mean() > 0.005 and gallery.recall >= 0.98
     gallery.save(path)
-    found = found_in(GraphGallery.open(path), points, 1)[1][:, 0]
-    assert (found == np.arange(1500)).all()
+    opened = IndexedGallery.open(path)
+    opened.candidates = 64
+    assert (found_in(opened, points, 1)[1][:, 0] == np.arange(1500)).all()
 
 
-def test_a_damaged_gallery_is_refused(tmp_path):
-    path = tmp_path / "gallery.usearch"
+@pytest.mark.parametrize("kind", ["tree", "graph"])
+def test_a_damaged_gallery_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(ann, "_TREE_SEPARATIONS", 1500 if kind == "tree" else 0)
+    path = tmp_path / "gallery.ann"
     with pytest.raises(UserError, match="does not exist"):
         open_gallery(path)
-    export_usearch(embeddings(clusters(BALL, 60), BALL), path)
+    export_ann(embeddings(clusters(BALL, 60), BALL), path)
     for file in filter(pathlib.Path.is_file, path.rglob("*")):
         content = file.read_bytes()
         file.write_bytes(content[:-50])  # usearch itself crashes on such files.
@@ -94,14 +103,16 @@ def test_a_damaged_gallery_is_refused(tmp_path):
         file.rename(path / file.name)
     with pytest.raises(UserError, match="export the gallery again"):
         open_gallery(path)
-    export_usearch(embeddings(clusters(BALL, 60), BALL), path)
+    export_ann(embeddings(clusters(BALL, 60), BALL), path)
     assert len(open_gallery(path)) == 60
 
 
-def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path, monkeypatch):
-    path, create = tmp_path / "gallery.usearch", usearch._create_index
+def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(
+    tmp_path, monkeypatch, graphs
+):
+    path, create = tmp_path / "gallery.ann", ann._create_index
     made = [embeddings(clusters(BALL, n, seed=n), BALL, first=n) for n in (60, 80)]
-    built = [GraphGallery.build(gallery) for gallery in made]
+    built = [IndexedGallery.build(gallery) for gallery in made]
     for before, after in (built, built[::-1]):
         before.save(path)
 
@@ -109,20 +120,20 @@ def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(tmp_path,
             after.save(path)
             return create(*args, **options)
 
-        monkeypatch.setattr(usearch, "_create_index", replaced)
-        opened = GraphGallery.open(path)
+        monkeypatch.setattr(ann, "_create_index", replaced)
+        opened = IndexedGallery.open(path)
         assert opened.ids.tolist() == after.ids.tolist()
         distances, items = found_in(opened, after.vectors, 3)
         found = distances, items - len(after)
         check_neighbours(found, after.vectors, after.vectors, BALL, 1)
-    assert [file.name for file in tmp_path.iterdir()] == ["gallery.usearch"]
+    assert [file.name for file in tmp_path.iterdir()] == ["gallery.ann"]
     assert len([*path.iterdir()]) == 2  # Facts, and the files of one export.
 
 
-def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys):
+def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys, graphs):
     points = clusters(BALL, 500, dim=128).copy()
     points[[9, 40]] = points[0]
-    export_usearch(embeddings(points, BALL), tmp_path / "gallery.usearch")
+    export_ann(embeddings(points, BALL), tmp_path / "gallery.ann")
     monkeypatch.chdir(tmp_path)
     program = program_with("engines.md", "index.view")
     assert "hypjax" not in program.replace("hypjax embed", "")

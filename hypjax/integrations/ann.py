@@ -1,4 +1,7 @@
-"""Approximate search by a space's own distance: galleries in an HNSW graph of usearch.
+"""Search of large galleries by a space's own distance, in the index that takes the least time.
+
+Near the boundary of a ball, this is a tree of boxes and gaps, whose searches are exact, see
+`hypjax.retrieval.box_tree`. Elsewhere it is an HNSW graph of usearch, whose are approximate.
 
 Graphs for inner products need vectors of similar length, unlike points of a ball. So this graph
 compares points by their separation ‖x − y‖² / ((1 − c‖x‖²)(1 − c‖y‖²)); the distance
@@ -35,9 +38,11 @@ from hypjax.galleries.search import ArrayGallery
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs, subtraction
+from hypjax.retrieval.box_tree import BoxTree
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.neighbors import search
+from hypjax.retrieval.selection import StreamedGallery
 from hypjax.system import files
 
 # A gallery's folder holds its facts, and a folder that they name, with the other files of one
@@ -54,6 +59,9 @@ _CANDIDATES = (  # Numbers of candidates to choose from.
     *(160, 192, 256, 384, 512, 768, 1024, 1536, 2048),
 )
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
+_STRAY_SHARE = 0.01  # With a larger share of strays, other links are tried.
+_PENALTIES = (0.0, 0.5, 1.0)  # Exponents of the ratio of gaps, see `_compile_separation`.
+_TREE_SEPARATIONS = 1500  # A search of a graph computes about as many, or more.
 _BLOCK = 4096  # Images to search for at once.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
 _SPARSE, _DENSE = (32, 256), (64, 512)
@@ -67,11 +75,11 @@ _Pairs = tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]  # Query indices, g
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class GraphGallery(ArrayGallery):
-    """A gallery in an HNSW graph; see `ArrayGallery`.
+class IndexedGallery(ArrayGallery):
+    """A gallery in a tree or an HNSW graph; see `ArrayGallery`. All but `index` are of graphs only.
 
     Attributes:
-        index: usearch's graph; its keys are the rows of the images.
+        index: A tree, or usearch's graph, whose keys are the rows of the images.
         stray: Marks images that the graph does not lead to; each search scans them.
         first: Row of the first image at each image's point; only these are in the graph.
         rounded: Whether the graph's vectors are in bfloat16.
@@ -89,14 +97,14 @@ class GraphGallery(ArrayGallery):
     first: Int[np.ndarray, " n"]
     space: Space
     fingerprint: str
-    rounded: bool
+    rounded: bool = False
     candidates: int = _STRAY_CANDIDATES
     recall: float = 1.0
     model: str = ""
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
-        """Builds a graph, and measures how many of the nearest neighbours searches find.
+        """Builds a tree if its searches take little, otherwise a graph, and measures its recall.
 
         Searches for sampled points, which are held out of the graph with their copies, choose the
         fewest candidates that find 98% of the 10 nearest neighbours; a warning tells if no number
@@ -112,32 +120,50 @@ class GraphGallery(ArrayGallery):
         sample_rows, graph_rows = (distinct[part] for part in parts)
         other_rows = np.flatnonzero(np.isin(first, graph_rows))
         sample = points[sample_rows]
+        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
+        facts = space, embeddings.fingerprint
+        if space.ball() is not None:
+            tree = BoxTree.build(points, space)
+            k = min(NEAREST, len(points))
+            if len(points) <= _TREE_SEPARATIONS or tree.cost(sample, k) <= _TREE_SEPARATIONS:
+                return cls(tree, *columns, *facts, model=embeddings.model)
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)
         pairs = np.repeat(np.arange(len(sample)), k), other_rows[neighbours].ravel()
         exact = euclidean.rank(sample, points, *pairs, k=k, space=space)
         rounded = _can_round(sample, points[exact[1][:, -1]], space)
-        index = _create_index(space, points.shape[1], rounded=rounded)
-        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
-        gallery = cls(index, *columns, space, embeddings.fingerprint, rounded)
-        gallery.model = embeddings.model
-        gallery._insert(graph_rows)
-        gallery._mark_strays(graph_rows)
+        gallery = cls(None, *columns, *facts, rounded, model=embeddings.model)
+        penalty = gallery._link(graph_rows)
 
         def search_sample(candidates: int) -> inputs.Nearest:
             gallery.candidates = candidates
-            return gallery._search(sample, k)
+            return gallery._search(sample, k, candidates)
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
-        gallery._insert(sample_rows)
+        gallery._insert(sample_rows, penalty)
         gallery._mark_strays(distinct)
         return gallery
 
     def _mark_strays(self, rows: Int[np.ndarray, " r"]) -> None:
         """Marks images of the graph that do not find themselves."""
+        candidates = max(self.candidates, _STRAY_CANDIDATES)
         for block in inputs.split(rows, _BLOCK):
-            _, nearest = self._search(self.vectors[block], 1)
+            _, nearest = self._search(self.vectors[block], 1, candidates)
             self.stray[block] |= nearest[:, 0] != block
+
+    def _link(self, rows: Int[np.ndarray, " r"]) -> float:
+        """Makes the graph of these rows, with links that leave few strays; returns the penalty."""
+        attempts = []
+        for penalty in _PENALTIES if self.space.ball() else [0.0]:
+            self.index = _create_index(self.space, self.vectors.shape[1], rounded=self.rounded)
+            self.stray = np.zeros(len(self), bool)
+            self._insert(rows, penalty)
+            self._mark_strays(rows)
+            attempts.append((self.stray.sum(), penalty, self.index, self.stray))
+            if self.stray.sum() <= _STRAY_SHARE * len(rows):
+                break
+        _, penalty, self.index, self.stray = min(attempts, key=lambda attempt: attempt[:2])
+        return penalty
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -154,19 +180,25 @@ class GraphGallery(ArrayGallery):
     def _read(cls, path: pathlib.Path) -> Self:
         facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
         folder, checksums = path / facts.pop("export"), facts.pop("checksums")
+        names = (_GRAPH, _POINTS, _IMAGES)[facts["index"] == "tree" :]
         # usearch crashes on damaged files.
-        files.check_files(folder, {name: checksums[name] for name in (_GRAPH, _POINTS, _IMAGES)})
+        files.check_files(folder, {name: checksums[name] for name in names})
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
         ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
         points = np.load(folder / _POINTS, mmap_mode="r")
+        stray, first = np.array(rows["stray"]), np.array(rows["first"])
+        if len(points) != len(ids):
+            raise ValueError(f"{len(points)} points and {len(ids)} images")
+        if facts.pop("index") == "tree":
+            index = BoxTree.build(points, facts["space"])
+            return cls(index, ids, labels, points, stray, first, **facts)
         index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
         metric = index.metric
         index.view(str(folder / _GRAPH))
         index.metric = metric  # The file does not hold the metric.
-        stray, first = np.array(rows["stray"]), np.array(rows["first"])
-        if len(points) != len(ids) or len(index) != len(np.unique(first)):
-            raise ValueError(f"{len(index)} vectors, {len(points)} points and {len(ids)} images")
+        if len(index) != len(np.unique(first)):
+            raise ValueError(f"{len(index)} vectors for {len(np.unique(first))} different points")
         return cls(index, ids, labels, points, stray, first, **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -182,12 +214,14 @@ class GraphGallery(ArrayGallery):
         columns["first"] = self.first
         fields = ("fingerprint", "model", "rounded", "candidates", "recall")
         facts = {x: getattr(self, x) for x in fields} | {"space": describe_space(self.space)}
+        facts["index"] = "tree" if isinstance(self.index, BoxTree) else "graph"
         with writing(path), files.locked(path, f"writing {path}", beside=True):
             path.mkdir(exist_ok=True)
             with files.replacing(path / _NEW) as staged:
                 staged.mkdir()
                 try:
-                    self.index.save(str(staged / _GRAPH))
+                    if not isinstance(self.index, BoxTree):  # Which takes less time to build.
+                        self.index.save(str(staged / _GRAPH))
                 except RuntimeError as error:  # usearch's error when the disk is full.
                     raise OSError(str(error)) from error
                 np.save(staged / _POINTS, np.ascontiguousarray(self.vectors))
@@ -207,14 +241,21 @@ class GraphGallery(ArrayGallery):
 
     def search_rows(self, points: inputs.Points, k: int) -> inputs.Nearest:
         """Distances and rows of the k nearest images; row −1 where the graph reaches fewer."""
+        if isinstance(self.index, BoxTree):
+            return search(points, None, self.kept_vectors, k=k, space=self.space)
         self.space.check(points)
-        separations, rows = self._search(points, k)
+        separations, rows = self._search(points, k, self.candidates)
         with jax.enable_x64(True):
             return np.asarray(self.space.distance_at(separations), np.float32), rows
 
-    def _search(self, points: _Points, k: int) -> inputs.Nearest:
+    @functools.cached_property
+    def kept_vectors(self) -> StreamedGallery:
+        """The points, with the tree that answers all searches."""
+        return StreamedGallery(self.vectors, keep=True, tree=self.index)
+
+    def _search(self, points: _Points, k: int, candidates: int) -> inputs.Nearest:
         """Separations and rows of the nearest images; ∞ and −1 where there are fewer than k."""
-        num_candidates = min(max(self.candidates * k // NEAREST, self.candidates), len(self))
+        num_candidates = min(max(candidates * k // NEAREST, candidates), len(self))
         self.index.expansion_search = num_candidates
         vectors = _graph_vectors(points, self.space)
         pairs = _matched_pairs(self.index.search(vectors, num_candidates))
@@ -249,21 +290,25 @@ class GraphGallery(ArrayGallery):
         counts = np.bincount(self.first, minlength=len(self))
         return np.argsort(self.first, kind="stable"), np.cumsum(counts) - counts, counts
 
-    def _insert(self, rows: Int[np.ndarray, " r"]) -> None:
+    def _insert(self, rows: Int[np.ndarray, " r"], penalty: float) -> None:
         # From the centre outwards: a point keeps links to the nearest points, and points near the
         # centre are near to all. Added last, they would displace the links among the others.
         rows = rows[np.argsort(np.linalg.norm(self.vectors[rows], axis=1), kind="stable")]
         # With several threads, some points may get no links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
-        vectors = _graph_vectors(self.vectors[rows], self.space)
+        vectors, dim = _graph_vectors(self.vectors[rows], self.space), self.vectors.shape[1]
+        self.index.metric = _metric(self.space, dim, rounded=self.rounded, penalty=penalty)
         self.index.add(rows, vectors, log=sys.stderr.isatty() and "points added", threads=1)
+        self.index.metric = _metric(self.space, dim, rounded=self.rounded)
 
 
-def export_usearch(embeddings: Embeddings, path: pathlib.Path) -> str:
-    """Builds and writes a `GraphGallery`; returns its path and its recall, as a sentence."""
-    gallery = GraphGallery.build(embeddings)
+def export_ann(embeddings: Embeddings, path: pathlib.Path) -> str:
+    """Builds and writes an `IndexedGallery`; returns its path, index and recall, as a sentence."""
+    gallery = IndexedGallery.build(embeddings)
     gallery.save(path)
-    return f"{path}; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
+    if isinstance(gallery.index, BoxTree):
+        return f"{path}, a tree; its searches are exact"
+    return f"{path}, a graph; it finds {gallery.recall:.1%} of the {NEAREST} nearest neighbours"
 
 
 def _graph_vectors(points: _Points, space: Space) -> Float32[np.ndarray, "n e"]:
@@ -294,12 +339,14 @@ def _matched_pairs(matches: Any) -> _Pairs:
     return queries, keys[queries, columns]
 
 
-def _metric(space: Space, dim: int, *, rounded: bool) -> Any:
+def _metric(space: Space, dim: int, *, rounded: bool, penalty: float = 0.0) -> Any:
     if space.ball() is None:
         return usearch_index.MetricKind.L2sq
     kind, signature = usearch_index.MetricKind.Unknown, usearch_index.MetricSignature.ArrayArray
     # usearch keeps only the address; the cache of `_compile_separation` keeps the function.
-    return usearch_index.CompiledMetric(_compile_separation(dim, rounded).address, kind, signature)
+    return usearch_index.CompiledMetric(
+        _compile_separation(dim, rounded, penalty).address, kind, signature
+    )
 
 
 def _create_index(space: Space, dim: int, *, rounded: bool) -> Any:
@@ -314,8 +361,13 @@ def _create_index(space: Space, dim: int, *, rounded: bool) -> Any:
 
 
 @functools.cache
-def _compile_separation(dim: int, rounded: bool) -> Any:
-    """Compiles the separation of two of the graph's vectors."""
+def _compile_separation(dim: int, rounded: bool, penalty: float) -> Any:
+    """Compiles the separation of two of the graph's vectors, penalised for links.
+
+    By separation, a few inner points are nearest to nearly all points near the boundary. Links to
+    the nearest would lead to these hubs only, which keep too few links back. So separations are
+    multiplied by the ratio of the larger to the smaller gap, to the power `penalty`.
+    """
 
     @numba.njit(inline="always")
     def to_float32(value: Any) -> Any:
@@ -329,6 +381,10 @@ def _compile_separation(dim: int, rounded: bool) -> Any:
         for i in range(dim):
             difference = to_float32(x[i]) - to_float32(y[i])
             total += difference * difference
-        return total * to_float32(x[dim]) * to_float32(y[dim])
+        x_factor, y_factor = to_float32(x[dim]), to_float32(y[dim])
+        total *= x_factor * y_factor
+        if penalty:
+            total *= (max(x_factor, y_factor) / min(x_factor, y_factor)) ** penalty
+        return numba.types.float32(total)
 
     return separation
