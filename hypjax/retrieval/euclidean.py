@@ -1,10 +1,11 @@
 """Hyperbolic neighbours from an index of Euclidean distances, or from any other candidates.
 
-A ball of the Poincaré metric is also a Euclidean ball, with another centre. Take the ball around a
-query whose surface holds the query's k-th neighbour: the k neighbours are the k points that are
-nearest, in Euclidean distance, to its Euclidean centre. A first search, at the query, bounds the
-separation of the k-th neighbour; a second search, at the centre, finds the neighbours. Near the
-boundary, the first search alone would miss them.
+A ball of the Poincaré metric is also a Euclidean ball, with another centre. A first search, at the
+query, bounds the separation of the k-th neighbour. The ball of this separation holds at least k
+points, so the k Euclidean neighbours of its centre lie in it: a second search, there, finds them.
+If the k-th separation stays, the ball holds nothing else; if not, a search of the smaller ball
+follows. An exact index finds all neighbours, in three searches on average. A graph loses some in
+each; where points lie at very different depths, it finds more in each shell, see `shells_of`.
 
 Candidates are ranked by their exact distances, and the share of neighbours among them is measured.
 Points of a space that is isometric to a ball are compared in that ball.
@@ -14,6 +15,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -22,53 +24,89 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.inputs import Nearest, Points, Rows
+from hypjax.retrieval.inputs import GalleryPoints, Nearest, Points, Rows, SomeRows
 from hypjax.system import console
 
 _TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLE = 500  # Largest number of queries with which an export measures recall.
-_CANDIDATES = (64, 128, 256, 512, 1024)  # Numbers of candidates that an export tries.
 _BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
 _TIE_TOLERANCE = 1e-5  # Distances within this relative difference are equal.
+_SHELL = 4.0  # Factor that the gaps of a shell's points span.
 
+_Way = TypeVar("_Way")  # A way to search, such as a number of candidates.
 _Points = Float32[np.ndarray, "n d"]
 # Search of an index: the m items nearest to each point in Euclidean distance, −1 for none.
-Search = Callable[[_Points, int], Int[np.ndarray, "n m"]]
+Search = Callable[[Points, int], Int[np.ndarray, "n m"]]
+# A gallery's points, and the items of it that a search lists for each query, −1 for none.
+Candidates = tuple[Points, Int[np.ndarray, "n m"]]
 
 
-def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> _Points:
+def centres(points: Points, separations: Float[np.ndarray, " n"], space: Space) -> Points:
     """Euclidean centres of balls around points from `in_ball`, with separations as radii.
 
     {y: separation(x, y) ≤ s} is the Euclidean ball around x / (1 + c·s·(1 − c‖x‖²)).
     """
     factors = 1 + curvature(space) * separations / separation_factors(points, space)
-    return (points / factors[:, None]).astype(np.float32)
+    return points / factors[:, None]
+
+
+def shells_of(points: Points, space: Space) -> Int[np.ndarray, " n"]:
+    """Numbers of the shells in which points from `in_ball` lie; all 0 on the sphere.
+
+    In a shell, gaps 1 − c‖x‖² differ by a factor of up to four: Euclidean distances to a query have
+    nearly the order of separations.
+    """
+    return np.floor(np.log(separation_factors(points, space)) / np.log(_SHELL)).astype(int)
 
 
 def nearest(
-    search: Search, gallery: _Points, queries: _Points, *, k: int, space: Space, candidates: int
+    search: Search,
+    gallery: GalleryPoints,
+    queries: _Points,
+    *,
+    k: int,
+    space: Space,
+    candidates: int,
 ) -> Nearest:
-    """Finds the nearest items of a gallery by two searches in an index of Euclidean distances.
+    """Finds the nearest items of a gallery by repeated searches in an index of Euclidean distances.
 
     The index of `search` holds the gallery's points as `in_ball` returns them. Each search lists
     `candidates` items, at least k and better 5·k, and the k nearest by the space's distance are
-    taken. Returns separations, float64, and indices of the items, nearest first. Where the index
-    returns fewer than k items, the separation is infinite.
+    taken; exact if the index is. Returns separations, float64, and indices of the items, nearest
+    first. Where the index returns fewer than k items, the separation is infinite.
+    """
+    return repeat(lambda x, _: (gallery, search(x, candidates)), queries, k=k, space=space)
+
+
+def repeat(
+    search: Callable[[Points, Rows], Candidates],
+    queries: _Points,
+    *,
+    k: int,
+    space: Space,
+    once: bool = False,
+) -> Nearest:
+    """Searches at the queries, then, unless `once`, at centres until k-th separations stay.
+
+    `search` takes points at which to search, and the rows of their queries. When it returns a
+    longer gallery, items keep their numbers. Returns separations and items as `nearest` does.
     """
     space.check(queries)
-
-    def nearest_to(points: _Points) -> Nearest:
-        items = search(points, candidates)
-        rows, columns = np.nonzero(items >= 0)
-        return rank(queries, gallery, rows, items[rows, columns], k=k, space=space)
-
-    points = in_ball(queries, space).astype(np.float32)
-    separations, items = nearest_to(points)
-    if space.squared:
-        return separations, items
-    radii = np.where(np.isfinite(separations[:, -1]), separations[:, -1], 0)
-    return nearest_to(centres(points, radii, space))
+    points, rows = in_ball(queries, space), np.arange(len(queries))
+    separations, items = np.full((len(queries), k), np.inf), np.full((len(queries), k), -1)
+    at = points
+    while len(rows):
+        gallery, listed = search(at, rows)
+        listed = np.concatenate([items[rows], listed], axis=1)  # A graph may not list them again.
+        numbers, columns = np.nonzero(listed >= 0)
+        candidates = listed[numbers, columns]
+        found = rank(queries[rows], gallery, numbers, candidates, k=k, space=space)
+        closer = found[0][:, -1] < separations[rows, -1]
+        separations[rows], items[rows] = found
+        rows = rows[closer & (curvature(space) > 0 and not once)]
+        at = centres(points[rows], separations[rows, -1], space)
+    return separations, items
 
 
 def curvature(space: Space) -> float:
@@ -112,7 +150,7 @@ def separation_factors(points: Points, space: Space) -> Float64[np.ndarray, " n"
     return 1 / (1 - curvature(space) * np.einsum("nd,nd->n", points, points, dtype=np.float64))
 
 
-def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, Rows]:
+def sample_queries(num_rows: int, gallery_size: int, most: int = _SAMPLE) -> tuple[Rows, SomeRows]:
     """Splits rows at random into sample queries, a tenth of the gallery's size, and other rows.
 
     Recall is measured on a graph without the queries, as for new ones: points in a graph are linked
@@ -131,7 +169,7 @@ def recall_bound(hits: Bool[np.ndarray, "s k"]) -> float:
 
 
 def rank(
-    queries: _Points, gallery: _Points, rows: Rows, items: Rows, *, k: int, space: Space
+    queries: _Points, gallery: GalleryPoints, rows: Rows, items: Rows, *, k: int, space: Space
 ) -> Nearest:
     """Ranks candidates by separations, which are computed by subtraction.
 
@@ -173,18 +211,17 @@ def recall_hits(exact: Nearest, approximate: Nearest) -> Bool[np.ndarray, "n k"]
     return np.tril(ties).sum(axis=2) <= num_found
 
 
-def tune(
-    search: Callable[[int], Nearest], exact: Nearest, candidates: Sequence[int] = _CANDIDATES
-) -> float:
-    """Searches with ever more candidates until 98% of the exact neighbours are found.
+def tune(search: Callable[[_Way], Nearest], exact: Nearest, ways: Sequence[_Way]) -> float:
+    """Searches in ever costlier ways until 98% of the exact neighbours are found.
 
-    `search` takes a number of candidates and searches for sampled queries. Returns the recall of
-    the last search, the lower one of the k nearest and of the single nearest neighbour: all
-    neighbours of a query are easy or hard to reach together. Warns if the recall stays below 98%.
+    `search` takes a way, such as a number of candidates, and searches for sampled queries. Returns
+    the recall of the last search, the lower one of the k nearest and of the single nearest
+    neighbour: all neighbours of a query are easy or hard to reach together. Warns if the recall
+    stays below 98%.
     """
     recall = 0.0
-    for num_candidates in candidates:
-        hits = recall_hits(exact, search(num_candidates))
+    for way in ways:
+        hits = recall_hits(exact, search(way))
         recall = min(recall_bound(hits), recall_bound(hits[:, :1]))
         if recall >= _TARGET_RECALL:
             return recall

@@ -23,7 +23,7 @@ class Integration(NamedTuple):
 
 
 _QDRANT = Integration(
-    "qdrant_client", "hypjax[qdrant]", "qdrant:export_qdrant", "qdrant:QdrantGallery.open"
+    "qdrant_client", "hypjax[qdrant]", "qdrant:QdrantGallery.export", "qdrant:QdrantGallery.open"
 )
 _HF = "torch_encoders:TransformersEncoder"
 # Keys are names, which are also suffixes of exported files, or schemes of URLs.
@@ -45,6 +45,12 @@ INTEGRATIONS = {
     ),
     "openvino": Integration("onnx openvino", "hypjax[cpu]", run="cpu_engines:OpenVinoProgram"),
     "parquet": Integration("pyarrow", "pyarrow", export="parquet:export_parquet"),
+    "postgresql://": Integration(
+        "psycopg",
+        "hypjax[pgvector]",
+        "pgvector:PostgresGallery.export",
+        "pgvector:PostgresGallery.open",
+    ),
     "qdrant://": _QDRANT,
     "qdrant+https://": _QDRANT,
     # Writing files does not need sentence-transformers; loading them does.

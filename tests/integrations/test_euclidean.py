@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
 from hypjax.retrieval import euclidean
-from hypjax.retrieval.euclidean import rank, recall_bound, recall_hits
+from hypjax.retrieval.euclidean import rank, recall_bound, recall_hits, shells_of
 
 
 def points_of(space, rng, n, dim=4):
@@ -101,3 +102,32 @@ def test_two_searches_find_what_one_misses_near_the_boundary(space):
     assert (items[:, 2] == -1).all() and np.isinf(found[:, 2]).all()
     one = flat(in_ball)(in_ball[:200], 50)
     assert (exact[:, :, None] == one[:, None]).any(axis=2).mean() < 0.97
+
+
+@pytest.mark.parametrize("c", [1e-3, 1.0, 10.0])
+@pytest.mark.parametrize("k", [3, 10, 600])
+def test_repeated_searches_of_an_exact_index_are_exact_up_to_the_boundary(c, k):
+    rng, space = np.random.default_rng(0), PoincareBall(c, None)
+    x = rng.normal(size=(600, 3))
+    gaps = 10 ** rng.uniform(-6, 0, (600, 1))  # In places so crowded that neighbours are close.
+    x = (0.1 * x).round(1) + 0.001 * x
+    x *= np.sqrt((1 - gaps) / c) / np.linalg.norm(x, axis=1, keepdims=True)
+    x = x.astype(np.float32)
+    x[1::40] = x[::40]  # Duplicates.
+    q, tree, rounds = x[:100], cKDTree(x.astype(np.float64)), []
+
+    def search(points, m):
+        rounds.append(len(points))
+        return tree.query(points, [*range(1, m + 1)])[1]
+
+    found, items = euclidean.nearest(search, x, q, k=k, space=space, candidates=k)
+    exact = separations_of(q, x, space)  # Gaps of 1e-6 are known to 1e-10.
+    np.testing.assert_allclose(found, np.sort(exact, axis=1)[:, :k], 1e-9, 1e-24)
+    np.testing.assert_allclose(np.take_along_axis(exact, items, axis=1), found, 1e-9, 1e-24)
+    assert k == 600 or sum(rounds[:2]) == 200 < sum(rounds)  # Two searches are not enough for all.
+
+
+def test_points_of_a_shell_differ_by_a_factor_of_four_in_their_gaps():
+    x = np.sqrt(1 - np.array([[1.0], [0.26], [0.24], [1 / 17], [1e-6]]))
+    np.testing.assert_array_equal(shells_of(x, PoincareBall(1.0, None)), [0, 0, 1, 2, 9])
+    assert not shells_of(x, Sphere()).any()

@@ -10,7 +10,7 @@ from tests.helpers import galleries
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 
 qdrant_client = pytest.importorskip("qdrant_client", reason="needs the qdrant extra")
-from hypjax.integrations import qdrant  # noqa: E402
+from hypjax.integrations import qdrant, servers  # noqa: E402
 
 BALL, HYPERBOLOID = PoincareBall(0.1, 2.3), Lorentz(1.0, None)
 
@@ -44,7 +44,27 @@ def test_a_tree_is_searched_up_to_the_boundary(server, monkeypatch):
     ball, points = PoincareBall(1.0, None), galleries.tree(1.0, 8, levels=7)
     gallery = export(server, embeddings(points, ball))
     queries = points[-15:]
-    check_neighbours(found_in(gallery, queries, 10), queries, points, ball, 1.0)
+    assert len(gallery.shells) > 4
+    for gallery.by_shell, gallery.candidates in ((True, 10), (False, 10)):
+        recall = 0.9 if gallery.by_shell else 1.0
+        check_neighbours(found_in(gallery, queries, 10), queries, points, ball, recall)
+
+
+def test_held_out_queries_choose_shells_where_they_need_fewer_candidates(server, monkeypatch):
+    lists = qdrant.QdrantGallery._nearest
+    points = galleries.tree(1.0, 4, levels=5)
+
+    def lossy(self, centres, count, wanted):  # Like a graph of all images near the boundary.
+        found = lists(self, centres, count, wanted)
+        lost = wanted.shell is None and not wanted.exact
+        return [images[::2] if lost else images for images in found]
+
+    monkeypatch.setattr(qdrant.QdrantGallery, "_nearest", lossy)
+    find_export(server)(embeddings(points, PoincareBall(1.0, None)), None)
+    gallery = open_gallery(server)
+    assert gallery.by_shell
+    (hits,) = gallery.nearest(points[-1:], 3, label="even")
+    assert hits.labels == ["even"] * 3
 
 
 def test_images_are_added_read_replaced_and_removed(server):
@@ -60,7 +80,7 @@ def test_images_are_added_read_replaced_and_removed(server):
     assert gallery.classes() == ["even", "odd"]
     own = np.arange(5, 9)  # A query is not its own neighbour.
     check_neighbours(found_in(gallery, points[own], 1, own), points[own], points, BALL, 0, own)
-    keys = [qdrant.point_id(name) for name in ("7.png", "none", "2.png")]
+    keys = [servers.image_key(name) for name in ("7.png", "none", "2.png")]
     items = gallery.read(["x", *keys])
     assert [item.path for item in items] == ["7.png", "2.png"]
     np.testing.assert_allclose([item.point for item in items], points[[7, 2]], rtol=1e-5, atol=1e-6)
