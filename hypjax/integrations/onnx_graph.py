@@ -246,6 +246,9 @@ class Graph:
             needed.update(node.input if name in needed else ())
         nodes = [node for name, node in self.made_by.items() if name in needed]
         constants = {k: np.ascontiguousarray(x) for k, x in self._constants.items() if k in needed}
+        # Runtimes leave NaN out of maxima, so that weights which are NaN would give numbers.
+        if any(x.dtype.kind == "f" and np.isnan(x).any() for x in constants.values()):
+            raise UntranslatedError("some of its weights are not a number")
         return nodes, [numpy_helper.from_array(x, name) for name, x in constants.items()]
 
 

@@ -118,12 +118,16 @@ def _cast(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
         return x
     if dtype not in TYPES:
         raise UntranslatedError(f"it computes in {dtype}")
+    if dtype.kind in "iu" and not np.can_cast(x.dtype, dtype):  # ONNX defines no numbers too large.
+        raise UntranslatedError(f"it makes {dtype} of {x.dtype}")
     return graph.add("Cast", [x.name], outputs[0], x.order, to=TYPES[dtype])
 
 
-def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Tensor:
+def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Value:
     if len(cases) != 2 or which.dtype != np.bool_:
         raise UntranslatedError("it selects one of several cases")
+    if isinstance(which, np.ndarray) and not which.shape:  # NaN, in a variance of no numbers.
+        return cases[int(which)]
     return _elementwise(graph, "Where", outputs[0], which, cases[1], cases[0])
 
 
