@@ -82,11 +82,11 @@ class Program:
             by_jax: The compiled function.
             function: The function, to be translated.
             example: Shape and dtype of one image.
-            kept: File that holds the translation, or will.
+            kept: File that holds the translation, or will, but for the engine's name.
         """
         self._name, self._precision = engine
         self._by_jax, self._function, self._example = by_jax, function, example
-        self._kept = kept
+        self._kept = kept and kept.with_name(f"{kept.name}-{'-'.join(engine)}.onnx")
         self.description = ""  # Of the engine, once it runs the function.
         self._run: Function | None = None
         self._lock = threading.Lock()
@@ -131,13 +131,6 @@ class Program:
                 with replacing(self._kept) as temporary:
                     temporary.write_bytes(hashlib.sha256(content).digest() + content)
         return program
-
-
-def kept_program(
-    folder: pathlib.Path | None, engine: tuple[str, str], fingerprint: str
-) -> pathlib.Path | None:
-    """The file of a program that an engine has been compared with JAX for, in one precision."""
-    return folder and folder / f"{fingerprint}-{'-'.join(engine)}.onnx"
 
 
 def _read(path: pathlib.Path | None) -> bytes | None:

@@ -299,10 +299,7 @@ class Workdir:
     def write_results(
         self, results: dict[str, Any], warnings: Sequence[str] = (), engines: Sequence[str] = ()
     ) -> None:
-        """Writes results.json, which marks the run as finished, and what this start met and used.
-
-        `engines` are those that embedded images in JAX's place.
-        """
+        """Writes this start's warnings and engines, and results.json, which marks the run's end."""
 
         def write() -> None:
             with console.tolerating(files.STARTS):

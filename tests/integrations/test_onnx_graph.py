@@ -114,6 +114,12 @@ def test_rows_of_tables_are_looked_up():
     np.testing.assert_array_equal(by_onnx(last, ids, 2), table[[2, 2]])
 
 
+def test_weights_that_no_file_holds_are_refused(monkeypatch):
+    monkeypatch.setattr(graph, "_LARGEST", V.nbytes)
+    with pytest.raises(graph.UntranslatedError, match="holds 2 GB"):
+        by_onnx(lambda x: x @ V, X, 3)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
