@@ -74,15 +74,16 @@ def test_an_engine_has_jax_s_points_and_keeps_its_program(engine, run, tmp_path,
 
 
 def test_an_engine_searches_the_gallery_of_another(run, tmp_path):
-    for engine in ("openvino", "jax"):
+    used = "jax", "openvino", "onnxruntime"
+    for engine in used:
         words = f"--workdir={run / 'run'}", f"--images={run / 'photos'}", f"--engine={engine}"
         commands.call("embed", *words, f"--output={tmp_path / engine}.npz")
     found = {
         (by, of): hypjax.load(run / "run", engine=by)
         .search(tmp_path / f"{of}.npz", str(run / "photos/03.png"), k=5)[0]
         .paths
-        for by in ("openvino", "jax")
-        for of in ("openvino", "jax")
+        for by in used
+        for of in used
     }
     assert len({tuple(paths) for paths in found.values()}) == 1
 
