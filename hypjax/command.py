@@ -196,7 +196,7 @@ def parse(main: Callable[..., None], argv: Sequence[str]) -> inspect.BoundArgume
     overrides = [x.removeprefix(_OVERRIDE) for x in argv[1:] if x.startswith(_OVERRIDE)]
     others = [full.get(x, x) for x in argv[1:] if not x.startswith(_OVERRIDE)]
     namespace, unknown = _Parser(main).parse_known_intermixed_args(others)
-    _refuse_unknown(unknown, flags)
+    _refuse_unknown(unknown, flags, "overrides" in signature.parameters)
     if "overrides" not in signature.parameters:
         refuse_overrides(overrides)
     elif "workdir" in flags and "config" not in flags:
@@ -277,12 +277,17 @@ def _check_effect(flag: str, description: str, values: Mapping[str, Any]) -> Non
         raise errors.UserError(f"--{flag} has no effect {problem}; leave it out")
 
 
-def _refuse_unknown(arguments: Sequence[str], flags: Mapping[str, Any]) -> None:
+def _refuse_unknown(arguments: Sequence[str], flags: Mapping[str, Any], has_fields: bool) -> None:
     for name in (argument.partition("=")[0] for argument in arguments):
         if not name.startswith("-"):
             raise errors.UserError(f"unexpected argument {name!r}; flags are --NAME=VALUE")
         hint = errors.similar(name, [f"--{flag}" for flag in flags]) + " (--help lists the flags)"
         hint = f"; fields are set by {_OVERRIDE}FIELD=VALUE" if "." in name else hint
+        if has_fields:
+            from hypjax.config import default_config, flatten
+
+            names = (x for x in flatten(default_config()) if x.split(".")[-1] == name[2:])
+            hint = next((f"; set {_OVERRIDE}{field}=VALUE" for field in names), hint)
         raise errors.UserError(f"unknown flag {name}{hint}")
 
 

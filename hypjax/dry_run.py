@@ -17,10 +17,10 @@ from hypjax.assemble import assemble, assemble_learner, assemble_method, assembl
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.data.plans import TuplePlans
 from hypjax.errors import UserError
+from hypjax.experiment import engines
 from hypjax.experiment.experiment import Experiment
 from hypjax.inference.pretrained import released_model, starting_parameters
 from hypjax.models.architectures import encoder_shapes
-from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.objectives import ProblemSizes
 from hypjax.system import console, machine
 from hypjax.training.input import Input, features_to_keep, open_input
@@ -110,19 +110,20 @@ def _print_size(config: Config) -> None:
 
 def _time_of_embedding(experiment: Experiment, params: PyTree) -> datetime.timedelta:
     """Estimates the time to embed all images once, from one batch of test images."""
-    # Without the cache of embeddings, which would need no time.
-    embedder, splits = dataclasses.replace(experiment.embedder, cached=()), experiment.splits
+    splits = experiment.splits
+    datasets = [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
+    # Without caches, which would need no time, and by what embeds so many images.
+    is_many = max(map(len, datasets)) >= engines.FEWEST
+    embedder = dataclasses.replace(experiment.embedder, cached=(), programs=None, is_final=is_many)
     if not embedder.model.encoder.takes_pixels:
         return datetime.timedelta(0)
     sample = splits.test.take(np.arange(min(embedder.options.batch_size, len(splits.test))))
     console.say("compiling the evaluation")
-    stopwatch = Stopwatch()
-    with stopwatch.part("evaluation"):  # Its time excludes compilation.
+    for _ in range(2):  # First, programs are compiled, and translated for an engine.
+        start = time.perf_counter()
         embedder.points(params, sample, experiment.spaces(params))
-    datasets = (splits.train, splits.validation, splits.test, splits.gallery)
-    num_images = sum(len(images) for images in datasets if images)
-    seconds = stopwatch.seconds()["evaluation"] / len(sample) * num_images
-    return datetime.timedelta(seconds=round(seconds))
+        seconds = time.perf_counter() - start
+    return datetime.timedelta(seconds=round(seconds / len(sample) * sum(map(len, datasets))))
 
 
 def _time_steps(training: Training, state: TrainState) -> list[float]:

@@ -118,7 +118,8 @@ def _export_and_report(
     consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
     warn_if_collapsed(embeddings.vectors, consequence)
     images = f"the embeddings of {counted(len(embeddings), noun)}"
-    print(f"{output} already holds {images}" if existed else f"wrote {images} to {output}")
+    done = f"{output} already holds {images}, so nothing was embedded"
+    print(done if existed else f"wrote {images} to {output}")
     for name, export in exports.items():
         path = output.with_suffix(f".{name.partition(':')[0]}")
         print(f"exported them to {export(embeddings, path)}")

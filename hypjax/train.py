@@ -180,7 +180,7 @@ def _train(
             with stopwatch.part("saving"):
                 folder.require_last_state(checkpoints, last_step)
             write_times(folder.path, stopwatch, steps=last_step - steps.start)
-            folder.write_results(results, warnings)
+            folder.write_results(results, warnings, experiment.embedder.engines_used)
         has_report = report is not None and report(experiment)
     print(f"results.json, metrics.jsonl and the models are in {folder.location}")
     if has_report:

@@ -59,6 +59,7 @@ MISTAKES = [
     ("main --config=features --output=a.json", "--output has no effect without --mode=evaluate"),
     ("score --querys=a", "did you mean --queries?"),
     ("score --workdir=a", "unknown flag --workdir (--help"),
+    ("main --config=a --engine=jax", "unknown flag --engine; set --config.run.engine=VALUE"),
     ("score --embeddings=a --ks=a", "number, or several"),
     ("search --rerank=maybe", "true or false"),
     ("search -k=3", "did you mean --k?"),

@@ -128,7 +128,7 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
         is_pattern = "[" in location and not os.path.isdir(path)
         advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
         if is_missing:
-            advice = "if images have moved, name their place (--config.data.path, or --images)"
+            advice = "if images have moved, name their new place"
         problem = f"{location} does not exist" if is_missing else f"no images at {location}"
         raise UserError(f"{problem}; {advice}")
     return images

@@ -288,10 +288,17 @@ class DatasetEmbedder:
         by_jax = functools.partial(self._encode, scales, params)
         model = in_precision(self.model, jnp.float32)
         function = functools.partial(encode, model, self.pixels, scales, params)
-        if not self.is_final and count < engines.FEWEST:
+        if count >= engines.FEWEST:
+            engines.advise(self.options.engine, self.mesh)
+        elif not self.is_final:
             return by_jax
         weights = params.get("encoder", {})  # Features of other models need none.
         return self.program(by_jax, function, weights, scales, keep=self.is_final)
+
+    @property
+    def engines_used(self) -> list[str]:
+        """Engines that have embedded images in JAX's place."""
+        return sorted({x.description for _, x in self._programs.values() if x.description})
 
     def program(
         self,
@@ -327,7 +334,7 @@ class DatasetEmbedder:
             sizes = view.side, view.channels
             about = engines.FORMAT, self.pixels.mean, self.pixels.std, sizes, facts
             name = fingerprint((*about, encoder), weights)
-            kept = engines.kept_program(self.programs, engine, name)
+            kept = self.programs / name
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
         program = engines.Program(engine, by_jax, function, example, kept)
         self._programs[facts] = leaves, program

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Shaped
 
 from hypjax import __version__
-from hypjax.errors import UserError, reason, require_package
+from hypjax.errors import UserError, installation, reason, require_package
 from hypjax.system import console, integrations
 from hypjax.system.files import replacing
 
@@ -40,18 +40,28 @@ def choose(engine: str, mesh: Mesh) -> tuple[str, str] | None:
         UserError: If the engine is named, but its package is missing or the mesh is another one.
     """
     name, _, precision = engine.partition(":")
-    is_cpu = mesh.devices.size == 1 and mesh.devices.flat[0].platform == "cpu"
     if name == "auto":
         found = all(map(importlib.util.find_spec, integrations.packages("openvino")))
-        return ("openvino", "float32") if is_cpu and found else None
+        return ("openvino", "float32") if _is_one_cpu(mesh) and found else None
     if name == "jax":
         return None
-    if not is_cpu:
+    if not _is_one_cpu(mesh):
         devices = f"{mesh.devices.size} × {mesh.devices.flat[0].device_kind}"
         raise UserError(f"the engine {engine} runs on one CPU, not on {devices}; choose jax")
     for package in integrations.packages(name):
         require_package(package, f"the engine {name}", integrations.INTEGRATIONS[name].install)
     return name, precision or "float32"
+
+
+def advise(engine: str, mesh: Mesh) -> None:
+    """Says what would embed many images faster, if it is not installed."""
+    if engine == "auto" and _is_one_cpu(mesh) and choose(engine, mesh) is None:
+        command = installation(integrations.INTEGRATIONS["openvino"].install)
+        console.say_once(f"on a CPU, OpenVINO embeds images faster than JAX: {command}")
+
+
+def _is_one_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 class Program:
@@ -72,11 +82,12 @@ class Program:
             by_jax: The compiled function.
             function: The function, to be translated.
             example: Shape and dtype of one image.
-            kept: File that holds the translation, or will.
+            kept: File that holds the translation, or will, but for the engine's name.
         """
         self._name, self._precision = engine
         self._by_jax, self._function, self._example = by_jax, function, example
-        self._kept = kept
+        self._kept = kept and kept.with_name(f"{kept.name}-{'-'.join(engine)}.onnx")
+        self.description = ""  # Of the engine, once it runs the function.
         self._run: Function | None = None
         self._lock = threading.Lock()
 
@@ -102,7 +113,8 @@ class Program:
             return self._by_jax
         if self._precision != program.precision:
             console.warn_once(f"this processor has no {self._precision}: {program.description}")
-        console.say_once(f"{program.description} runs the encoder")
+        self.description = program.description
+        console.say_once(f"{self.description} runs the encoder")
         return lambda images: program(np.asarray(images))
 
     def _translated(self, open_program: Any, images: Shaped[np.ndarray, "b ..."]) -> Any:
@@ -119,13 +131,6 @@ class Program:
                 with replacing(self._kept) as temporary:
                     temporary.write_bytes(hashlib.sha256(content).digest() + content)
         return program
-
-
-def kept_program(
-    folder: pathlib.Path | None, engine: tuple[str, str], fingerprint: str
-) -> pathlib.Path | None:
-    """The file of a program that an engine has been compared with JAX for, in one precision."""
-    return folder and folder / f"{fingerprint}-{'-'.join(engine)}.onnx"
 
 
 def _read(path: pathlib.Path | None) -> bytes | None:

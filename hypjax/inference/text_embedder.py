@@ -99,7 +99,7 @@ class TextEmbedder:
         if length in self._programs:
             return self._programs[length]
         name = fingerprint((engines.FORMAT, self._tower, length), params)
-        kept = engines.kept_program(cache_folder() / "programs", self._engine, name)
+        kept = cache_folder() / "programs" / name
         example = jax.ShapeDtypeStruct((length,), np.int32)
         function = functools.partial(self._project, params)
         program = engines.Program(self._engine, by_jax, function, example, kept)

@@ -13,10 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from hypjax.integrations.onnx_graph import UntranslatedError, translate
+from hypjax.integrations.onnx_graph import translate
 from hypjax.system.machine import usable_cores
-
-_LARGEST = 2**31 - 1  # Bytes of a protocol buffer.
 
 
 def _import_openvino() -> Any:
@@ -34,14 +32,8 @@ def _import_openvino() -> Any:
 class _Program:
     @staticmethod
     def translate(function: Callable[[Any], Any], example: jax.ShapeDtypeStruct) -> bytes:
-        """Translates a function of a batch of examples; returns the content of an ONNX file.
-
-        Raises `UntranslatedError` with the reason where this cannot be done.
-        """
-        model = translate(function, example, "inputs", "outputs")
-        if (size := model.ByteSize()) > _LARGEST:
-            raise UntranslatedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f}")
-        return model.SerializeToString()
+        """Translates a function of a batch of examples to the content of an ONNX file."""
+        return translate(function, example, "inputs", "outputs").SerializeToString()
 
 
 class OpenVinoProgram(_Program):

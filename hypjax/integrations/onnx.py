@@ -1,16 +1,18 @@
 """Exports a trained model to one ONNX file, from pixels to points, and checks its points."""
 
+import functools
 import json
 import os
 import pathlib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import jax
 import jinja2
 import numpy as np
 import onnx
 import onnxruntime
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, PyTree, Shaped
 from onnx import compose, parser
 from PIL import Image
 
@@ -26,15 +28,17 @@ from hypjax.inference.model import Model
 from hypjax.integrations.onnx_graph import UntranslatedError, translate
 from hypjax.models import Embedder
 from hypjax.models.custom import is_custom
+from hypjax.models.text import TextTransformer
 from hypjax.system.files import replacing
-from hypjax.types import View
+from hypjax.types import TEXTS, Outputs, View
 
 # Largest errors of coordinates, relative to the longest point or to 1, and of distances, relative
 # to their median.
 _MAX_COORDINATE_ERROR, _MAX_DISTANCE_ERROR = 1e-4, 1e-3
 _NUM_INPUTS = 64  # Random images or features for comparing the file with hypjax.
 _BATCH = 8
-Batch = Shaped[np.ndarray, "batch ..."]  # Images, features or points.
+Batch = Shaped[np.ndarray, "batch ..."]  # Images, features, tokens or points.
+_Points = Callable[[PyTree, Array], Array]  # From parameters and a batch.
 
 # The test view of `hypjax.data.views`, for images of any size, in ONNX's language. Each channel is
 # resized as an image: otherwise ONNX Runtime 1.32 moves the transposition behind the resizing, and
@@ -48,20 +52,18 @@ _VIEWS = ("squash", "centre_crop", "letterbox")  # For which the template comput
 def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     """Writes a model to an ONNX file; returns a sentence on the agreement of its points.
 
+    The tower of texts, if any, gets a file beside it, model-texts.onnx beside model.onnx.
+
     Raises a `UserError` if ONNX lacks one of its operations, the weights exceed 2 GB, or the file's
     points disagree with hypjax's.
     """
     path = pathlib.Path(path).expanduser()
     module = _module_for_cpus(embedder)
     model = to_onnx(embedder, module)
-    pixels = embedder.method.pixels
-    view = pixels.view
-    facts: dict[str, Any] = {
-        "space": describe_space(embedder.space),
-        "fingerprint": embedder.fingerprint,
-        "embedding": embedder.part,
-        "version": __version__,
-    }
+    pixels, view = embedder.method.pixels, embedder.method.pixels.view
+    facts: dict[str, Any] = {}
+    description, inputs = _random_inputs(embedder)
+    expected = _by_jax(embedder, _points_function(embedder, module), inputs)
     if embedder.takes_pixels:
         facts["view"] = {
             "test_view": view.test,
@@ -70,16 +72,52 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
             "channels": view.channels,
         }
         facts |= {"mean": [*pixels.mean], "std": [*pixels.std]}
-    onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
-    description, inputs = _random_inputs(embedder)
-    expected = _expected_points(embedder, module, inputs)
-    if embedder.takes_pixels:
         inputs = _add_margin(inputs, view)
+    agreement = f"for {description}, {_write(embedder, path, model, facts, inputs, expected)}"
+    if TEXTS in module.towers and embedder.part == "head":
+        texts = path.with_stem(f"{path.stem}-texts")
+        agreement += f"\nfor random texts in {texts}, {_write_texts(embedder, module, texts)}"
+    return agreement
+
+
+def _write_texts(embedder: Model, module: Embedder, path: pathlib.Path) -> str:
+    """Writes the tower that maps `ids` of tokens, int32 [batch, context], to `points`."""
+    tower = module.towers[TEXTS]
+    settings = cast(TextTransformer, tower.encoder).settings
+
+    def points(params: PyTree, ids: Array) -> Array:
+        outputs = tower.apply({"params": params[f"towers_{TEXTS}"]}, ids)
+        return embedder.space.embed(cast(Outputs, outputs).projected)
+
+    example = jax.ShapeDtypeStruct((settings.context,), np.int32)
+    shape = _NUM_INPUTS, settings.context
+    ids = np.random.default_rng(0).integers(1, settings.vocabulary, shape, np.int32)
+    model, expected = _translated(embedder, points, example, "ids"), _by_jax(embedder, points, ids)
+    return _write(embedder, path, model, {}, ids, expected)
+
+
+def _write(
+    embedder: Model,
+    path: pathlib.Path,
+    model: onnx.ModelProto,
+    facts: Mapping[str, Any],
+    inputs: Batch,
+    expected: Batch,
+) -> str:
+    """Writes a file with facts, if its points agree with hypjax's; says how far they do."""
+    facts = {
+        "space": describe_space(embedder.space),
+        "fingerprint": embedder.fingerprint,
+        "embedding": embedder.part,
+        "version": __version__,
+        **facts,
+    }
+    onnx.helper.set_model_props(model, {f"hypjax.{k}": json.dumps(v) for k, v in facts.items()})
     with writing(path), replacing(path) as temporary:
         onnx.save(model, temporary)
         with explained("ONNX Runtime cannot run the translated model"):
             points = _exported_points(temporary, inputs)
-        return _require_agreement(embedder.space, description, expected, points)
+        return _require_agreement(embedder.space, path.name, expected, points)
 
 
 def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
@@ -87,30 +125,37 @@ def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
 
     `module` is the model's, in float32 and for CPUs.
     """
-    view, pca = embedder.method.pixels.view, embedder.projection
-    scales, spaces = embedder.method.embedding.scales, {embedder.part: embedder.space}
-    embed = embed_function(module, embedder.method.pixels, spaces, scales)
-
-    def points(inputs: Array) -> Array:
-        embedded = embed(embedder.params, inputs)[embedder.part]
-        return embedded if pca is None else pca.project(embedded)
-
-    example = jax.ShapeDtypeStruct((module.encoder.dim,), np.float32)
-    name = "features"
-    if embedder.takes_pixels:
-        example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
-        name = "seen"  # The output of `view_model`.
-    try:
-        model = translate(points, example, name, "points")
-    except UntranslatedError as error:
-        raise UserError(f"{embedder.name} cannot be written as ONNX: {error}") from error
-    if (size := model.ByteSize()) >= 2**31:  # The limit of a protocol buffer.
-        raise UserError(f"an ONNX file holds 2 GB; the model has {size / 1e9:.1f} GB of weights")
+    points, view = _points_function(embedder, module), embedder.method.pixels.view
     if not embedder.takes_pixels:
-        return model
+        example = jax.ShapeDtypeStruct((module.encoder.dim,), np.float32)
+        return _translated(embedder, points, example, "features")
+    example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
+    model = _translated(embedder, points, example, "seen")  # The output of `view_model`.
     model = compose.merge_models(view_model(view), model, io_map=[("seen", "seen")])
     del model.opset_import[1:]  # The merged model imports the standard operators twice.
     return model
+
+
+def _points_function(embedder: Model, module: Embedder) -> _Points:
+    """The function of images, or features."""
+    method, pca = embedder.method, embedder.projection
+    spaces = {embedder.part: embedder.space}
+    embed = embed_function(module, method.pixels, spaces, method.embedding.scales)
+
+    def points(params: PyTree, inputs: Array) -> Array:
+        embedded = embed(params, inputs)[embedder.part]
+        return embedded if pca is None else pca.project(embedded)
+
+    return points
+
+
+def _translated(
+    embedder: Model, points: _Points, example: jax.ShapeDtypeStruct, name: str
+) -> onnx.ModelProto:
+    try:
+        return translate(functools.partial(points, embedder.params), example, name, "points")
+    except UntranslatedError as error:
+        raise UserError(f"{embedder.name} cannot be written as ONNX: {error}") from error
 
 
 def _module_for_cpus(embedder: Model) -> Embedder:
@@ -153,18 +198,13 @@ def _add_margin(images: Batch, view: View) -> Batch:
     return np.pad(images, ((0, 0), margins, margins, (0, 0)))
 
 
-def _expected_points(
-    embedder: Model, module: Embedder, images: Batch
-) -> Float[np.ndarray, "batch dim"]:
+def _by_jax(embedder: Model, points: _Points, inputs: Batch) -> Batch:
     """Points by hypjax's model, in float32 on the CPU."""
-    cpu, method = jax.devices("cpu")[0], embedder.method
-    spaces = {embedder.part: embedder.space}
-    embed = jax.jit(embed_function(module, method.pixels, spaces, method.embedding.scales))
+    cpu, function = jax.devices("cpu")[0], jax.jit(points)
     with jax.default_device(cpu):
         params = jax.device_put(embedder.params, cpu)
-        outputs = [embed(params, batch) for batch in np.split(images, len(images) // _BATCH)]
-        points = np.concatenate([np.asarray(output[embedder.part]) for output in outputs])
-        return points if embedder.projection is None else embedder.projection.apply(points)
+        batches = np.split(inputs, len(inputs) // _BATCH)
+        return np.concatenate([np.asarray(function(params, batch)) for batch in batches])
 
 
 def _exported_points(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "batch dim"]:
@@ -177,7 +217,7 @@ def _exported_points(path: pathlib.Path, images: Batch) -> Float[np.ndarray, "ba
     return np.concatenate([session.run(None, {name: batch})[0] for batch in batches])
 
 
-def _require_agreement(space: Space, inputs: str, expected: Batch, exported: Batch) -> str:
+def _require_agreement(space: Space, name: str, expected: Batch, exported: Batch) -> str:
     """Reports how far points of the same inputs agree; raises a `UserError` if too little."""
     with jax.enable_x64(True):
         points, other_points = (np.asarray(x, np.float64) for x in (expected, exported))
@@ -186,11 +226,11 @@ def _require_agreement(space: Space, inputs: str, expected: Batch, exported: Bat
     coordinate_error = np.abs(expected - exported).max()
     distance_error = np.abs(distances - others).max() / max(np.median(distances), 1e-30)
     summary = (
-        f"for {inputs}, coordinates differ from hypjax's by at most {coordinate_error:.1g} and "
+        f"coordinates differ from hypjax's by at most {coordinate_error:.1g} and "
         f"distances by at most {distance_error:.2%} of the median"
     )
     # Near a ball's boundary, small errors of coordinates change distances, so both count.
     max_error = _MAX_COORDINATE_ERROR * max(1, np.abs(expected).max())
     if not (coordinate_error <= max_error and distance_error <= _MAX_DISTANCE_ERROR):
-        raise UserError(f"nothing was written: {summary}; please report it")
+        raise UserError(f"{name} was not written: {summary}; please report it")
     return summary

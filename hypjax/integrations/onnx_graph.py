@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
 TYPES = {np.dtype(np.bool_): TensorProto.BOOL, np.dtype(np.uint8): TensorProto.UINT8}
 TYPES |= {np.dtype(np.int32): TensorProto.INT32, np.dtype(np.float32): TensorProto.FLOAT}
+_LARGEST = 2**31 - 2**22  # Bytes of weights: a protocol buffer holds 2 GB, its nodes included.
 _SMALL = 64  # Elements of constants that are stored once, however often they occur.
 _LONGEST = 32  # Steps of a loop that is unrolled.
 # Equations that apply another jaxpr, and those that return their inputs.
@@ -85,8 +86,8 @@ def translate(
         output: Name of the model's output.
 
     Raises:
-        UntranslatedError: With the reason, if the translation does not know an operation, or the
-            function does not leave the size of the batch open.
+        UntranslatedError: With the reason, if the translation does not know an operation, the
+            function does not leave the size of the batch open, or the weights are too large.
     """
     shape, dtype = (*jax.export.symbolic_shape("batch"), *example.shape), np.dtype(example.dtype)
     try:
@@ -104,6 +105,8 @@ def translate(
         for name, dtype, shape in ends
     )
     nodes, constants = graph.used(output)
+    if (size := sum(len(x.raw_data) for x in constants)) >= _LARGEST:
+        raise UntranslatedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f} GB")
     proto = helper.make_graph(nodes, "hypjax", [given], [returned], constants)
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(proto, opset_imports=[opset], ir_version=_IR_VERSION)
@@ -246,6 +249,9 @@ class Graph:
             needed.update(node.input if name in needed else ())
         nodes = [node for name, node in self.made_by.items() if name in needed]
         constants = {k: np.ascontiguousarray(x) for k, x in self._constants.items() if k in needed}
+        # Runtimes leave NaN out of maxima, so that weights which are NaN would give numbers.
+        if any(x.dtype.kind == "f" and np.isnan(x).any() for x in constants.values()):
+            raise UntranslatedError("some of its weights are not a number")
         return nodes, [numpy_helper.from_array(x, name) for name, x in constants.items()]
 
 

@@ -5,8 +5,8 @@ A rule takes the graph, the equation's parameters, the shapes of its outputs, an
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,8 +20,7 @@ from hypjax.integrations.onnx_graph import (
     UntranslatedError,
     Value,
 )
-
-Params = Mapping[str, Any]
+from hypjax.integrations.onnx_products import Params, convolution, dot_general, max_pool
 
 
 def _elementwise(graph: Graph, kind: str, like: Any, *inputs: Value) -> Tensor:
@@ -118,12 +117,16 @@ def _cast(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
         return x
     if dtype not in TYPES:
         raise UntranslatedError(f"it computes in {dtype}")
+    if dtype.kind in "iu" and not np.can_cast(x.dtype, dtype):  # ONNX defines no numbers too large.
+        raise UntranslatedError(f"it makes {dtype} of {x.dtype}")
     return graph.add("Cast", [x.name], outputs[0], x.order, to=TYPES[dtype])
 
 
-def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Tensor:
+def _select(graph: Graph, _: Params, outputs: list, which: Value, *cases: Value) -> Value:
     if len(cases) != 2 or which.dtype != np.bool_:
         raise UntranslatedError("it selects one of several cases")
+    if isinstance(which, np.ndarray) and not which.shape:  # NaN, in a variance of no numbers.
+        return cases[int(which)]
     return _elementwise(graph, "Where", outputs[0], which, cases[1], cases[0])
 
 
@@ -275,114 +278,6 @@ def _exponents(graph: Graph, x: Tensor, axis: int) -> str:
     return given
 
 
-class _Factor(NamedTuple):
-    """A factor of a product, and its axes: of the batch, those of the result, those summed over."""
-
-    value: Value
-    batch: Sequence[int]
-    free: Sequence[int]
-    sums: Sequence[int]
-
-    def moved(self, *groups: Sequence[int]) -> int:
-        """Elements that are moved if the axes are arranged by groups."""
-        axes = tuple(axis for group in groups for axis in group)
-        if isinstance(self.value, np.ndarray) or not self.value.moves(axes):
-            return 0
-        return math.prod(n for n in self.value.shape if isinstance(n, int))
-
-    def matrix(self, graph: Graph, *groups: Sequence[int]) -> str:
-        """The name of matrices, in batches, whose rows and columns are groups of axes."""
-        name = graph.ordered(self.value, [*self.batch, *groups[0], *groups[1]])
-        if all(len(group) == 1 for group in groups):
-            return name
-        batch, *sizes = ([self.value.shape[i] for i in x] for x in (self.batch, *groups))
-        return graph.reshaped(name, [*batch, *map(math.prod, sizes)], self.value).name
-
-
-def _dot_general(graph: Graph, params: Params, outputs: list, x: Value, y: Value) -> Tensor:
-    """A product of matrices, in batches; by a constant matrix, also of channels in images."""
-    (sums, batches), out = params["dimension_numbers"], outputs[0]
-    first, second = (
-        _Factor(value, batch, [*_others(range(len(value.shape)), (*summed, *batch))], summed)
-        for value, summed, batch in zip((x, y), sums, batches, strict=True)
-    )
-    rank, batch_rank, first_rank = len(out.shape), len(first.batch), len(first.free)
-    moved, moved_if_swapped = (
-        a.moved(a.batch, a.free, a.sums) + b.moved(b.batch, b.sums, b.free)
-        for a, b in ((first, second), (second, first))
-    )
-    is_constant = isinstance(x, np.ndarray) and not batch_rank
-    # Attention's matrix of probabilities is not to be transposed, and constants come second.
-    if is_constant or (batch_rank and moved_if_swapped < moved):
-        axes = [*range(batch_rank), *range(batch_rank + first_rank, rank)]
-        axes += range(batch_rank, batch_rank + first_rank)
-        like = jax.ShapeDtypeStruct([out.shape[axis] for axis in axes], out.dtype)
-        product = _matrix_product(graph, second, first, like)
-        return product._replace(order=tuple(axes[i] for i in product.order), shape=tuple(out.shape))
-    return _matrix_product(graph, first, second, out)
-
-
-def _others(axes: Iterable[int], removed: Collection[int]) -> Iterator[int]:
-    return (axis for axis in axes if axis not in removed)
-
-
-def _matrix_product(graph: Graph, first: _Factor, second: _Factor, out: Any) -> Tensor:
-    """The product of two factors, whose axes are the batch's, the first's and the second's."""
-    x, y = first.value, second.value
-    is_matrix = (len(second.batch), len(second.free), len(second.sums)) == (0, 1, 1)
-    if isinstance(y, np.ndarray) and is_matrix:
-        (channels,) = first.sums
-        if isinstance(x, Tensor) and len(x.shape) == 4 and x.order[1] == channels:
-            kernel = np.transpose(y, (*second.free, *second.sums))[:, :, None, None]
-            order = [3 if axis == channels else first.free.index(axis) for axis in x.order]
-            return graph.add("Conv", [x.name, graph.constant(kernel, y.dtype)], out, order)
-        rows = graph.ordered(x, (*first.free, channels))
-        columns = graph.ordered(y, (*second.sums, *second.free))
-        return graph.add("MatMul", [rows, columns], out)
-    rows = first.matrix(graph, first.free, first.sums)
-    columns = second.matrix(graph, second.sums, second.free)
-    product = graph.add("MatMul", [rows, columns], out)
-    if len(first.free) == len(second.free) == 1:
-        return product
-    return graph.reshaped(product.name, out.shape, out)
-
-
-def _convolution(graph: Graph, params: Params, outputs: list, x: Tensor, kernel: Value) -> Tensor:
-    numbers, padding = params["dimension_numbers"], params["padding"]
-    if {*params["lhs_dilation"], params["batch_group_count"]} != {1}:
-        raise UntranslatedError("it uses a transposed convolution")
-    if any(end < 0 for side in padding for end in side):
-        raise UntranslatedError("it crops in a convolution")
-    return graph.add(
-        "Conv",
-        [graph.ordered(x, numbers.lhs_spec), graph.ordered(kernel, numbers.rhs_spec)],
-        outputs[0],
-        numbers.out_spec,
-        group=params["feature_group_count"],
-        strides=params["window_strides"],
-        dilations=params["rhs_dilation"],
-        pads=[side[end] for end in (0, 1) for side in padding],
-    )
-
-
-def _max_pool(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
-    """A maximum over windows of images, channels last."""
-    window, padding, order = params["window_dimensions"], params["padding"], (0, 3, 1, 2)
-    dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
-    others = [(window[i], params["window_strides"][i], *padding[i]) for i in (0, -1)]
-    if len(window) != 4 or others != 2 * [(1, 1, 0, 0)] or dilated:
-        raise UntranslatedError("it uses windows that are not of images")
-    return graph.add(
-        "MaxPool",
-        [graph.ordered(x, order)],
-        outputs[0],
-        order,
-        kernel_shape=window[1:3],
-        strides=params["window_strides"][1:3],
-        pads=[padding[axis][end] for end in (0, 1) for axis in (1, 2)],
-    )
-
-
 def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Value) -> Tensor:
     """What `x[:, 0]`, `jnp.take(x, indices, 0)` and `jnp.take_along_axis` compute.
 
@@ -393,23 +288,21 @@ def _gather(graph: Graph, params: Params, outputs: list, x: Value, indices: Valu
     collapsed, clips = tuple(numbers.collapsed_slice_dims), "CLIP" in str(params["mode"])
     if isinstance(indices, np.ndarray) and indices.ndim == 1 and isinstance(x, Tensor):
         return _gather_at(graph, x, dict(zip(axes, indices.tolist(), strict=True)), sizes, out)
-    if len(axes) != 1 or collapsed != axes or sizes[axes[0]] != 1:
-        raise UntranslatedError("it uses indices in a way of its own")
-    (axis,) = axes
     names = [graph.ordered(x), graph.ordered(indices)]
-    if (axis, batch, sizes[1:]) == (0, (), tuple(x.shape[1:])) and clips:
-        ends = [graph.constant(end, indices.dtype) for end in (0, x.shape[0] - 1)]
-        rows = graph.reshaped(names[1], indices.shape[:-1], indices)
-        rows = graph.add("Clip", [rows.name, *ends], jax.ShapeDtypeStruct(rows.shape, rows.dtype))
-        return graph.add("Gather", [names[0], rows.name], out, axis=0)
-    if not batch or batch != tuple(numbers.start_indices_batching_dims):
-        raise UntranslatedError("it uses indices in a way of its own")
-    if {*sizes} == {1}:
-        places = graph.reshaped(names[1], indices.shape[:-1], indices)
-        return graph.add("GatherElements", [names[0], places.name], out, axis=axis)
-    if (axis, batch, sizes[2:]) == (1, (0,), tuple(x.shape[2:])):
-        whole = graph.add("Cast", names[1:], indices, to=TensorProto.INT64)
-        return graph.add("GatherND", [names[0], whole.name], out, batch_dims=1)
+    if len(axes) == 1 and collapsed == axes and sizes[axis := axes[0]] == 1:
+        if (axis, batch, sizes[1:]) == (0, (), tuple(x.shape[1:])) and clips:
+            ends = [graph.constant(end, indices.dtype) for end in (0, x.shape[0] - 1)]
+            rows = graph.reshaped(names[1], indices.shape[:-1], indices)
+            like = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
+            rows = graph.add("Clip", [rows.name, *ends], like)
+            return graph.add("Gather", [names[0], rows.name], out, axis=0)
+        if batch and batch == tuple(numbers.start_indices_batching_dims):
+            if {*sizes} == {1}:
+                places = graph.reshaped(names[1], indices.shape[:-1], indices)
+                return graph.add("GatherElements", [names[0], places.name], out, axis=axis)
+            if (axis, batch, sizes[2:]) == (1, (0,), tuple(x.shape[2:])):
+                whole = graph.add("Cast", names[1:], indices, to=TensorProto.INT64)
+                return graph.add("GatherND", [names[0], whole.name], out, batch_dims=1)
     raise UntranslatedError("it uses indices in a way of its own")
 
 
@@ -437,46 +330,37 @@ def _logical(kind: str) -> Callable[..., Tensor]:
 
 _SAME_NAMES = "abs acosh asinh atanh cos cosh exp floor log max min neg pow sign sin"
 _SAME_NAMES += " sinh sqrt sub tan tanh"
+_COMPARISONS = {"eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual"}
+_COMPARISONS |= {"lt": "Less"}
 RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     **{name: _simple(name.title()) for name in _SAME_NAMES.split()},
+    **{name: _simple(kind) for name, kind in _COMPARISONS.items()},
+    **{name: _logical(name.title()) for name in ("and", "not", "or")},
+    **{f"reduce_{x}": _reduce(f"Reduce{x.title()}") for x in ("max", "min", "sum")},
+    **{"integer_pow": _power, "square": _power, "reshape": _reshape, "squeeze": _reshape},
     "add": _sum,
-    "and": _logical("And"),
     "argmax": _reduce("ArgMax"),
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
     "concatenate": _concatenate,
-    "conv_general_dilated": _convolution,
+    "conv_general_dilated": convolution,
     "convert_element_type": _cast,
     "div": _quotient,
-    "dot_general": _dot_general,
-    "eq": _simple("Equal"),
+    "dot_general": dot_general,
     "erf": _erf,
     "expm1": _expm1,
     "gather": _gather,
-    "ge": _simple("GreaterOrEqual"),
-    "gt": _simple("Greater"),
-    "integer_pow": _power,
     "is_finite": _is_finite,
-    "le": _simple("LessOrEqual"),
     "log1p": _log1p,
     "logistic": _simple("Sigmoid"),
-    "lt": _simple("Less"),
     "mul": _product,
     "ne": _not_equal,
-    "not": _logical("Not"),
-    "or": _logical("Or"),
     "pad": _pad,
-    "reduce_max": _reduce("ReduceMax"),
-    "reduce_min": _reduce("ReduceMin"),
-    "reduce_sum": _reduce("ReduceSum"),
-    "reduce_window_max": _max_pool,
-    "reshape": _reshape,
+    "reduce_window_max": max_pool,
     "rsqrt": _reciprocal_root,
     "select_n": _select,
     "slice": _slice,
     "split": _split,
-    "square": _power,
-    "squeeze": _reshape,
     "stack": _stack,
     "tile": _tile,
     "transpose": _transpose,

@@ -296,13 +296,15 @@ class Workdir:
             problem = f"the last state could not be saved in {self.path}"
             raise UserError(f"{problem}; free disk space, and run the same command again")
 
-    def write_results(self, results: dict[str, Any], warnings: Sequence[str] = ()) -> None:
-        """Writes the warnings of this start, and results.json, which marks the run as finished."""
+    def write_results(
+        self, results: dict[str, Any], warnings: Sequence[str] = (), engines: Sequence[str] = ()
+    ) -> None:
+        """Writes this start's warnings and engines, and results.json, which marks the run's end."""
 
         def write() -> None:
             with console.tolerating(files.STARTS):
                 start = read_if_intact(self.path / files.STARTS)
-                start["warnings"] = list(dict.fromkeys(warnings))
+                start |= {"warnings": list(dict.fromkeys(warnings)), "engines": list(engines)}
                 write_json(self.path / files.STARTS, start)
             with writing(self.path):
                 write_json(self.path / files.RESULTS, results)

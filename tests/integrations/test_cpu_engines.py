@@ -11,9 +11,11 @@ from PIL import Image
 
 import hypjax
 from hypjax.config import load_config
+from hypjax.dry_run import dry_run
 from hypjax.errors import UserError
 from hypjax.experiment import engines
 from hypjax.inference import released as released_models
+from hypjax.runs.files import STARTS, read_object
 from tests.helpers import commands, small_runs
 from tests.helpers.small_runs import REPOSITORY
 from tests.helpers.texts import released, write_tokenizer
@@ -72,15 +74,16 @@ def test_an_engine_has_jax_s_points_and_keeps_its_program(engine, run, tmp_path,
 
 
 def test_an_engine_searches_the_gallery_of_another(run, tmp_path):
-    for engine in ("openvino", "jax"):
+    used = "jax", "openvino", "onnxruntime"
+    for engine in used:
         words = f"--workdir={run / 'run'}", f"--images={run / 'photos'}", f"--engine={engine}"
         commands.call("embed", *words, f"--output={tmp_path / engine}.npz")
     found = {
         (by, of): hypjax.load(run / "run", engine=by)
         .search(tmp_path / f"{of}.npz", str(run / "photos/03.png"), k=5)[0]
         .paths
-        for by in ("openvino", "jax")
-        for of in ("openvino", "jax")
+        for by in used
+        for of in used
     }
     assert len({tuple(paths) for paths in found.values()}) == 1
 
@@ -121,7 +124,7 @@ LOWEST = ",".join(
 
 @pytest.mark.parametrize("frozen", ["encoder", LOWEST])
 def test_scores_before_and_after_training_do_not_depend_on_the_engine(frozen, tmp_path, said):
-    scores = []
+    scores, used = [], []
     for engine in ("jax", "openvino"):
         fields = [*small_runs.SHORT_GLYPHS, f"optim.frozen={frozen}", f"run.engine={engine}"]
         fields += [f"run.cache_dir={tmp_path / engine}", "train.cached_features=True"]
@@ -129,8 +132,19 @@ def test_scores_before_and_after_training_do_not_depend_on_the_engine(frozen, tm
         config = load_config(f"{REPOSITORY}/configs/glyphs.py", fields)
         results = hypjax.train_and_evaluate(config, tmp_path / f"run-{engine}")
         scores.append(jax.tree.leaves(results))
+        used += read_object(tmp_path / f"run-{engine}" / STARTS)["engines"] or ["JAX"]
     np.testing.assert_allclose(*scores, atol=1e-3)
-    assert len(kept(tmp_path, "openvino")) == 1 and "OpenVINO" in said[0]
+    assert used[0] == "JAX" and {*said} == {f"{used[1]} runs the encoder"}
+    assert len(kept(tmp_path, "openvino")) == 1
+
+
+def test_a_dry_run_times_the_engine_that_will_embed(said, monkeypatch, capsys):
+    config = load_config(f"{REPOSITORY}/configs/glyphs.py", [*small_runs.SHORT_GLYPHS])
+    for fewest, by_engine in ((10**6, False), (10, True)):
+        monkeypatch.setattr(engines, "FEWEST", fewest)
+        dry_run(config)
+        assert any("runs the encoder" in line for line in said) == by_engine
+    assert "embedding every image once" in capsys.readouterr().out
 
 
 def test_texts_are_embedded_by_an_engine(tmp_path, said, monkeypatch):
@@ -146,13 +160,15 @@ def test_texts_are_embedded_by_an_engine(tmp_path, said, monkeypatch):
     assert len(kept(tmp_path)) == len(said) >= 1  # A program for each length of texts.
 
 
-def test_an_engine_that_is_named_must_be_there(run, monkeypatch):
+def test_an_engine_that_is_named_must_be_there(run, said, monkeypatch):
     with pytest.raises(UserError, match="engine is 'tensorrt'; it must be auto, jax"):
         hypjax.load(run / "run", engine="tensorrt")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="openvino needs onnx: pip install"):
         points(run, "openvino")
+    monkeypatch.setattr(engines, "FEWEST", 10)
     points(run, "auto")  # By JAX.
+    assert "OpenVINO embeds images faster than JAX: pip install" in said[0] and len(said) == 1
 
 
 def test_openvino_is_imported_without_its_telemetry():

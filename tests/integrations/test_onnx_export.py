@@ -19,14 +19,17 @@ from hypjax.data.preparation import fonts, glyphs
 from hypjax.errors import UserError
 from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Fused, Lorentz, PoincareBall, Product, Sphere
+from hypjax.inference import released as released_models
 from hypjax.models import Embedder, create_encoder
 from hypjax.models.custom import custom_encoder
+from hypjax.models.tokens import open_tokenizer
 from hypjax.retrieval.projection import fit
 from hypjax.settings import Embedding, Pixels
-from hypjax.types import View
+from hypjax.types import TEXTS, View
 from tests.helpers import commands, small_runs
 from tests.helpers.manual import program_with
 from tests.helpers.small_runs import REPOSITORY
+from tests.helpers.texts import released, write_tokenizer
 
 pytest.importorskip("onnx", reason="needs onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
@@ -218,7 +221,7 @@ def test_models_that_disagree_are_not_written(exported, monkeypatch):
     points, model = onnx_file._exported_points, hypjax.load(exported / "run")
     shift = np.float32(2e-4)
     monkeypatch.setattr(onnx_file, "_exported_points", lambda *given: points(*given) + shift)
-    with pytest.raises(UserError, match="nothing was written"):
+    with pytest.raises(UserError, match="onnx was not written"):
         onnx_file.write_onnx(model, exported / "wrong.onnx")
     assert not list(exported.glob("*wrong*"))
 
@@ -234,3 +237,20 @@ def test_features_of_other_models_are_converted(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "f.onnx")
     (found,) = session.run(None, {"features": features})
     np.testing.assert_allclose(found, model.embed(features), atol=1e-5)
+
+
+def test_texts_have_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(released_models, "read_language_image", lambda _: released())
+    tokenizer = write_tokenizer(tmp_path)
+    (tmp_path / "meru.pth").write_bytes(b"weights")
+    model = hypjax.load(tmp_path / "meru.pth", engine="jax")
+    assert "model-texts.onnx, coordinates" in onnx_file.write_onnx(model, tmp_path / "model.onnx")
+    texts = ["a plum", "x", "a plum on a plate " * 9]
+    ids, _ = open_tokenizer(tokenizer, model.module.towers[TEXTS].encoder.settings).tokenize(texts)
+    session = onnxruntime.InferenceSession(tmp_path / "model-texts.onnx")
+    (found,) = session.run(["points"], {"ids": ids})
+    np.testing.assert_allclose(found, model.embed_texts(texts).vectors, atol=2e-5)
+    image = np.random.default_rng(0).integers(0, 256, (1, 40, 40, 3), np.uint8)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(["points"], {"images": image})
+    np.testing.assert_allclose(found, model.embed(image[0]), atol=2e-5)

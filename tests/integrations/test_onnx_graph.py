@@ -114,12 +114,21 @@ def test_rows_of_tables_are_looked_up():
     np.testing.assert_array_equal(by_onnx(last, ids, 2), table[[2, 2]])
 
 
+def test_weights_that_no_file_holds_are_refused(monkeypatch):
+    monkeypatch.setattr(graph, "_LARGEST", V.nbytes)
+    with pytest.raises(graph.UntranslatedError, match="holds 2 GB"):
+        by_onnx(lambda x: x @ V, X, 3)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (lambda x: jnp.sort(x, axis=1), "knows no sort"),
-        (lambda x: jnp.take(V, x.astype(int)[:, 0, 0], axis=0), "indices in a way of its own"),
-        (lambda x: x.astype(int) & 3, "computes with bits"),
+        (lambda x: jnp.take(V, x.argmax(1)[:, 0], axis=0), "indices in a way of its own"),
+        (lambda x: x.argmax(1) & 3, "computes with bits"),
+        (lambda x: x.astype(int), "makes int32 of float32"),
+        (lambda x: x.argmax(1).astype(jnp.uint8), "makes uint8 of int32"),
+        (lambda x: jnp.maximum(x @ jnp.where(V > 0, V, jnp.nan), 0), "not a number"),
         (lambda x: x.astype(jnp.bfloat16) * 2, "computes in bfloat16"),
         (lambda x: jnp.zeros(len(x)), "integer"),
         (lambda x: jax.lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, x), "no while"),

@@ -80,6 +80,8 @@ def test_images_are_added_read_replaced_and_removed(server):
     assert gallery.classes() == ["even", "odd"]
     own = np.arange(5, 9)  # A query is not its own neighbour.
     check_neighbours(found_in(gallery, points[own], 1, own), points[own], points, BALL, 0, own)
+    own = np.array([7, 7, 8])  # The same file twice, as when two requests share a call.
+    check_neighbours(found_in(gallery, points[own], 5, own), points[own], points, BALL, 0, own)
     keys = [servers.image_key(name) for name in ("7.png", "none", "2.png")]
     items = gallery.read(["x", *keys])
     assert [item.path for item in items] == ["7.png", "2.png"]

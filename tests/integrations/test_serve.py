@@ -147,6 +147,15 @@ def test_items_that_wait_share_a_call_and_fail_alone():
     assert calls == [[2], [4, 0, 5], [4], [0], [5], [8]]
 
 
+def test_items_without_a_result_fail_and_those_after_them_are_answered():
+    async def ask_in_turn():
+        batcher = Batcher(lambda items: [item for item in items if item], most=3)
+        return [*await asyncio.gather(batcher(0), return_exceptions=True), await batcher(1)]
+
+    error, one = asyncio.run(ask_in_turn())
+    assert isinstance(error, ValueError) and one == 1
+
+
 def test_searches_under_load_share_calls_and_none_is_lost_at_the_end(model, gallery, monkeypatch):
     """Each answer equals the answer to the request alone, though another request fails."""
     contents = [pathlib.Path(gallery.ids[i]).read_bytes() for i in range(20)] + [b"damaged"]
@@ -191,6 +200,10 @@ def test_several_images_of_a_form_are_answered_in_order(port, gallery):
         status, answers = ask(port, "POST", path, body, **headers)
         alone = [ask(port, "POST", path, content)[1] for content in (*contents[:2], b"damaged")]
         assert status == 200 and answers == [*alone, alone[0]] and "error" in answers[2]
+    # Browsers also send a field in which no file was chosen: an empty file without a name.
+    empty = form(b"")[0].replace(b"a.png", b"").removesuffix(b"--end--\r\n")
+    status, answer = ask(port, "POST", "/embed", empty + form(contents[0])[0], **headers)
+    assert status == 200 and answer == ask(port, "POST", "/embed", contents[0])[1]
     status, answer = ask(port, "POST", "/embed", *form(*33 * [b"x"])[:1], **headers)
     assert status == 400 and "32" in answer["error"]
 
