@@ -77,9 +77,9 @@ class SentenceTransformers:
 
     def features(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         """Embeds texts; the library cuts long ones."""
-        context = self._model.max_seq_length
-        if context:
-            lengths = [len(ids) for ids in self._model.tokenizer([*texts])["input_ids"]]
+        context, tokenizer = self._model.max_seq_length, self._model.tokenizer
+        if context and callable(tokenizer):  # Static embeddings read texts of any length.
+            lengths = [len(ids) for ids in tokenizer([*texts])["input_ids"]]
             _report_cut(sum(length > context for length in lengths), texts, context)
         return np.asarray(self._model.encode([*texts], show_progress_bar=False), np.float32)
 
