@@ -46,7 +46,7 @@ def caption_loss(
     return loss + entailment * jnp.mean(jnp.stack(entailed))
 
 
-def hyperboloids(space: Space, points: Rows) -> list[tuple[Float[Array, "n d"], Any]]:
+def hyperboloids(space: Space, points: Rows) -> list[tuple[Float[Array, "n k"], Any]]:
     """Points on the hyperboloids of a space's hyperbolic parts, with the c of each."""
     coordinates = space.split(points) if space.parts else [points]
     return [

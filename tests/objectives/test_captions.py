@@ -74,7 +74,7 @@ def test_positives_do_not_repel():
     def toward(i, j):  # How much the loss of image i falls as its distance to text j falls.
         def loss(shift):
             matrix = BALL.distance_matrix(images, texts).at[i, j].add(shift)
-            moved = type("Moved", (), {"distance_matrix": lambda *_: matrix})()
+            moved = type("Moved", (PoincareBall,), {"distance_matrix": lambda *_: matrix})(C)
             return caption_loss(images, texts, POSITIVES, moved, temperature=TAU)
 
         return jax.grad(loss)(0.0)
@@ -85,7 +85,11 @@ def test_positives_do_not_repel():
 
 def test_equal_points_have_finite_gradients():
     x = jnp.zeros((3, 4)).at[1].set(0.1)
-    loss = lambda y: caption_loss(x, y, np.eye(3, dtype=bool), BALL, temperature=1, entailment=1)  # noqa: E731
+    pairs = np.eye(3, dtype=bool)
+
+    def loss(y):
+        return caption_loss(x, y, pairs, BALL, temperature=1.0, entailment=1.0)
+
     assert np.isfinite(jax.grad(loss)(x)).all()
 
 
