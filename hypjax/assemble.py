@@ -29,13 +29,12 @@ from hypjax.data.captions import captioned_features, captioned_images
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
 from hypjax.data.repeats import validation_task
-from hypjax.data.sentences import TextVectors, text_vectors
 from hypjax.data.splits import HeldOutClasses, Splits
 from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.experiment import engines
-from hypjax.experiment.captions import distinct_captions
+from hypjax.experiment.captions import caption_vectors
 from hypjax.experiment.embedding import DatasetEmbedder, fingerprint, part_of
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.method import Method
@@ -181,24 +180,9 @@ def assemble(
     embedder = _embedder(config, method, splits, mesh)
     texts = None
     if config.model.text.kind == FEATURES:
-        texts, provenance["texts"] = _text_vectors(config, splits)
+        texts = caption_vectors(splits, config.data.name, config.model.text.encoder)
+        provenance["texts"] = fingerprint({x: texts[x].tobytes() for x in sorted(texts)})
     return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts, texts)
-
-
-def _text_vectors(config: ConfigDict, splits: Splits) -> tuple[TextVectors, str]:
-    """Vectors of all captions, and their hash; checks that all images have captions."""
-    data, encoder = config.data, config.model.text.encoder
-    tables = [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
-    captions: set[str] = set()
-    for images in tables:
-        if images.captions is None or not all(images.captions):
-            advice = "--config.data.captions, or prepare the dataset again"
-            raise UserError(f"{data.name} has images without captions; name a file by {advice}")
-        captions |= {*distinct_captions(images)}
-    vectors = splits.test.caption_vectors
-    if vectors is None:
-        vectors = text_vectors(encoder, sorted(captions))
-    return vectors, fingerprint({text: vectors[text].tobytes() for text in sorted(captions)})
 
 
 def saved_experiment(

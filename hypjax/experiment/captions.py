@@ -6,6 +6,9 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.data.dataset import Dataset
+from hypjax.data.sentences import TextVectors, text_vectors
+from hypjax.data.splits import Splits
+from hypjax.errors import UserError
 from hypjax.geometry import Space
 from hypjax.retrieval import Relevance, relevance_scores
 from hypjax.retrieval.metrics import metric_names
@@ -15,6 +18,20 @@ def distinct_captions(images: Dataset) -> list[str]:
     """The captions of images, each once."""
     assert images.captions is not None
     return sorted({text for captions in images.captions for text in captions})
+
+
+def caption_vectors(splits: Splits, name: str, encoder: str | None) -> TextVectors:
+    """Vectors of the captions of all images of a dataset; checks that each image has captions."""
+    tables = [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
+    captions: set[str] = set()
+    for images in tables:
+        if images.captions is None or not all(images.captions):
+            advice = "--config.data.captions, or prepare the dataset again"
+            raise UserError(f"{name} has images without captions; name a file by {advice}")
+        captions |= {*distinct_captions(images)}
+    if splits.test.caption_vectors is not None:
+        return splits.test.caption_vectors
+    return text_vectors(str(encoder), sorted(captions))
 
 
 def caption_scores(
