@@ -6,6 +6,7 @@ takes typed settings.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from hypjax.config.model_settings import model_settings
 from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
 from hypjax.data import opening, photos
+from hypjax.data.captions import captioned_features, captioned_images
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
 from hypjax.data.repeats import validation_task
@@ -32,7 +34,8 @@ from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.experiment import engines
-from hypjax.experiment.embedding import DatasetEmbedder, part_of
+from hypjax.experiment.captions import caption_vectors
+from hypjax.experiment.embedding import DatasetEmbedder, fingerprint, part_of
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.method import Method
 from hypjax.experiment.scoring import findable
@@ -43,6 +46,7 @@ from hypjax.models import compute_dtype, create_embedder
 from hypjax.models.colours import ColourChanges
 from hypjax.models.custom import CUSTOM_ENCODERS, is_custom
 from hypjax.models.embedder import pooled_by
+from hypjax.models.encoder import FEATURES
 from hypjax.objectives import Group, Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
@@ -174,7 +178,11 @@ def assemble(
     }
     engines.choose(method.embedding.engine, mesh)  # Refuses one that is missing.
     embedder = _embedder(config, method, splits, mesh)
-    return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts)
+    texts = None
+    if config.model.text.kind == FEATURES:
+        texts = caption_vectors(splits, config.data.name, config.model.text.encoder)
+        provenance["texts"] = fingerprint({x: texts[x].tobytes() for x in sorted(texts)})
+    return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts, texts)
 
 
 def saved_experiment(
@@ -224,7 +232,8 @@ def assemble_training(
 
     Computes no parameters. `images`, `name` and `workdir` are as for `assemble`.
     """
-    if width := config.model.text.width:
+    text = config.model.text
+    if (width := text.width) and text.kind != FEATURES:
         refuse("model.text.width", width, "0: a tower of texts is read from weights, not trained")
     training = _training(config, assemble(config, images, name=name, workdir=workdir))
     if config.run.cache != "device":
@@ -416,13 +425,23 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
             raise UserError("this run's images were in memory; pass them again as dataset=")
         opened = opening.open_images("the dataset", images, decoding, held_out)
     elif data.name == "folder":
+        list_images = photos.list_images
+        if config.model.text.kind == FEATURES:
+            list_images = functools.partial(captioned_images, captions=data.captions)
         opened = opening.open_photos(
-            data.path, decoding, held_out, data.exclude, skip_corrupt=data.skip_corrupt
+            data.path,
+            decoding,
+            held_out,
+            data.exclude,
+            skip_corrupt=data.skip_corrupt,
+            list_images=list_images,
         )
     elif data.name == "features":
-        opened = opening.open_features(data.path, data.labels, held_out)
+        is_captioned = config.model.text.kind == FEATURES
+        read = captioned_features if is_captioned else photos.read_vectors
+        opened = opening.open_features(data.path, data.labels, held_out, read=read)
     else:
-        opened = opening.open_prepared(data.name, run.data_dir, decoding, held_out)
+        opened = opening.open_prepared(data.name, run.data_dir, decoding, held_out, data.captions)
     benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
     opened = opening.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
     notes = list(opened.notes)

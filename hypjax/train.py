@@ -208,7 +208,7 @@ def _observe(
 def shared_provenance(experiment: Experiment) -> Mapping[str, str]:
     """The provenance of a run; checks that it and the settings are the same in all processes."""
     facts, fields = experiment.provenance, experiment.method.fields
-    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path")
+    local = ("run.data_dir", "run.cache", "run.workers", "run.wandb", "data.path", "data.captions")
     shared = {name: value for name, value in fields.items() if not name.startswith(local)}
     cache = fields["run.cache"]
     shared["run.cache"] = cache if cache == "device" else "none or host"

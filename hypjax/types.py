@@ -26,6 +26,7 @@ _SPLIT_OF = {name: split for split, synonyms in SPLITS.items() for name in (spli
 _SUFFIX = re.compile(r"[-_ ]?(set|data|images)$")  # The end of names such as training_set.
 IMAGES = "images"  # Name of the tower that embeds images, which every model has.
 TEXTS = "texts"  # Name of the tower that embeds texts.
+POSITIVES = "positives"  # Input of a batch with captions: whether text j describes image i.
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 MISSING = {"none", "nan", "nat", "<na>"}  # Printed forms of None, NaN, NaT and pandas' NA.
 

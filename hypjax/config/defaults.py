@@ -97,6 +97,7 @@ _FIELDS = {
     "data.name": Field("glyphs", one_of(*choices.DATASETS)),
     "data.path": _PATH,  # Folder or table of your own images, or a file of features.
     "data.labels": _PATH,  # File with the classes of features, if the features' file has none.
+    "data.captions": _PATH,  # File of captions; None: in the table, beside images, or prepared.
     "data.exclude": Field((), kind=str),  # Names or ends of paths of images to leave out.
     "data.skip_corrupt": Field(False),  # Whether to leave out your own images that are damaged.
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
@@ -151,7 +152,7 @@ _FIELDS = {
     # A random semi-orthogonal map, or 'pca', the principal components of the features.
     "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),
     # The encoder of texts, see `hypjax.settings.TextSettings`, and its head; 0: no texts.
-    "model.text.width": Field(0, within(0, DIM)),
+    "model.text.width": Field(0, within(0, DIM), optional=True),  # None: that of the features.
     "model.text.depth": Field(12, within(1, 64)),
     "model.text.num_heads": Field(8, within(1, DIM)),
     "model.text.vocabulary": Field(49_408, within(1, 10_000_000)),
@@ -159,7 +160,9 @@ _FIELDS = {
     "model.text.activation": Field("gelu", _ACTIVATION),
     "model.text.norm_eps": Field(1e-5, ABOVE_0),
     "model.text.mlp_ratio": Field(4.0, ABOVE_0),
-    "model.text.kind": Field("clip", one_of("clip", "siglip")),
+    # 'features': a head on vectors of `encoder`, or of a file of features, of dimension `width`.
+    "model.text.kind": Field("clip", one_of("clip", "siglip", "features")),
+    "model.text.encoder": Field(None, _NOT_EMPTY, kind=str, optional=True),  # st:NAME, onnx:FILE.
     "model.text.head": Field("linear", one_of("dense", "linear", "none")),
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
     # Precision of the encoder's matrix products, see `layers.compute_dtype`.

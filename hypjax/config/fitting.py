@@ -8,8 +8,17 @@ from ml_collections import ConfigDict
 
 from hypjax.config.choices import freezes_encoder
 from hypjax.config.identity import flatten
-from hypjax.config.rules import FITTED_TO_FEATURES, FITTED_TO_IMAGES, refuse, validate_relations
+from hypjax.config.rules import (
+    FITTED_TO_FEATURES,
+    FITTED_TO_IMAGES,
+    FITTED_TO_TEXTS,
+    refuse,
+    validate_relations,
+)
 from hypjax.data import photos
+from hypjax.data.captions import captioned_features
+from hypjax.data.sentences import sentence_encoder
+from hypjax.errors import UserError
 from hypjax.models.encoder import FEATURES
 from hypjax.system import console
 
@@ -26,16 +35,33 @@ _MIN_HEAD_STEPS = 200  # With few classes, 25 passes are too few steps; see docs
 
 def fit_to_features(config: ConfigDict) -> ConfigDict:
     """Sets unset sizes of the model, in a copy of the configuration, to the features' dimension."""
-    unset = [name for name in FITTED_TO_FEATURES if flatten(config)[name] is None]
-    if config.data.name != FEATURES or not unset:
+    fields, data = flatten(config), config.data
+    dims: dict[str, int | None] = {}
+    if data.name == FEATURES and any(fields[name] is None for name in FITTED_TO_FEATURES):
+        vectors = photos.read_vectors(data.path, data.labels).vectors
+        assert vectors is not None
+        dims = dict.fromkeys(FITTED_TO_FEATURES, vectors.shape[1])
+    if fields[FITTED_TO_TEXTS] is None:
+        dims[FITTED_TO_TEXTS] = _text_dim(config)
+    unset = {name: dim for name, dim in dims.items() if fields[name] is None}
+    if not unset:
         return config
     config = config.copy_and_resolve_references()
-    vectors = photos.read_vectors(config.data.path, config.data.labels).vectors
-    assert vectors is not None
-    dim = vectors.shape[1]
-    config.update_from_flattened_dict(dict.fromkeys(unset, dim))
+    config.update_from_flattened_dict(unset)
     validate_relations(config)
     return config
+
+
+def _text_dim(config: ConfigDict) -> int:
+    """The dimension of the captions' vectors, in a file of features or by a sentence encoder."""
+    data, encoder = config.data, config.model.text.encoder
+    if encoder is not None:
+        return sentence_encoder(encoder).features(["a"]).shape[1]
+    vectors = captioned_features(data.path, data.labels).caption_vectors
+    if vectors is None:
+        advice = "name an encoder of texts by --config.model.text.encoder"
+        raise UserError(f"{data.path} has texts, but no text_features; {advice}")
+    return len(next(iter(vectors.values())))
 
 
 def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> ConfigDict:
@@ -49,6 +75,8 @@ def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> Con
     usual_batch_size = _CACHED_BATCH_SIZE if train.cached_features else _BATCH_SIZE
     if train.samples_per_class is None:
         train.samples_per_class = _fit_samples(class_sizes, train.batch_size, usual_batch_size)
+    if train.batch_size is None and train.sampling == "shuffled":
+        train.batch_size = min(usual_batch_size, len(labels))
     if train.batch_size is None:
         num_classes = min(len(class_sizes), max(usual_batch_size // train.samples_per_class, 2))
         train.batch_size = num_classes * train.samples_per_class

@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from hypjax.models.encoder import FEATURES
 from hypjax.settings import EncoderSettings, ModelSettings, TextSettings
 from hypjax.types import TEXTS, View
 
@@ -34,6 +35,10 @@ def _further_towers(config: ConfigDict) -> dict[str, ModelSettings]:
     text = config.model.text
     if not text.width:
         return {}
+    if text.kind == FEATURES:
+        view = View(config.data.image_size, config.data.resize, config.data.channels)
+        features = EncoderSettings(FEATURES, view, width=text.width)
+        return {TEXTS: ModelSettings(features, text.head, config.model.head_dim)}
     encoder = TextSettings(
         width=text.width,
         depth=text.depth,

@@ -54,6 +54,10 @@ ENCODERS = {
 }
 
 
+# Spaces of images and captions, by variant.
+CAPTION_SPACES = {**variants.HYP_VIT_SPACES, "lorentz": "lorentz", "product": "product"}
+
+
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
     """Chooses the objective and the space of a variant's loss.
 
@@ -151,6 +155,29 @@ def train_head(config: ConfigDict) -> None:
     config.train.cached_features = True
     config.train.update(batch_size=None, samples_per_class=None, total_steps=None)
     config.optim.warmup_steps = None
+
+
+def captions(space: str) -> ConfigDict:
+    """Returns the recipe for images and captions in a space: heads on two frozen encoders."""
+    config = hyp_vit(Variant(space, "hyp", "lite"))
+    choose_objective(config, "captions")
+    train_head(config)
+    config.objective.update(space=CAPTION_SPACES[space], learn=("temperature",), temperature=0.2)
+    # Chosen on coarse classes of groceries that were held out of training: the head on texts starts
+    # from random weights and learns 100 times as fast as that on images.
+    config.optim.groups = (("model/towers_texts", 100.0, None, 0),)
+    config.model.head_dim = 256
+    if space == "product":
+        config.objective.parts = ("poincare", "sphere")
+    if space == "sph":  # It has no cones.
+        config.objective.entailment = 0.0
+    config.data.update(name="folder", image_size=192, resize=192)
+    config.data.update(test_classes=0.25, validation_classes=0.1)
+    config.model.text.update(kind="features", width=None, head="dense")
+    config.train.sampling = "shuffled"  # Many images are the only ones of their class.
+    config.eval.ks = (1, 5, 10)
+    config.eval.every = 50
+    return config
 
 
 def fine_tune_briefly(config: ConfigDict) -> None:

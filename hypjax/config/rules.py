@@ -29,7 +29,8 @@ FITTED_TO_IMAGES = (
     "optim.warmup_steps",
 )
 FITTED_TO_FEATURES = ("model.head_dim", "model.width")
-FITTED = frozenset(FITTED_TO_IMAGES + FITTED_TO_FEATURES)
+FITTED_TO_TEXTS = "model.text.width"
+FITTED = frozenset((*FITTED_TO_IMAGES, *FITTED_TO_FEATURES, FITTED_TO_TEXTS))
 
 
 def validate(config: ConfigDict) -> None:
@@ -81,6 +82,7 @@ _CURVED = (
     lambda c: any(has_curvature(SPACES[name]) for name in named_parts(c.objective)),
 )
 _PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
+_TEXTS = "model.text.kind is features", lambda c: c.model.text.kind == FEATURES
 _HEAD = "model.head is set", lambda c: c.model.head != "none"
 _TRANSFORMER = "it is a Transformer", lambda c: is_transformer(c.model.architecture)
 _TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
@@ -90,6 +92,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.colour_jitter", *_UNCACHED),
     ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
     ("data.grey", *_UNCACHED),
+    ("data.captions", *_TEXTS),
     ("data.exclude", "data.name is folder", lambda c: c.data.name == "folder"),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in ("folder", FEATURES)),
@@ -113,6 +116,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.activation", *_TRANSFORMER),
     ("model.norm_eps", "model.architecture is vit", lambda c: c.model.architecture == "vit"),
     ("model.pool_first", *_TRANSFORMER),
+    ("model.text.encoder", *_TEXTS),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),
@@ -188,8 +192,15 @@ def _model_rules(config: ConfigDict) -> Rules:
             yield model[name] != 0, f"model.{name}", rule
     rule = f"a multiple of model.num_heads ({model.num_heads})"
     yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
-    rule = f"a multiple of model.text.num_heads ({model.text.num_heads})"
-    yield model.text.width % model.text.num_heads, "model.text.width", rule
+    text, name = model.text, config.objective.name
+    is_wrong = (text.kind == FEATURES) != (name == "captions")
+    yield is_wrong, "model.text.kind", "features if objective.name is captions, and nowhere else"
+    rule = "st:NAME or onnx:FILE, unless data.name is features"
+    is_missing = text.kind == FEATURES != config.data.name and text.encoder is None
+    yield is_missing, "model.text.encoder", rule
+    rule = f"a multiple of model.text.num_heads ({text.num_heads})"
+    is_wrong = text.kind != FEATURES and (text.width is None or text.width % text.num_heads)
+    yield is_wrong, "model.text.width", rule
 
 
 def _part_rules(config: ConfigDict) -> Rules:

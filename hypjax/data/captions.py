@@ -1,20 +1,28 @@
 """Captions of images, and texts and trees of classes, in users' files."""
 
+import dataclasses
 import itertools
+import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from hypjax.data.dataset import Dataset
+from hypjax.data.photos import list_images, read_vectors
 from hypjax.data.tables import listed_file, table_of_files
 from hypjax.data.texts import read_texts
 from hypjax.errors import UserError, counted, explained
+from hypjax.galleries.feature_files import read_arrays
+from hypjax.system import console
 from hypjax.system.columns import find_column, require_options, split_options
 from hypjax.system.files import read_rows
-from hypjax.types import composed
+from hypjax.types import class_name, composed
+
+_TABLES = (".csv", ".tsv", ".parquet")
+_FURTHER = ("label", "split", "coarse_label")  # Columns beside path and caption.
 
 
 class CaptionedImages(NamedTuple):
@@ -32,31 +40,175 @@ def read_captions(where: str, folder: str | None = None) -> CaptionedImages:
     Captions of a chain are separated by ' => ', as in HierarCaps. Paths are relative to the folder,
     by default the table's; of the URLs in a column image_url, the last part is a path.
     """
-    location, options = split_options(where)
-    require_options(options, ("path", "caption"), location)
-    table = pathlib.Path(location).expanduser()
-    with explained(f"cannot read {table}"):
-        columns, rows = read_rows(table)
-    if "image_url" in columns:  # HierarCaps' column id holds numbers.
-        options = {"path": "image_url", **options}
-    path, caption = (find_column(columns, role, options, table) for role in ("path", "caption"))
-    if not (path and caption and rows):
-        needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN), and rows"
-        raise UserError(f"{table} needs {needed}; it has {', '.join(columns)}")
-    base = pathlib.Path(folder or table.parent, table.name).expanduser()
-    files, chains = [], []
-    for number, row in enumerate(rows, start=1):
-        name, text = (str(row[x] or "").strip() for x in (path, caption))
-        chains.append([part.strip() for part in text.split(" => ")])
-        if not (name and all(chains[-1])) or len(chains[-1]) != len(chains[0]):
-            needed = f"a path and {counted(len(chains[0]), 'caption')}, like all rows"
-            raise UserError(f"{table}, row {number} needs {needed}")
-        name = name.rpartition("/")[2] if path == "image_url" else name
-        files.append(str(listed_file(base, name, f"{table}, row {number}")))
+    rows = _captioned_rows(where, folder)
+    files, chains = [str(row.file) for row in rows], [row.captions for row in rows]
+    for number, chain in enumerate(chains, start=1):
+        if len(chain) != len(chains[0]):
+            needed = f"{counted(len(chains[0]), 'caption')}, like all rows"
+            raise UserError(f"{where}, row {number} needs {needed}")
     names, owners = np.unique(files, return_inverse=True)
     texts, text_rows = np.unique(np.ravel(chains), return_inverse=True)
     images = table_of_files([*map(pathlib.Path, names)])
     return CaptionedImages(images, texts.tolist(), text_rows.reshape(np.shape(chains)), owners)
+
+
+class _Row(NamedTuple):
+    """A row of a table: an image's file, its captions, and further columns, '' where missing."""
+
+    file: pathlib.Path
+    captions: list[str]
+    label: str
+    split: str
+    coarse_label: str
+
+
+def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
+    location, options = split_options(where)
+    require_options(options, ("path", "caption", *_FURTHER), location)
+    table = pathlib.Path(location).expanduser()
+    with explained(f"cannot read {table}"):
+        columns, cells = read_rows(table)
+    if "image_url" in columns:  # HierarCaps' column id holds numbers.
+        options = {"path": "image_url", **options}
+    path, caption = (find_column(columns, role, options, table) for role in ("path", "caption"))
+    if not (path and caption and cells):
+        needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN), and rows"
+        raise UserError(f"{table} needs {needed}; it has {', '.join(columns)}")
+    others = [find_column(columns, role, options, table) for role in _FURTHER]
+    base = pathlib.Path(folder or table.parent, table.name).expanduser()
+    rows = []
+    for number, row in enumerate(cells, start=1):
+        name, cell, at = str(row[path] or "").strip(), row[caption], f"{table}, row {number}"
+        texts = [*cell] if isinstance(cell, list | tuple) else str(cell or "").split(" => ")
+        texts = [str(text or "").strip() for text in texts]
+        if not (name and texts and all(texts)):
+            raise UserError(f"{at} needs a path and a caption; leave it out, or fill its cells")
+        name = name.rpartition("/")[2] if path == "image_url" else name
+        further = (class_name(row[other], at) if other else "" for other in others)
+        rows.append(_Row(listed_file(base, name, at), texts, *further))
+    return rows
+
+
+def captioned_images(
+    where: str,
+    captions: str | None,
+    exclude: Sequence[str] = (),
+    *,
+    skip_corrupt: bool = True,
+) -> Dataset:
+    """Lists images with captions; images without a class are classes of their own.
+
+    Without a file of `captions` (see `with_captions`), `where` is a table with the columns path and
+    caption, and perhaps label, split and coarse_label, several rows of a path being several
+    captions; or images as for `hypjax.data.photos.list_images`, each beside a .txt with its
+    captions, one in each line.
+    """
+    location = split_options(where)[0]
+    if captions is None and location.lower().endswith(_TABLES):
+        by_file: dict[pathlib.Path, list[_Row]] = {}
+        for row in _captioned_rows(where):
+            by_file.setdefault(row.file, []).append(row)
+        first = [rows[0] for rows in by_file.values()]
+        labels, splits, coarse = ([getattr(row, name) for row in first] for name in _FURTHER)
+        images = table_of_files([*by_file], labels, splits, coarse)
+        texts = [[text for row in rows for text in row.captions] for rows in by_file.values()]
+        return _own_classes(_captioned(images, texts))
+    images = list_images(where, exclude, skip_corrupt=skip_corrupt)
+    if images.vectors is not None:
+        raise UserError(f"{where} holds features; set --config.data.name=features")
+    return _own_classes(with_captions(images, captions))
+
+
+def with_captions(images: Dataset, captions: str | None) -> Dataset:
+    """Adds captions to a table of images: from a file, or else from a .txt beside each image.
+
+    The file is COCO's captions_*.json, whose images are found by their names; or has in each line a
+    class and, after tabs, texts that describe all of its images.
+    """
+    if captions is None:
+        return _captioned(images, _texts_beside(images))
+    if captions.lower().endswith(".json"):
+        return _captioned(images, _coco_captions(images, pathlib.Path(captions).expanduser()))
+    texts = class_texts(captions, images.class_names)
+    return _captioned(images, [texts[composed(name)] for name in images.class_names])
+
+
+def captioned_features(where: str, labels: str | None) -> Dataset:
+    """Reads an .npz or .pt file of features whose rows are pairs of an image and a caption.
+
+    Beside the arrays of any file of features it has `texts`, strings; or `text_features`, their
+    vectors; or both. Rows of one image have equal `ids`. Equal vectors stand for equal texts.
+    """
+    table, arrays = read_vectors(where, labels), read_arrays(where)
+    texts, vectors = arrays.get("texts"), arrays.get("text_features")
+    if texts is None and vectors is None:
+        raise UserError(f"{where} needs an array texts or text_features: a row for each image")
+    for name, array, axes in (("texts", texts, 1), ("text_features", vectors, 2)):
+        if array is not None and (array.ndim != axes or len(array) != len(table)):
+            needed = f"[{len(table)}{', dimension' * (axes - 1)}], a row for each image"
+            raise UserError(f"{name} of {where} has the shape {[*array.shape]}, not {needed}")
+    if texts is not None:
+        names = [str(text).strip() for text in texts.tolist()]
+    elif vectors is not None:
+        rows = np.unique(vectors, axis=0, return_inverse=True)[1]
+        names = [f"text {row}" for row in rows.ravel().tolist()]
+    by_text = None
+    if vectors is not None:
+        by_text = dict(zip(names, vectors.astype(np.float32), strict=True))
+    ids = table.names.astype(str)
+    ids, first, image_of_row = np.unique(ids, return_index=True, return_inverse=True)
+    captions: list[list[str]] = [[] for _ in ids]
+    for image, text in zip(image_of_row, names, strict=True):
+        captions[image].append(text)
+    images = _own_classes(_captioned(table.take(first), captions))
+    return dataclasses.replace(images, caption_vectors=by_text)
+
+
+def _captioned(images: Dataset, texts: Sequence[Sequence[str]]) -> Dataset:
+    """Adds captions; each is listed once."""
+    column = np.empty(len(images), object)
+    column[:] = [tuple(dict.fromkeys(captions)) for captions in texts]
+    for row, captions in enumerate(column):
+        if not captions or not all(captions):
+            problem = f"{images.name(row)} has {'an empty' if captions else 'no'} caption"
+            raise UserError(f"{problem}; add a text, or leave the image out")
+    return dataclasses.replace(images, captions=column)
+
+
+def _own_classes(images: Dataset) -> Dataset:
+    """Makes a class of each image that has none."""
+    names = np.where(images.class_names == "", images.names, images.class_names)
+    labels = np.unique(names.astype(str), return_inverse=True)[1]
+    return dataclasses.replace(images, class_names=names, labels=labels)
+
+
+def _texts_beside(images: Dataset) -> list[list[str]]:
+    """The lines of the .txt beside each image."""
+    files = [pathlib.Path(str(name)).with_suffix(".txt") for name in images.names]
+    for folder in sorted({file.parent for file in files}):
+        if stray := {*folder.glob("*.txt")} - {*files}:
+            raise UserError(f"{min(stray)} describes no image beside it; name it like its image")
+    for file, name in zip(files, images.names, strict=True):
+        if not file.is_file():
+            advice = f"write {file}, or name a file of captions by --config.data.captions"
+            raise UserError(f"{name} has no caption; {advice}")
+    return [[text.strip() for text in read_texts(str(file))] for file in files]
+
+
+def _coco_captions(images: Dataset, file: pathlib.Path) -> list[list[str]]:
+    """Captions of images, which are found by the last part of their names."""
+    with explained(f"cannot read {file}", "; it must be COCO's captions_*.json"):
+        content = json.loads(file.read_text("utf-8"))
+        name_of = {image["id"]: str(image["file_name"]) for image in content["images"]}
+        texts: dict[str, list[str]] = {}
+        for annotation in content["annotations"]:
+            name = pathlib.PurePath(name_of[annotation["image_id"]]).name
+            texts.setdefault(name, []).append(str(annotation["caption"]).strip())
+    names = [pathlib.PurePath(str(name)).name for name in images.names]
+    if missing := texts.keys() - {*names}:
+        described = f"{counted(len(missing), 'image')} of {file}, such as {min(missing)},"
+        console.warn(f"{described} cannot be found; their captions are left out")
+    return [texts.get(name, []) for name in names]
 
 
 def class_texts(file: str | None, class_names: Iterable[str]) -> dict[str, list[str]]:

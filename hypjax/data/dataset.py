@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,9 @@ class Dataset:
     # Given pairs of images that show the same object, as indices of records.
     pairs: Int[np.ndarray, "pairs 2"] | None = None
     vectors: Float[np.ndarray, "images dim"] | None = None  # Another model's embeddings, float32.
+    captions: Shaped[np.ndarray, " images"] | None = None  # Tuples of strings; () without any.
+    # Vectors of captions in a file of features, by caption; None if captions are to be embedded.
+    caption_vectors: Mapping[str, Float[np.ndarray, " dim"]] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -222,7 +225,7 @@ class Dataset:
 # The fields of a `Dataset` that have a row for each image.
 _COLUMNS = (
     *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
-    *("file_versions", "checksums", "boxes", "vectors"),
+    *("file_versions", "checksums", "boxes", "vectors", "captions"),
 )
 
 
@@ -300,6 +303,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
         checksums=None,
         boxes=None,
         vectors=None,
+        captions=None,
     )
     return joined.take(np.unique(positions, return_index=True)[1])
 

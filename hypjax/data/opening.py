@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from hypjax.catalogue import PREPARED
 from hypjax.data import photos, pixels
+from hypjax.data.captions import with_captions
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, fingerprint_of, stacked
 from hypjax.data.fetching import local_path
 from hypjax.data.repeats import with_repeats
@@ -38,9 +39,15 @@ def open_prepared(
     data_dir: str | None = None,
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
+    captions: str | None = None,
 ) -> Splits:
-    """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary."""
+    """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary.
+
+    A file of `captions` replaces the dataset's own, see `hypjax.data.captions.with_captions`.
+    """
     tables, fields = _open_tables(name, data_dir, decoding)
+    if captions is not None:
+        tables = {split: with_captions(images, captions) for split, images in tables.items()}
     if "train" not in tables and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has neither training images nor ground truth")
     splits = divide(f"this copy of {name}", tables, held_out, **fields)
@@ -85,25 +92,34 @@ def _open_tables(
     name: str, data_dir: str | None, decoding: Decoding
 ) -> tuple[dict[str, Dataset], dict[str, Any]]:
     """Opens a prepared dataset: its tables by split, and further fields of its `Splits`."""
+    from hypjax.data import records
     from hypjax.data.preparation import prepare
-    from hypjax.data.records import JUDGEMENTS, PAIRS, open_records, read_judgements, read_pairs
+    from hypjax.data.records import CAPTIONS, JUDGEMENTS, PAIRS
 
     folder = prepare.prepared_folder(name, data_dir)
-    tables = {split: open_records(folder, split) for split in folder.splits}
+    tables = {split: records.open_records(folder, split) for split in folder.splits}
     hashed: list[object] = [name]
     ground_truth = None
     if PAIRS in folder.tables and "train" in tables:
-        pairs = read_pairs(folder, tables["train"].names)
+        pairs = records.read_pairs(folder, tables["train"].names)
         tables["train"] = dataclasses.replace(tables["train"], pairs=pairs)
         hashed.append(pairs.tobytes())
     if JUDGEMENTS in folder.tables and {"query", "gallery"} <= tables.keys():
         queries = tables["query"]
-        boxes, ground_truth = read_judgements(folder, queries.names, tables["gallery"].names)
+        boxes, ground_truth = records.read_judgements(
+            folder, queries.names, tables["gallery"].names
+        )
         records_fingerprint = fingerprint_of([queries.records_fingerprint, boxes.tobytes()])
         tables["query"] = dataclasses.replace(
             queries, boxes=boxes, records_fingerprint=records_fingerprint
         )
         hashed += [items.tolist() for items in itertools.chain.from_iterable(ground_truth)]
+    if CAPTIONS in folder.tables:
+        texts = records.read_captions(folder)
+        for split, images in tables.items():
+            column = np.empty(len(images), object)
+            column[:] = [texts.get(name, ()) for name in images.class_names]
+            tables[split] = dataclasses.replace(images, captions=column)
     for split, images in tables.items():
         hashed += [images.labels.tobytes(), images.records_fingerprint]
         tables[split] = decoded_as(images, decoding)
@@ -118,9 +134,10 @@ def open_photos(
     exclude: Sequence[str] = (),
     *,
     skip_corrupt: bool = False,
+    list_images: Callable[..., Dataset] = photos.list_images,
 ) -> Splits:
     """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
-    images = photos.list_images(where, exclude, skip_corrupt=skip_corrupt)
+    images = list_images(where, exclude=exclude, skip_corrupt=skip_corrupt)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     labelled = np.flatnonzero(images.class_names != "")
@@ -139,9 +156,14 @@ def open_photos(
     return open_images(where, images, decoding, held_out)
 
 
-def open_features(path: str, labels: str | None, held_out: HeldOutClasses) -> Splits:
+def open_features(
+    path: str,
+    labels: str | None,
+    held_out: HeldOutClasses,
+    read: Callable[[str, str | None], Dataset] = photos.read_vectors,
+) -> Splits:
     """Opens a file of features, and optionally a file of their labels, as a dataset."""
-    images = photos.read_vectors(path, labels)
+    images = read(path, labels)
     return _split(path, images, images.fingerprint, held_out)
 
 

@@ -18,7 +18,7 @@ from hypjax.data.views import TrainView
 from hypjax.types import IMAGES, Batch
 
 # Independent streams of a run's random numbers.
-_CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL = range(5)
+_CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL, CAPTIONS = range(6)
 _NO_TUPLES = np.zeros((0, 0), np.int32)
 
 

@@ -3,7 +3,7 @@
 `index-SPLIT.parquet` holds the facts of every record that plans and scores need, so that opening a
 dataset reads no records. `pairs.parquet` lists pairs of training images that show the same object,
 and `judgements.parquet` each query's box and ground truth; a partial copy may lack some of their
-images.
+images. `captions.parquet` lists texts that describe all images of a class.
 """
 
 import contextlib
@@ -35,6 +35,9 @@ _INDEX_SCHEMA = pyarrow.schema([(x, kind) for kind, names in _INDEX_COLUMNS.item
 
 PAIRS = "pairs"
 PAIRS_SCHEMA = pyarrow.schema([("anchor", pyarrow.string()), ("positive", pyarrow.string())])
+
+CAPTIONS = "captions"
+CAPTIONS_SCHEMA = pyarrow.schema(dict.fromkeys(("class_name", "caption"), pyarrow.string()))
 
 JUDGEMENTS = "judgements"
 JUDGEMENTS_SCHEMA = pyarrow.schema(
@@ -71,7 +74,7 @@ class Contents(NamedTuple):
 
     splits: Mapping[str, Iterable[Example]]  # In the order of the records.
     total: int  # Number of all examples, for the progress bar.
-    tables: Mapping[str, pyarrow.Table]  # `PAIRS` and `JUDGEMENTS`, if the dataset has them.
+    tables: Mapping[str, pyarrow.Table]  # `PAIRS`, `JUDGEMENTS` and `CAPTIONS`, if it has them.
     note: str = ""  # How it differs from the published dataset; accompanies all results.
 
 
@@ -235,6 +238,13 @@ def read_pairs(folder: RecordFolder, names: Names) -> Int[np.ndarray, "pairs 2"]
     table = _read_table(folder, PAIRS)
     pairs = np.stack([_indices(table[x].to_numpy(), names) for x in PAIRS_SCHEMA.names], axis=1)
     return pairs[(pairs >= 0).all(axis=1)]  # Without pairs of which an image is missing.
+
+
+def read_captions(folder: RecordFolder) -> dict[str, tuple[str, ...]]:
+    """Reads a dataset's descriptions of classes, by class."""
+    rows = _read_table(folder, CAPTIONS).to_pylist()
+    names = dict.fromkeys(row["class_name"] for row in rows)
+    return {x: tuple(row["caption"] for row in rows if row["class_name"] == x) for x in names}
 
 
 def read_judgements(

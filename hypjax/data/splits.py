@@ -240,7 +240,11 @@ def check_classes(name: str, splits: Splits) -> None:
             can_match = bool(np.isin(images.labels, splits.gallery.labels).any())
             problem = f"no query of {name} has an image of its class in the gallery"
         else:
-            can_match = split == "train" or np.bincount(images.labels).max() > 1
+            can_match = (
+                split == "train"
+                or images.captions is not None
+                or np.bincount(images.labels).max() > 1
+            )
             problem = (
                 f"each class in the {split} part of {name} has one image, so none can be found"
             )

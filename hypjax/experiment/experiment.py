@@ -3,15 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import cast
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.repeats import validation_task
+from hypjax.data.sentences import TextVectors
 from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
+from hypjax.experiment.captions import caption_scores, distinct_captions
 from hypjax.experiment.embedding import DatasetEmbedder, part_of
 from hypjax.experiment.method import Method
 from hypjax.experiment.scoring import graded_metrics, task_scores
@@ -20,9 +24,11 @@ from hypjax.geometry import Space
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.graded import GRADED
+from hypjax.retrieval.inputs import by_blocks
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
+from hypjax.types import TEXTS, Outputs
 
 _QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
@@ -40,6 +46,7 @@ class Experiment:
         name: Name in reports.
         workdir: Folder or URL of a trained run.
         parts: Parts of the model to score, "head" and "encoder".
+        texts: Vectors of the images' captions, which a tower of the model takes; None without any.
     """
 
     method: Method
@@ -50,6 +57,7 @@ class Experiment:
     name: str = ""
     workdir: str = ""
     parts: Sequence[str] = ("head", "encoder")
+    texts: TextVectors | None = None
     # The last parameters for which projections were fitted, and these projections.
     _fitted: list[tuple[PyTree, Projections]] = dataclasses.field(default_factory=list, init=False)
 
@@ -108,10 +116,33 @@ class Experiment:
         reranking = Reranking() if scoring.reranks else None
         postprocessing = Postprocessing(scoring.expansion, scoring.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
+        spaces, scores = self.spaces(params), self._caption_scores(params, task, queries)
+        if scores and task.queries.num_classes == len(task.queries):  # No image finds another.
+            return scores
         return {
-            part: score(queries[part], gallery.get(part), space=space)
-            for part, space in self.spaces(params).items()
+            part: scores.get(part, {}) | score(queries[part], gallery.get(part), space=space)
+            for part, space in spaces.items()
         }
+
+    def _caption_scores(
+        self, params: PyTree, task: Task, points: Mapping[str, Float[np.ndarray, "n d"]]
+    ) -> dict[str, _QueryScores]:
+        """Scores of searches among the queries by captions, in the spaces of the whole head."""
+        images = task.queries
+        if self.texts is None or images.captions is None:
+            return {}
+        vectors = np.stack([self.texts[text] for text in distinct_captions(images)])
+        weights, scores = params[f"towers_{TEXTS}"], {}
+        tower, ks = self.method.model.towers[TEXTS], self.method.scoring.ks
+        for name, space in self.spaces(params).items():
+            if name.partition(":")[0] == "head":
+
+                def embed(x: Array, space: Space = space) -> Array:
+                    return space.embed(cast(Outputs, tower.apply({"params": weights}, x)).projected)
+
+                texts = by_blocks(jax.jit(embed), vectors.astype(np.float32))
+                scores[name] = caption_scores(images, points[name], texts, space=space, ks=ks)
+        return scores
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric on the validation images."""

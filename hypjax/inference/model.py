@@ -7,7 +7,6 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import flax.linen as nn
 import jax
@@ -33,7 +32,7 @@ from hypjax.inference.hits import Hits, find_hits
 from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.released import find_released, read_released
 from hypjax.inference.save import describe
-from hypjax.inference.text_embedder import TextEmbedder
+from hypjax.inference.text_embedder import SentenceEmbedder, TextEmbedder, TowerEmbedder
 from hypjax.models import ARCHITECTURES
 from hypjax.models.custom import is_custom
 from hypjax.models.text import TextTransformer
@@ -162,15 +161,18 @@ class Model(ImageEmbedder):
         if not self._has_texts:
             advice = "load the head of a model of images and texts"
             raise UserError(f"{self.name} embeds no texts; {advice}")
-        tower = self.module.towers[TEXTS]
-        encoder = cast(TextTransformer, tower.encoder)
+        tower, params = self.module.towers[TEXTS], self.params[f"towers_{TEXTS}"]
+        if not isinstance(tower.encoder, TextTransformer):
+            if (name := self.method.fields["model.text.encoder"]) is None:
+                advice = "train with --config.model.text.encoder to search by words"
+                raise UserError(f"{self.source} was trained on vectors of texts; {advice}")
+            return SentenceEmbedder(tower, params, self.space, name)
         if self._tokenizer is None:
             files_of = "tokenizer.json, vocab.json and merges.txt, or bpe_simple_vocab_16e6.txt.gz"
             advice = f"put {files_of} into the folder of its weights"
             raise UserError(f"{self.source} has no tokenizer; {advice}, or pass --tokenizer=FILE")
-        tokenizer = open_tokenizer(self._tokenizer, encoder.settings)
-        params = self.params[f"towers_{TEXTS}"]
-        return TextEmbedder(tower, params, self.space, tokenizer, self._engine)
+        tokenizer = open_tokenizer(self._tokenizer, tower.encoder.settings)
+        return TowerEmbedder(tower, params, self.space, tokenizer, self._engine)
 
     @at_the_call
     def search(
@@ -261,7 +263,10 @@ class Model(ImageEmbedder):
     @property
     def takes_texts(self) -> bool:
         """Whether this embedding of the model has texts beside images, and their tokenizer."""
-        return self._has_texts and self._tokenizer is not None
+        if not self._has_texts:
+            return False
+        has_encoder = self.method.fields["model.text.encoder"] is not None
+        return has_encoder or self._tokenizer is not None
 
     @property
     def _has_texts(self) -> bool:

@@ -122,7 +122,7 @@ def _trained_model(released: LanguageImage) -> TrainedModel:
     config.model.update(norm_eps=encoder.norm_eps, activation=encoder.activation)
     config.model.update(pooling=encoder.pooling, eval_pooling=encoder.pooling)
     config.model.update(head=settings.head, head_dim=settings.head_dim)
-    for name in config.model.text:
+    for name in {*config.model.text} - {"encoder"}:  # That of another library.
         config.model.text[name] = texts.head if name == "head" else getattr(texts.encoder, name)
     write_space(config, released.space)
     validate(config)

@@ -116,6 +116,8 @@ def describe(method: Method) -> str:
     if model.head_kind == "none":
         head = "no head"
     images_tower = f"{encoder} with {head}, for {side} × {side} pixels"
+    if method.fields["model.text.kind"] == FEATURES:
+        return f"{images_tower} and a head on texts, trained on {images} with {loss}"
     if model.towers:
         return f"{loss}: {images_tower}, and texts of up to {fields['model.text.context']} tokens"
     return f"{images_tower}, trained on {images} with {loss}"

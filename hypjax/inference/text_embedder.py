@@ -1,5 +1,6 @@
 """Embeds texts as points of the space in which a model embeds images."""
 
+import abc
 import functools
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Float32, PyTree
 
+from hypjax.data.sentences import sentence_encoder
 from hypjax.errors import UserError, counted
 from hypjax.experiment import engines
 from hypjax.experiment.embedding import fingerprint
@@ -24,32 +26,15 @@ _BATCH_SIZE = 64  # Most texts that are embedded at once.
 _LENGTHS = (16, 32)  # Tokens of short texts, each of which has programs, beside the context.
 
 
-class TextEmbedder:
-    """Embeds texts by a model's tower of texts.
+class TextEmbedder(abc.ABC):
+    """Embeds texts as points of a space."""
 
-    Where tokens attend to those before them only, whatever follows a text's end does not change its
-    embedding. Texts are therefore embedded in the order of their lengths, and batches of short
-    texts are cut.
-    """
+    def __init__(self, space: Space) -> None:
+        self._space = space
 
-    def __init__(
-        self,
-        tower: Embedder,
-        params: PyTree,
-        space: Space,
-        tokenizer: Tokenizer,
-        engine: tuple[str, str] | None = None,
-    ) -> None:
-        self._tower, self._engine = tower, engine  # See `hypjax.experiment.engines.choose`.
-        self._programs: dict[int, engines.Program] = {}  # By the number of tokens.
-        self._encoder = cast(TextTransformer, tower.encoder)
-        self._params, self._space, self._tokenizer = params, space, tokenizer
-
-        def project(params: PyTree, ids: Array) -> Array:
-            return cast(Outputs, tower.apply({"params": params}, ids)).projected
-
-        self._project = project
-        self._by_jax: Callable[[PyTree, np.ndarray], Array] = jax.jit(project)
+    @abc.abstractmethod
+    def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:
+        """The head's output for each text, float32."""
 
     def points(
         self, texts: Sequence[str], templates: Sequence[str] = ()
@@ -70,6 +55,51 @@ class TextEmbedder:
                 features /= np.linalg.norm(features, axis=1, keepdims=True)
             features = features.reshape(len(texts), len(templates), -1).mean(axis=1)
         return by_blocks(jax.jit(self._space.embed), features)
+
+
+class SentenceEmbedder(TextEmbedder):
+    """Embeds texts by a sentence encoder of another library and the head that was trained on it."""
+
+    def __init__(self, tower: Embedder, params: PyTree, space: Space, encoder: str) -> None:
+        super().__init__(space)
+        self._tower, self._params, self._encoder = tower, params, encoder
+
+    def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:
+        vectors, dim = sentence_encoder(self._encoder).features(texts), self._tower.encoder.dim
+        if vectors.shape[1] != dim:
+            problem = f"{self._encoder} has {vectors.shape[1]} dimensions"
+            raise UserError(f"{problem}, but the model was trained on {dim}; name that encoder")
+        outputs = self._tower.apply({"params": self._params}, vectors)
+        return np.array(cast(Outputs, outputs).projected)
+
+
+class TowerEmbedder(TextEmbedder):
+    """Embeds texts by a model's own Transformer.
+
+    Where tokens attend to those before them only, whatever follows a text's end does not change its
+    embedding. Texts are therefore embedded in the order of their lengths, and batches of short
+    texts are cut.
+    """
+
+    def __init__(
+        self,
+        tower: Embedder,
+        params: PyTree,
+        space: Space,
+        tokenizer: Tokenizer,
+        engine: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__(space)
+        self._tower, self._engine = tower, engine  # See `hypjax.experiment.engines.choose`.
+        self._programs: dict[int, engines.Program] = {}  # By the number of tokens.
+        self._encoder = cast(TextTransformer, tower.encoder)
+        self._params, self._tokenizer = params, tokenizer
+
+        def project(params: PyTree, ids: Array) -> Array:
+            return cast(Outputs, tower.apply({"params": params}, ids)).projected
+
+        self._project = project
+        self._by_jax: Callable[[PyTree, np.ndarray], Array] = jax.jit(project)
 
     def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:
         """The head's output for each text, float32."""

@@ -18,6 +18,7 @@ from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.models.architectures import ARCHITECTURES, is_in_timm
 from hypjax.models.custom import CustomEncoder
+from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
@@ -126,7 +127,7 @@ def _model_card(
         description=describe(method),
         space=method.trained_objective(trained.params).score_space,
         is_custom=is_custom,
-        is_released=bool(model.towers),  # Recipes train no towers beside that of images.
+        is_released=bool(model.towers) and method.fields["model.text.kind"] != FEATURES,
         is_of_timm=is_of_timm,
         lacking_head=_HEADS.get(model.head_kind),
         lacking_pooling="" if pools_as_timm(model.encoder) else model.encoder.pooling,

@@ -30,7 +30,7 @@ class TimmEncoder:
             model = timm.create_model(name, pretrained=True, num_classes=0)
             preprocessing = timm.data.resolve_model_data_config(model)
             self.prepare = timm.data.create_transform(**preprocessing, is_training=False)
-        self.facts = ["timm", name, preprocessing, _hash_weights(model.state_dict())]
+        self.facts = ["timm", name, preprocessing, hash_weights(model.state_dict())]
         self._model = model.eval().to(_DEVICE)
 
     def features(self, prepared: Sequence[torch.Tensor]) -> Float[np.ndarray, "images dim"]:
@@ -72,7 +72,7 @@ class TransformersEncoder:
             self.output, self._takes_class_token = f"class token ({kind})", True
         else:
             raise UserError(f"hf:{name} ({kind}) has no image features, pooler or class token")
-        weights = _hash_weights(model.state_dict(), without=random_weights)
+        weights = hash_weights(model.state_dict(), without=random_weights)
         config = model.config.to_dict()
         for key in ("_name_or_path", "transformers_version"):  # They differ between machines.
             config.pop(key, None)
@@ -107,7 +107,7 @@ def _as_array(features: torch.Tensor) -> np.ndarray:
     return features.float().cpu().numpy()
 
 
-def _hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = ()) -> str:
+def hash_weights(state: Mapping[str, torch.Tensor], without: Collection[str] = ()) -> str:
     """Hash of a model's weights; `without` names weights that do not matter."""
     digest = hashlib.sha256()
     for name in sorted(set(state) - set(without)):

@@ -26,6 +26,7 @@ from hypjax.objectives.base import (
     declare,
     loss_function,
 )
+from hypjax.objectives.captions import CAPTIONS
 from hypjax.objectives.comparisons import batch_metrics
 from hypjax.objectives.cones import Cones
 from hypjax.objectives.happier import HAPPIER
@@ -78,6 +79,7 @@ OBJECTIVES = {
     **_extended(matryoshka.PREFIX, matryoshka.Matryoshka, _LOSSES),
     **_extended("cones+", Cones, _IN_ANY_SPACE),
     "happier": HAPPIER,
+    "captions": CAPTIONS,
     **_extended("hypstructure+", HypStructure, _LOSSES),
     **_extended("hyphc+", HypHC, _LOSSES),
 }

@@ -65,7 +65,12 @@ def format_recalls(recalls: Recalls) -> str:
 
 
 def selection_metric(scores: Mapping[str, Any]) -> str:
-    """The metric that chooses models: recall at the smallest K, else "medium/…", else the first."""
+    """The metric that chooses models: recall at the smallest K, else "medium/…", else the first.
+
+    With captions, it is the mean average precision of images that texts search.
+    """
+    if "text_to_image/map" in scores:
+        return "text_to_image/map"
     recalls = [name for name in scores if name.startswith("recall@")]
     if recalls:
         return min(recalls, key=lambda name: int(name.removeprefix("recall@")))
@@ -87,11 +92,13 @@ def format_results(results: Mapping[str, Recalls]) -> str:
 
 
 def _table(scores_by_label: Mapping[tuple[str, ...], Mapping[str, float]]) -> str:
-    first_label, first_scores = next(iter(scores_by_label.items()))
+    first_label = next(iter(scores_by_label))
+    metrics = dict.fromkeys(name for scores in scores_by_label.values() for name in scores)
     no_labels = ["", " " * 9, "", ""][: len(first_label)]  # All tables give 9 characters to parts.
-    rows = [[*no_labels, *map("{:>11}".format, first_scores)]]
+    rows = [[*no_labels, *map("{:>11}".format, metrics)]]
     for label, scores in scores_by_label.items():
-        rows.append([*label, *map("{:>11.4f}".format, scores.values())])
+        cells = (f"{scores[x]:>11.4f}" if x in scores else "" for x in metrics)
+        rows.append([*label, *cells])
     return aligned(rows, left=len(first_label))
 
 

@@ -35,7 +35,7 @@ from hypjax.system.files import absolute, locked, missing, write_json
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
 _COPY = ".config.json"  # Of config.json, without which the checkpoints are of no use.
 # Fields that say where a run's images happen to be. What they are, their fingerprint says.
-LOCATIONS = ("data.path", "data.labels")
+LOCATIONS = ("data.path", "data.labels", "data.captions")
 
 
 def saved_config(workdir: pathlib.Path, overrides: Sequence[str] = ()) -> Config:

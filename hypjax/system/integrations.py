@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from hypjax.errors import UserError, nearest, require_package
 
-Ability = Literal["export", "open", "convert", "encode", "run"]
+Ability = Literal["export", "open", "convert", "encode", "encode_texts", "run"]
 
 
 class Integration(NamedTuple):
@@ -19,6 +19,7 @@ class Integration(NamedTuple):
     open: str = ""  # Opens exported embeddings as a `Gallery`, by their path or URL.
     convert: str = ""  # Writes a trained model.
     encode: str = ""  # Loads an encoder by its name, see `ExternalEncoder`.
+    encode_texts: str = ""  # Loads an encoder of texts, see `hypjax.data.sentences`.
     run: str = ""  # Opens a program for a CPU, see `hypjax.experiment.engines`.
 
 
@@ -39,6 +40,7 @@ INTEGRATIONS = {
         "hypjax[onnx]",
         convert="onnx:write_onnx",
         encode="onnx_encoder:OnnxEncoder",
+        encode_texts="sentence_encoders:OnnxSentences",
     ),
     "onnxruntime": Integration(
         "onnx onnxruntime", "hypjax[onnx]", run="cpu_engines:OnnxRuntimeProgram"
@@ -55,6 +57,11 @@ INTEGRATIONS = {
     "qdrant+https://": _QDRANT,
     # Writing files does not need sentence-transformers; loading them does.
     "sentence-transformers": Integration("", "", convert="sentence_transformers:write_folder"),
+    "st": Integration(
+        "sentence_transformers",
+        "sentence-transformers",
+        encode_texts="sentence_encoders:SentenceTransformers",
+    ),
     "timm": Integration("torch timm", "hypjax[timm]", encode="torch_encoders:TimmEncoder"),
 }
 

@@ -21,6 +21,7 @@ from hypjax.monitoring.monitor import Monitor
 from hypjax.parallel import processes
 from hypjax.retrieval.mining import hardest_negatives
 from hypjax.system import console, machine
+from hypjax.training.captions import with_captions
 from hypjax.training.setup import Training
 from hypjax.training.step import TrainState, trained_model
 from hypjax.types import Batch, CachedFeatures
@@ -42,6 +43,14 @@ class Input:
         experiment, microbatch = self.training.experiment, self.training.learner.step.microbatch
         slices = parallel.slices(plans.batch_size, experiment.mesh, microbatch)
         rows = parallel.local_rows(experiment.mesh, slices.rows)
+        batches = self._images(steps, plans, rows)
+        if experiment.texts is None:
+            return batches
+        return with_captions(batches, steps, plans, self.training.images, experiment.texts, rows)
+
+    def _images(self, steps: range, plans: Plans, rows: range) -> Generator[Batch, None, None]:
+        """What the tower of images takes."""
+        experiment = self.training.experiment
         if self.features is not None:
             return _feature_batches(self.features, plans, steps, rows)
         if self.training.layout is not None and self.store is not None:

@@ -106,6 +106,7 @@ def write_grocery(root, icons=False):
         icon = f"iconic-images-and-descriptions/{path}/{product}_Iconic.jpg"
         classes.append(f"{product},{number},{coarse},0,/{icon},/{icon}.txt")
         gallery.append(_written(icon, product, path))
+        _write_lines(folder / f"{icon}.txt", [f"A {coarse},", "ripe."])
         for part, rows in lists.items():
             photo = f"{part}/{path}/{product}/{product}_001.jpg"
             rows.append(f"{photo}, {number}, 0")

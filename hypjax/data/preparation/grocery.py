@@ -11,7 +11,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import pyarrow
+
 from hypjax.data.preparation.official import Archive, Count, Entry, FileTree, OfficialDataset
+from hypjax.data.records import CAPTIONS, CAPTIONS_SCHEMA
 
 
 class _Product(NamedTuple):
@@ -21,6 +24,7 @@ class _Product(NamedTuple):
     coarse: str
     department: str
     icon: str  # Path of the product's iconic picture.
+    description: str  # Path of its description.
 
     def entry(self, split: str, name: str) -> Entry:
         return Entry(split, name, self.name, f"{self.department}/{self.coarse}")
@@ -65,8 +69,16 @@ def _read_products(tree: FileTree) -> list[_Product]:
             raise tree.damaged("classes.csv", f"{match[0][:100]!r} is unexpected")
         icon = fields[4].removeprefix("/")
         _, department, *_ = icon.split("/")
-        products.append(_Product(fields[0], fields[2], department, icon))
+        products.append(_Product(fields[0], fields[2], department, icon, fields[5].lstrip("/")))
     return products
+
+
+def _read_descriptions(tree: FileTree) -> pyarrow.Table:
+    """Reads the description of each product that has one."""
+    described = [product for product in _read_products(tree) if product.description in tree.files]
+    texts = [tree.read_list(x.description).decode("utf-8-sig", "replace") for x in described]
+    columns = [x.name for x in described], [" ".join(text.split()) for text in texts]
+    return pyarrow.table([*columns], schema=CAPTIONS_SCHEMA)
 
 
 _HOME = "https://github.com/marcusklasson/GroceryStoreDataset"
@@ -82,6 +94,7 @@ PHOTOS = OfficialDataset(
     archives=(Archive(_ARCHIVE, "train/*", url=f"{_HOME}/archive/refs/heads/master.zip"),),
     source=f"{_ARCHIVE} from {_HOME}",
     list_images=lambda tree: _list_photos(tree, test_split="test"),
+    tables={CAPTIONS: _read_descriptions},
     downloads="grocery",
 )
 ICONS = PHOTOS._replace(

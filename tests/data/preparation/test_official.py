@@ -5,6 +5,7 @@ from functools import partial
 import pooch
 import pytest
 
+from hypjax.data.opening import open_prepared
 from hypjax.data.preparation.prepare import declared, prepare
 from hypjax.errors import UserError
 from tests.helpers import official_files as disk
@@ -104,3 +105,12 @@ def test_archives_are_downloaded_with_their_checksums(tmp_path, monkeypatch):
     assert open_at("omniglot", None, tmp_path / "downloads") == written
     published = [archive for archive in declared("omniglot").archives if archive.url]
     assert asked == [(archive.url, f"sha256:{archive.sha256}") for archive in published]
+
+
+def test_groceries_have_descriptions(tmp_path):
+    disk.write_grocery(tmp_path)
+    prepare("grocery", data_dir=str(tmp_path), manual_dir=str(tmp_path), allow_partial=True)
+    splits = open_prepared("grocery", str(tmp_path))
+    images = splits.test
+    coarse = [label.rpartition("/")[2] for label in images.coarse_labels]
+    assert images.captions.tolist() == [(f"A {name}, ripe.",) for name in coarse]

@@ -1,0 +1,42 @@
+"""Images and captions in one space: a head on each of two frozen encoders, to search by words.
+
+    python -m hypjax.main --config=configs/captions.py --config.data.path=photos.csv \
+        --config.model.text.encoder=onnx:minilm/model.onnx
+
+The table has the columns path and caption, and perhaps label and split; or name a folder of images
+with a .txt beside each, or images and a file of their captions (`--config.data.captions`). Encoders
+of texts are onnx:FILE, with tokenizer.json beside it, or st:NAME of sentence-transformers. Images
+and texts are encoded once; training the heads takes a minute on a CPU. docs/texts.md says more.
+
+Variants are spaces: `hyp`, the Poincaré ball (the default); `lorentz`, the hyperboloid; `sph`; and
+`product` of a ball and a sphere. After a comma, such as `hyp,grocery`, they may name a source:
+
+* `grocery`, the photographs and descriptions of groceries;
+* `features`: the rows of a file are pairs, in the arrays features and text_features (or texts), and
+  perhaps ids, equal for pairs of one image, and labels.
+"""
+
+from ml_collections import ConfigDict
+
+from hypjax.config import recipes, variant_error
+
+SOURCES = ("", ",features", ",grocery")
+VARIANTS = tuple(space + source for source in SOURCES for space in recipes.CAPTION_SPACES)
+
+
+def get_config(variant: str | None = None) -> ConfigDict:
+    """Returns the configuration of a variant."""
+    variant = variant or "hyp"
+    if variant not in VARIANTS:
+        raise variant_error(variant, VARIANTS)
+    space, _, source = variant.partition(",")
+    config = recipes.captions(space)
+    config.variant = variant
+    if source == "grocery":
+        config.data.update(name="grocery", test_classes=0.0, validation_classes=0.2)
+    elif source:
+        config.data.name = config.model.architecture = "features"
+        config.model.weights = None
+        config.model.width = config.model.head_dim = None  # The features' dimension.
+        config.run.eval_batch_size = 4096
+    return config

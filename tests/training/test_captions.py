@@ -1,0 +1,138 @@
+"""Heads on images and captions: batches, a run that is interrupted, searches by words."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import hypjax
+from hypjax import dry_run, train
+from hypjax.assemble import assemble_training
+from hypjax.config import load_config
+from hypjax.errors import UserError
+from hypjax.training.input import open_input
+from hypjax.training.states import random_state
+from hypjax.types import POSITIVES, TEXTS
+from tests.helpers import commands, sentences, small_runs
+
+WORDS = ("red", "blue", "green", "gold"), ("round", "flat"), ("stone", "leaf")
+KINDS = [f"a {' '.join(words)}" for words in itertools.product(*WORDS)]
+OTHERS = [text.removeprefix("a ") for text in KINDS]
+ROWS = len(KINDS) * 9
+SHORT = [
+    *("train.total_steps=40", "train.batch_size=32", "optim.warmup_steps=2", "eval.every=8"),
+    *("run.log_every=2", "run.checkpoint_every=3", "run.report=False", "model.head_dim=6"),
+    *(
+        "data.validation_classes=2",
+        "data.test_classes=3",
+        "optim.learning_rate=0.03",
+        "optim.groups=()",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Features of 16 kinds with 8 images each, and their captions: two of every first image."""
+    folder = tmp_path_factory.mktemp("captions")
+    encoder, rng = sentences.write_encoder(folder / "encoder"), np.random.default_rng(0)
+    texts = [text for text in KINDS for _ in range(9)]
+    vectors = np.stack([*map(sentences.expected, texts)])
+    images = vectors @ rng.normal(size=(sentences.DIM, 10)) + 0.1 * rng.normal(size=(ROWS, 10))
+    ids = [f"{row // 9}-{max(row % 9, 1)}" for row in range(ROWS)]  # Rows 0 and 1 are one image.
+    texts[::9] = OTHERS
+    labels = [text.replace(" ", "-") for text in KINDS for _ in range(9)]
+    np.savez(folder / "pairs.npz", features=images, texts=texts, ids=ids, labels=labels)
+    return [f"data.path={folder / 'pairs.npz'}", f"model.text.encoder=onnx:{encoder}"]
+
+
+def config_of(pairs, variant="hyp", *overrides):
+    return load_config(f"configs/captions.py:{variant},features", [*pairs, *SHORT, *overrides])
+
+
+def test_a_batch_marks_all_texts_that_describe_an_image(pairs):
+    built = assemble_training(config_of(pairs))
+    state = random_state(built.learner, built.sizes)
+    source = open_input(built, range(2), state.params["model"])
+    batches = [*source.batches(range(2), built.plans)]
+    captions, vectors = built.images.captions, built.experiment.texts
+    for batch in batches:
+        owned, rows = [captions[i] for i in batch.ids], batch.inputs[TEXTS]
+        drawn = [next(x for x in KINDS + OTHERS if np.array_equal(vectors[x], row)) for row in rows]
+        expected = [[text in own for text in drawn] for own in owned]
+        assert np.diag(expected).all()  # Each image's vector is of one of its captions.
+        np.testing.assert_array_equal(batch.inputs[POSITIVES], expected)
+    (again,) = source.batches(range(1, 2), built.plans)  # As after a restart.
+    jax.tree.map(np.testing.assert_array_equal, again, batches[1])
+
+
+@pytest.fixture(scope="module")
+def run(pairs, tmp_path_factory):
+    """A run that is interrupted and resumed."""
+    workdir, config = tmp_path_factory.mktemp("runs") / "run", config_of(pairs)
+    with small_runs.interrupted_after(8):
+        train.train_and_evaluate(config, workdir)
+    train.train_and_evaluate(config, workdir)
+    return workdir
+
+
+def test_a_resumed_run_ends_like_another(run, pairs, tmp_path):
+    train.train_and_evaluate(config_of(pairs), tmp_path / "run")
+    results = [json.loads((x / "results.json").read_text()) for x in (run, tmp_path / "run")]
+    assert results[0] == results[1]
+    scores = results[0]["final"]["head"]
+    names = [f"{x}/{y}" for x in ("text_to_image", "image_to_text") for y in ("map", "recall@1")]
+    assert {*names, "recall@1"} <= {*scores} and "text_to_image/map" not in results[0]["final"][
+        "encoder"
+    ]
+    before = results[0]["untrained"]["head"]
+    assert scores["text_to_image/map"] > before["text_to_image/map"] + 0.05
+    assert results[0]["learned"]["final"]["temperature"] != 0.07
+
+
+def test_words_find_images(run, pairs, tmp_path):
+    """Distances are those of the head and the encoder, in the space of the run."""
+    arrays = np.load(pairs[0].removeprefix("data.path="))
+    model = hypjax.load(run)
+    assert model.takes_texts
+    gallery = model.gallery(arrays["features"])
+    (hits,) = model.search(gallery, text="a red flat leaf", k=5)
+    head = model.params["towers_texts"]["head"]
+    words = sentences.expected("a red flat leaf") @ head["kernel"] + head["bias"]
+    distances = model.space.distance(model.space.embed(words), gallery.vectors)
+    np.testing.assert_allclose(hits.distances, np.sort(distances)[:5], rtol=1e-4)
+    np.savez(tmp_path / "f.npz", features=arrays["features"], ids=arrays["ids"])
+    where, output = f"--workdir={run}", f"--output={tmp_path / 'g.npz'}"
+    commands.call("embed", where, f"--images={tmp_path / 'f.npz'}", output)
+    commands.call("search", where, f"--gallery={tmp_path / 'g.npz'}", "--text=a red flat leaf")
+
+
+@pytest.mark.parametrize("variant", ["sph", "lorentz", "product"])
+def test_each_space_learns(variant, pairs, tmp_path):
+    results = train.train_and_evaluate(config_of(pairs, variant, "eval.every=0"), tmp_path / "run")
+    final, untrained = (results[x]["head"]["text_to_image/map"] for x in ("final", "untrained"))
+    assert final > untrained
+
+
+def test_a_dry_run_estimates_the_time(pairs, capsys):
+    dry_run.dry_run(config_of(pairs))
+    assert "40 steps take about" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["model.text.kind=clip"],
+            "model.text.encoder is .*; it must be None unless model.text.kind",
+        ),
+        (["objective.name=proxy_anchor"], "model.text.kind is 'features'; it must be features if"),
+        (["objective.space=sphere"], "has no cones; leave out --config.objective.entailment"),
+        (["model.text.encoder=None"], "has texts, but no text_features; name an encoder"),
+    ],
+)
+def test_mistakes_are_one_sentence(overrides, sentence, pairs, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        train.train_and_evaluate(config_of(pairs, "hyp", *overrides), tmp_path / "run")
