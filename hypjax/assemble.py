@@ -24,6 +24,11 @@ from hypjax.config.fitting import fit_to_features, fit_to_images
 from hypjax.config.model_settings import model_settings
 from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
+from hypjax.config.training_settings import (
+    sampling_settings,
+    schedule_settings,
+    watch_settings,
+)
 from hypjax.data import opening, photos
 from hypjax.data.captions import captioned_features, captioned_images
 from hypjax.data.dataset import Dataset, Decoding
@@ -55,12 +60,9 @@ from hypjax.settings import (
     Embedding,
     EncoderSettings,
     Pixels,
-    Sampling,
-    Schedule,
     Scoring,
     Start,
     Step,
-    Watch,
 )
 from hypjax.system.caches import cache_folder
 from hypjax.training.learner import Learner
@@ -258,7 +260,7 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
     if method.start.head_init == "pca" and head_dim > encoder_dim:
         rule = f"at most {encoder_dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", head_dim, rule)
-    sampling, is_cached = _sampling(config), config.train.cached_features
+    sampling, is_cached = sampling_settings(config), config.train.cached_features
     train = without_single_images(splits.training_images(), sampling, cached=is_cached)
     if config.train.patience and splits.validation is None:
         refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
@@ -268,7 +270,7 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         validate_relations(fitted)
         # An objective may depend on the sizes of batches.
         config, objective = fitted, create_objective(loss_settings(fitted))
-        sampling = _sampling(config)
+        sampling = sampling_settings(config)
         method = dataclasses.replace(method, fields=flatten(config), objective=objective)
     cached = _cached_images(config, method, splits)
     embedder = dataclasses.replace(experiment.embedder, cached=cached)
@@ -289,47 +291,8 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         sizes=sizes,
         plans=plans,
         layout=None,
-        schedule=_schedule(config),
-        watch=_watch(config, sampling),
-    )
-
-
-def _sampling(config: ConfigDict) -> Sampling:
-    train, tuples = config.train, config.train.tuples
-    return Sampling(
-        name=train.sampling,
-        seed=config.seed,
-        batch_size=train.batch_size,
-        samples_per_class=train.samples_per_class,
-        repeats_images=train.repeat_images,
-        unlabelled=train.unlabelled,
-        pairs=tuples.pairs,
-        negatives=tuples.negatives,
-        pool=tuples.pool,
-    )
-
-
-def _schedule(config: ConfigDict) -> Schedule:
-    train, run = config.train, config.run
-    return Schedule(
-        total_steps=train.total_steps,
-        head_warmup_steps=train.head_warmup_steps,
-        validate_every=config.eval.every,
-        patience=train.patience,
-        checkpoint_every=run.checkpoint_every,
-        log_every=run.log_every,
-    )
-
-
-def _watch(config: ConfigDict, sampling: Sampling) -> Watch:
-    train = config.train
-    return Watch(
-        batch_size=sampling.batch_size,
-        samples_per_class=sampling.samples_per_class,
-        total_steps=train.total_steps,
-        warmup_steps=config.optim.warmup_steps,
-        stops_on_collapse=train.on_collapse == "stop",
-        max_skipped=train.max_nonfinite if train.on_nonfinite == "skip" else 0,
+        schedule=schedule_settings(config),
+        watch=watch_settings(config, sampling),
     )
 
 
