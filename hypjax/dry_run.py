@@ -119,6 +119,7 @@ def _time_of_embedding(experiment: Experiment, params: PyTree) -> datetime.timed
         return datetime.timedelta(0)
     sample = splits.test.take(np.arange(min(embedder.options.batch_size, len(splits.test))))
     console.say("compiling the evaluation")
+    params = parallel.place(params, parallel.replicated(embedder.mesh))  # Programs know them again.
     for _ in range(2):  # First, programs are compiled, and translated for an engine.
         start = time.perf_counter()
         embedder.points(params, sample, experiment.spaces(params))

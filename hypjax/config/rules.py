@@ -272,6 +272,8 @@ def _data_rules(config: ConfigDict) -> Rules:
         yield len(data[field]) != data.channels, f"data.{field}", rule
     rule = "none or host if train.cached_features is set"
     yield config.train.cached_features and cache == "device", "run.cache", rule
+    rule = "None with a tower of texts, whose points would not be projected"
+    yield config.eval.pca.head and config.model.text.width != 0, "eval.pca.head", rule
     dim, pca_dim = config.model.head_dim, config.eval.pca.head
     if config.model.head != "none" and dim and pca_dim:
         yield pca_dim > dim, "eval.pca.head", f"at most model.head_dim ({dim})"

@@ -117,7 +117,8 @@ class Experiment:
         postprocessing = Postprocessing(scoring.expansion, scoring.expansion_alpha, reranking)
         score = functools.partial(task_scores, task, metrics=metrics, postprocessing=postprocessing)
         spaces, scores = self.spaces(params), self._caption_scores(params, task, queries)
-        if scores and task.queries.num_classes == len(task.queries):  # No image finds another.
+        is_alone = task.gallery is None and task.queries.num_classes == len(task.queries)
+        if scores and is_alone:  # No image finds another.
             return scores
         return {
             part: scores.get(part, {}) | score(queries[part], gallery.get(part), space=space)

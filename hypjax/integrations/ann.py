@@ -38,7 +38,7 @@ from hypjax.galleries.search import ArrayGallery
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
 from hypjax.retrieval import euclidean, inputs, subtraction
-from hypjax.retrieval.box_tree import BoxTree
+from hypjax.retrieval.box_tree import LARGEST, BoxTree
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.neighbors import search
@@ -122,7 +122,7 @@ class IndexedGallery(ArrayGallery):
         sample = points[sample_rows]
         columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
         facts = space, embeddings.fingerprint
-        if space.ball() is not None:
+        if space.ball() is not None and points.size <= LARGEST:
             tree = BoxTree.build(points, space)
             k = min(NEAREST, len(points))
             if len(points) <= _TREE_SEPARATIONS or tree.cost(sample, k) <= _TREE_SEPARATIONS:

@@ -74,9 +74,10 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
         facts |= {"mean": [*pixels.mean], "std": [*pixels.std]}
         inputs = _add_margin(inputs, view)
     agreement = f"for {description}, {_write(embedder, path, model, facts, inputs, expected)}"
-    if TEXTS in module.towers and embedder.part == "head":
-        texts = path.with_stem(f"{path.stem}-texts")
-        agreement += f"\nfor random texts in {texts}, {_write_texts(embedder, module, texts)}"
+    texts = module.towers.get(TEXTS)  # Towers of sentences' vectors need an encoder of others.
+    if texts and isinstance(texts.encoder, TextTransformer) and embedder.part == "head":
+        beside = path.with_stem(f"{path.stem}-texts")
+        agreement += f"\nfor random texts in {beside}, {_write_texts(embedder, module, beside)}"
     return agreement
 
 

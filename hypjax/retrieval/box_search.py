@@ -6,16 +6,26 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core.caching import NullCache
 
+_FUNCTIONS: list[Any] = []  # All that are compiled.
 _NO_ROW = np.iinfo(np.int64).max  # After all rows in the order of ties.
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function at its first call; keeps the program where a folder can be written."""
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:
-        return numba.njit(nogil=True)(function)
+        compiled = numba.njit(nogil=True)(function)
+    _FUNCTIONS.append(compiled)
+    return compiled
+
+
+def keep_none() -> None:
+    """Compiles in memory only, where the folder of programs is full or damaged."""
+    for function in _FUNCTIONS:
+        function._cache = NullCache()
 
 
 @_compiled

@@ -13,6 +13,8 @@ computed separation of a point in its box, and the results are those of measurin
 """
 
 import dataclasses
+import functools
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -25,6 +27,7 @@ from hypjax.retrieval import euclidean, inputs
 from hypjax.retrieval.inputs import Nearest, Points
 from hypjax.system.machine import usable_cores
 
+LARGEST = 2**24  # Coordinates in a tree, whose construction takes up to 24 bytes for each.
 _ROUNDING = 2.0**-52
 _LEAF = 32  # Largest number of points in a leaf, whose separations are computed together.
 _BLOCK = 512  # Queries of a thread at once; fewer take less time than threads do to start.
@@ -97,7 +100,11 @@ class BoxTree:
 
         def search_block(block: slice) -> None:
             results = separations[block], rows[block], counts[block]
-            box_search.search(in_ball[block], factors[block], *tree, *results)
+            try:
+                box_search.search(in_ball[block], factors[block], *tree, *results)
+            except (OSError, EOFError, pickle.UnpicklingError):  # No folder for programs works.
+                box_search.keep_none()
+                box_search.search(in_ball[block], factors[block], *tree, *results)
 
         blocks = inputs.blocks(len(queries), _BLOCK)
         if len(blocks) > 1:
@@ -124,9 +131,19 @@ class BoxTree:
         largest = self.factors[np.isfinite(self.factors)].max()
         reach = np.linalg.norm(np.maximum(np.abs(self.low[0]), np.abs(self.high[0])))
         lengths = np.maximum(reach, np.linalg.norm(in_ball, axis=1))
-        rounding = (16 + in_ball.shape[1]) * _ROUNDING
+        rounding = 2 * (16 + in_ball.shape[1]) * _ROUNDING
         roots = np.sqrt(separations) * (1 - rounding * (factors + largest))
         return np.square(np.maximum(roots - rounding * lengths * np.sqrt(factors * largest), 0))
+
+
+@functools.cache
+def can_search() -> bool:
+    """Whether Numba, which compiles searches, can be imported."""
+    try:
+        from hypjax.retrieval import box_search  # noqa: F401
+    except ImportError:  # It is missing, or does not fit NumPy's version.
+        return False
+    return True
 
 
 def _order(

@@ -77,6 +77,8 @@ def search(
     if not isinstance(gallery, StreamedGallery):
         gallery = StreamedGallery(gallery)
     queries = np.asarray(queries)
+    if (dim := queries.shape[-1]) != gallery.array.shape[1]:
+        raise UserError(f"queries have {dim} coordinates, the gallery {gallery.array.shape[1]}")
     running = _Search(queries, own_ids, gallery, space, k, block_size)
     tree = gallery.tree(space, queries, running.num_listed) if len(queries) else None
     if tree is not None:
@@ -144,7 +146,7 @@ class _Search:
         """Searches a tree; where a space's own separations decide the order, for candidates."""
         is_ball = self.space.ball() is self.space
         size = min(self.num_listed + (0 if is_ball else _SPARE_CANDIDATES), len(self.gallery))
-        most = inputs.PART_BYTES // (16 * size)
+        most = inputs.PART_BYTES // (16 * size + 12 * self.queries.shape[1])
         for rows in inputs.split(np.arange(len(self.queries)), most):
             queries = inputs.host_rows(self.queries, rows)
             self.space.check(queries, first=int(rows[0]))

@@ -38,7 +38,7 @@ def first_ranks(
     streamed = StreamedGallery(gallery_set.points)
     most = max(ks or [0])
     if most and streamed.tree(space, query_set.points, most + 1):
-        for rows in inputs.split(np.arange(len(ranks)), _LISTED // most):
+        for rows in inputs.blocks(len(ranks), _LISTED // most):  # Slices copy no points.
             queries = query_set.take(rows)
             _, ids = search(queries.points, queries.ids, streamed, k=most, space=space)
             is_match = gallery_set.labels[ids] == queries.labels[:, None]

@@ -1,7 +1,6 @@
 """Selection of the gallery items with the highest scores, chunk by chunk."""
 
 import functools
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -18,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs
-from hypjax.retrieval.box_tree import BoxTree
+from hypjax.retrieval.box_tree import LARGEST, BoxTree, can_search
 from hypjax.retrieval.inputs import Ids, Points
 from hypjax.retrieval.scores import PADDING, SINGLE, Score, Vectors, highest
 from hypjax.system.machine import usable_cores
@@ -32,13 +31,9 @@ _QUERY_BATCH = 64  # Queries selected for at once, which limits candidates to a 
 _MAX_THREADS = 4  # Of the selection on a CPU.
 _KEPT_BYTES = 2**30  # Largest size of the points whose vectors are kept between searches.
 _TREE_PAIRS = 2**22  # With fewer pairs of queries and items, products take less than this choice.
-_TREE_SIZE = (
-    2**24
-)  # Largest number of coordinates in a tree, whose construction takes 24 bytes each.
 _TREE_POINTS, _TREE_QUERIES = 4096, 64  # Sampled for the choice of a tree.
 _TREE_LEAST = 10  # Neighbours at least in the sample, as in usual searches.
 _TREE_SHARE = 1 / 4  # Of the sampled points: a tree's separations cost so many products of scores.
-_HAS_NUMBA = importlib.util.find_spec("numba") is not None
 _Scores = Float[np.ndarray, "b r"]  # Of a block's queries and a chunk's items.
 _Maxima = Float[np.ndarray, "b groups"]  # Of the scores in each group.
 
@@ -77,7 +72,8 @@ class StreamedGallery:
         self._kept: tuple[object, list[Chunk]] = None, []
         self._on_devices: Array | None = None
         self._num_pairs = 0  # Of queries and items so far.
-        self._tree, self._is_tree_faster = tree, dict[int, bool]()  # By number of neighbours.
+        self._tree = tree
+        self._is_tree_faster: dict[tuple[str, int], bool] = {}  # By space and number of neighbours.
         self._has_given_tree = tree is not None
 
     def __len__(self) -> int:
@@ -94,20 +90,21 @@ class StreamedGallery:
 
     def tree(self, space: Space, queries: Points, k: int) -> BoxTree | None:
         """A tree that answers searches of queries for k items sooner than products, or None."""
+        inputs.check_space(space)
         if self._has_given_tree:
             return self._tree
         self._num_pairs += len(queries) * len(self)
-        can_have_tree = self.on_host and space.ball() is not None and self.array.size <= _TREE_SIZE
-        if not can_have_tree or self._num_pairs < _TREE_PAIRS or not _HAS_NUMBA:
+        can_have_tree = self.on_host and space.ball() is not None and self.array.size <= LARGEST
+        if not can_have_tree or self._num_pairs < _TREE_PAIRS or not can_search():
             return None
-        k = 1 << (k - 1).bit_length()
-        if k not in self._is_tree_faster:
+        name, k = str(space), 1 << (int(k) - 1).bit_length()
+        if (name, k) not in self._is_tree_faster:
             inputs.check_in_space(space, queries)
             inputs.check_in_space(space, self.array)
-            self._is_tree_faster[k] = self._compare_tree(space, queries, k)
-        if not self._is_tree_faster[k]:
+            self._is_tree_faster[name, k] = self._compare_tree(space, queries, k)
+        if not self._is_tree_faster[name, k]:
             return None
-        if self._tree is None or str(self._tree.space) != str(space):
+        if self._tree is None or str(self._tree.space) != name:
             self._tree = BoxTree.build(self.array, space)
         return self._tree
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall
 from hypjax.retrieval import nearest_neighbors, query_scores, selection
 from hypjax.retrieval.neighbors import search
@@ -77,7 +78,7 @@ def near_boundary(monkeypatch):
 
 def without_tree(monkeypatch, call):
     with monkeypatch.context() as patch:
-        patch.setattr(selection, "_HAS_NUMBA", False)
+        patch.setattr(selection, "can_search", lambda: False)
         return call()
 
 
@@ -126,3 +127,36 @@ def test_points_that_no_box_separates_are_left_to_products(near_boundary):
 def test_few_separations_answer_a_query_near_the_boundary(near_boundary):
     tree = BoxTree.build(near_boundary, PoincareBall(1.0, None))
     assert tree.cost(near_boundary, 10) < len(near_boundary) / 4
+
+
+def test_wrong_arguments_are_refused_as_without_a_tree(near_boundary):
+    ball = PoincareBall(1.0, None)
+    gallery = StreamedGallery(near_boundary, tree=BoxTree.build(near_boundary, ball))
+    with pytest.raises(UserError, match="queries have 7 coordinates, the gallery 8"):
+        search(near_boundary[:3, :7], None, gallery, k=2, space=ball)
+    with pytest.raises(UserError, match="it must be a space"):
+        search(near_boundary, None, near_boundary, k=2, space="poincare")
+    wrong = np.full((2, 8), np.nan, np.float32)
+    with pytest.raises(UserError, match="embedding 0 is not finite"):
+        search(wrong, None, gallery, k=2, space=ball)
+    found = nearest_neighbors(near_boundary, near_boundary, k=np.int64(3), space=ball)
+    assert found[1].shape == (len(near_boundary), 3)
+
+
+@pytest.mark.parametrize("error", [OSError, EOFError])
+def test_programs_that_cannot_be_kept_are_compiled_in_memory(near_boundary, monkeypatch, error):
+    from hypjax.retrieval import box_search
+
+    def unwritable(*_):
+        raise error("a full disk")
+
+    ball = PoincareBall(1.0, None)
+    tree = BoxTree.build(near_boundary, ball)
+    expected = tree.search(near_boundary[:5], 3)[0][1]
+    compiled, calls = box_search.search, []
+    monkeypatch.setattr(box_search, "search", lambda *a: calls.append(a) or unwritable())
+    monkeypatch.setattr(
+        box_search, "keep_none", lambda: monkeypatch.setattr(box_search, "search", compiled)
+    )
+    np.testing.assert_array_equal(tree.search(near_boundary[:5], 3)[0][1], expected)
+    assert len(calls) == 1
