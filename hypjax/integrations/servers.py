@@ -133,6 +133,7 @@ class ServerGallery:
         fewer than k.
         """
         inputs.check_count(k)
+        self._read_facts()  # Another export may have added shells.
         wanted = Wanted(label=label, exact=label is not None)
         images, distances, rows = self._search(points, k + (paths is not None), wanted)
         results = ArrayGallery()  # Of the images found for all queries.

@@ -46,6 +46,7 @@ def test_a_tree_is_searched_up_to_the_boundary(server, monkeypatch):
     queries = points[-15:]
     assert len(gallery.shells) > 4
     for gallery.by_shell, gallery.candidates in ((True, 10), (False, 10)):
+        gallery._write_facts()
         recall = 0.9 if gallery.by_shell else 1.0
         check_neighbours(found_in(gallery, queries, 10), queries, points, ball, recall)
 
@@ -65,6 +66,19 @@ def test_held_out_queries_choose_shells_where_they_need_fewer_candidates(server,
     assert gallery.by_shell
     (hits,) = gallery.nearest(points[-1:], 3, label="even")
     assert hits.labels == ["even"] * 3
+
+
+def test_an_open_gallery_finds_images_in_shells_that_were_added(server, monkeypatch):
+    monkeypatch.setattr(qdrant.QdrantGallery, "_tune", lambda *_: 1)  # Leaves searches to shells.
+    ball = PoincareBall(1.0, None)
+    points = np.random.default_rng(0).normal(size=(30, 4)) / 20
+    points[20:] *= 0.99 / np.linalg.norm(points[20:], axis=1, keepdims=True)
+    points = points.astype(np.float32)
+    gallery = export(server, embeddings(points[:20], ball))
+    export(server, embeddings(points[20:], ball, first=20))
+    assert [hits.ids[0] for hits in gallery.nearest(points[20:], 1)] == [
+        f"{i}.png" for i in range(20, 30)
+    ]
 
 
 def test_images_are_added_read_replaced_and_removed(server):
