@@ -289,11 +289,17 @@ class DatasetEmbedder:
         model = in_precision(self.model, jnp.float32)
         function = functools.partial(encode, model, self.pixels, scales, params)
         if count >= engines.FEWEST:
-            engines.advise(self.options.engine, self.mesh)
+            if self.model.encoder.takes_pixels and not self._is_rounded:
+                engines.advise(self.options.engine, self.mesh)
         elif not self.is_final:
             return by_jax
         weights = params.get("encoder", {})  # Features of other models need none.
         return self.program(by_jax, function, weights, scales, keep=self.is_final)
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether the encoder's own precision is below float32, which engines leave to JAX."""
+        return getattr(self.model.encoder, "dtype", jnp.float32) != jnp.float32
 
     @property
     def engines_used(self) -> list[str]:
@@ -320,10 +326,9 @@ class DatasetEmbedder:
         """
         engine = engines.choose(self.options.engine, self.mesh)
         encoder = self.model.encoder
-        is_rounded = getattr(encoder, "dtype", jnp.float32) != jnp.float32
         if engine is None or not encoder.takes_pixels:
             return by_jax
-        if is_rounded:
+        if self._is_rounded:
             console.say_once(f"JAX runs the encoder, since model.precision is {encoder.dtype}")
             return by_jax
         leaves, view, kept = jax.tree.leaves(weights), self.pixels.view, None

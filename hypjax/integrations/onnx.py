@@ -63,7 +63,9 @@ def write_onnx(embedder: Model, path: str | os.PathLike[str]) -> str:
     pixels, view = embedder.method.pixels, embedder.method.pixels.view
     facts: dict[str, Any] = {}
     description, inputs = _random_inputs(embedder)
-    expected = _by_jax(embedder, _points_function(embedder, module), inputs)
+    expected = _by_jax(embedder, _points_function(embedder, module, projects=False), inputs)
+    if embedder.projection is not None:  # In float64: the file's projection is in float32.
+        expected = embedder.projection.apply(expected)
     if embedder.takes_pixels:
         facts["view"] = {
             "test_view": view.test,
@@ -137,9 +139,9 @@ def to_onnx(embedder: Model, module: Embedder) -> onnx.ModelProto:
     return model
 
 
-def _points_function(embedder: Model, module: Embedder) -> _Points:
+def _points_function(embedder: Model, module: Embedder, *, projects: bool = True) -> _Points:
     """The function of images, or features."""
-    method, pca = embedder.method, embedder.projection
+    method, pca = embedder.method, embedder.projection if projects else None
     spaces = {embedder.part: embedder.space}
     embed = embed_function(module, method.pixels, spaces, method.embedding.scales)
 
