@@ -114,3 +114,4 @@ def test_groceries_have_descriptions(tmp_path):
     images = splits.test
     coarse = [label.rpartition("/")[2] for label in images.coarse_labels]
     assert images.captions.tolist() == [(f"A {name}, ripe.",) for name in coarse]
+    assert open_prepared("grocery", str(tmp_path), captioned=False).test.captions is None
