@@ -41,7 +41,7 @@ def open_prepared(
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
     captions: str | None = None,
     *,
-    captioned: bool = True,
+    captioned: bool = False,
 ) -> Splits:
     """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary.
 
