@@ -15,7 +15,8 @@ from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
 from hypjax.experiment.captions import caption_facts
-from hypjax.runs.workdir import require_provenance
+from hypjax.integrations import hub
+from hypjax.runs.workdir import require_provenance, saved_text_encoder
 from hypjax.training.input import open_input
 from hypjax.training.states import random_state
 from hypjax.types import POSITIVES, TEXT_ENCODER, TEXTS
@@ -103,7 +104,7 @@ def test_queries_have_the_classes_of_their_texts(run):
     assert len(np.unique(classes)) * 2 == len(classes)  # Two texts describe each class.
 
 
-def test_a_run_keeps_its_pairs_and_encoder(run, pairs, tmp_path):
+def test_a_run_keeps_its_pairs_and_encoder(run, tmp_path, monkeypatch):
     experiment = saved_experiment(run)
     require_provenance(run, experiment.image_provenance)
     test = experiment.splits.test
@@ -118,6 +119,11 @@ def test_a_run_keeps_its_pairs_and_encoder(run, pairs, tmp_path):
     model._text_encoder = "other"
     with pytest.raises(UserError, match="is not the encoder of texts that the model was trained"):
         model.embed_texts("a red leaf")
+    published = []
+    monkeypatch.setattr(hub, "_model_card", lambda *_: "")
+    monkeypatch.setattr(hub, "write_model", lambda *arguments: published.append(arguments[2]))
+    hub.push(run, "me/words", folder=tmp_path / "hub")
+    assert published[0][TEXT_ENCODER] == saved_text_encoder(run) is not None
 
 
 def test_given_vectors_are_those_of_the_encoder(pairs, tmp_path):
