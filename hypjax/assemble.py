@@ -39,8 +39,8 @@ from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.experiment import engines
-from hypjax.experiment.captions import caption_vectors
-from hypjax.experiment.embedding import DatasetEmbedder, fingerprint, part_of
+from hypjax.experiment.captions import caption_facts, caption_vectors
+from hypjax.experiment.embedding import DatasetEmbedder, part_of
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.method import Method
 from hypjax.experiment.scoring import findable
@@ -183,7 +183,10 @@ def assemble(
     texts = None
     if config.model.text.kind == FEATURES:
         texts = caption_vectors(splits, config.data.name, config.model.text.encoder)
-        provenance["texts"] = fingerprint({x: texts[x].tobytes() for x in sorted(texts)})
+        dim, width = len(next(iter(texts.values()))), config.model.text.width
+        if dim != width:
+            refuse("model.text.width", width, f"{dim}, the dimension of the texts' vectors")
+        provenance |= caption_facts(splits, config.model.text.encoder)
     return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts, texts)
 
 
@@ -404,7 +407,14 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
         read = captioned_features if is_captioned else photos.read_vectors
         opened = opening.open_features(data.path, data.labels, held_out, read=read)
     else:
-        opened = opening.open_prepared(data.name, run.data_dir, decoding, held_out, data.captions)
+        opened = opening.open_prepared(
+            data.name,
+            run.data_dir,
+            decoding,
+            held_out,
+            data.captions,
+            captioned=config.model.text.kind == FEATURES,
+        )
     benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
     opened = opening.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)
     notes = list(opened.notes)

@@ -14,6 +14,7 @@ from hypjax.assemble import assemble, assemble_method, saved_experiment
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.config.fitting import fit_to_features
 from hypjax.errors import redacted
+from hypjax.experiment.captions import query_classes
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.trained import TrainedModel, restore, restore_best
 from hypjax.geometry.learned import named_scalars
@@ -22,7 +23,13 @@ from hypjax.inference.pretrained import released_model
 from hypjax.parallel import processes
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.files import is_published
-from hypjax.runs.tables import beside_published, format_results, noted, print_notes
+from hypjax.runs.tables import (
+    beside_published,
+    format_results,
+    noted,
+    print_notes,
+    selection_metric,
+)
 from hypjax.runs.workdir import (
     read_saved_config,
     require_identity,
@@ -65,7 +72,7 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
         experiment = assemble(config, saved_space=space_of(space))
         splits = experiment.splits
         processes.require_same(splits.fingerprints)
-        processes.from_first(lambda: require_provenance(folder, splits.provenance))
+        processes.from_first(lambda: require_provenance(folder, experiment.image_provenance))
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
@@ -92,12 +99,14 @@ def _saved_fields(folder: pathlib.Path, config: Config) -> dict[str, Any]:
 def score_queries(workdir: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Scores each test query by the head of a run's best model or, without validation, its last.
 
-    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries].
+    Returns scores [queries] by metric, NaN for queries without a match, and classes [queries] of
+    the metric that chooses models.
     """
     experiment = saved_experiment(workdir)
     params, splits = restore_best(workdir, experiment.method).params, experiment.splits
-    require_provenance(workdir, splits.provenance)
-    return experiment.query_scores(params, splits.task)["head"], splits.test.labels
+    require_provenance(workdir, experiment.image_provenance)
+    scores = experiment.query_scores(params, splits.task)["head"]
+    return scores, query_classes(splits.test, selection_metric(scores))
 
 
 def evaluate_pretrained(config: Config) -> dict[str, Any]:

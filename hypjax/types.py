@@ -30,6 +30,9 @@ POSITIVES = "positives"  # Input of a batch with captions: whether text j descri
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)\.0*")
 MISSING = {"none", "nan", "nat", "<na>"}  # Printed forms of None, NaN, NaT and pandas' NA.
 
+CAPTIONS = "captions"  # A run's hash of which image has which captions.
+TEXT_ENCODER = "text_encoder"  # A run's hash of its encoder of texts.
+
 
 def class_name(label: object, where: str = "labels") -> str:
     """Returns the class name of a label, '' if it is missing; 3, 3.0 and '3.0' all become '3'.

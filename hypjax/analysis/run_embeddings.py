@@ -98,7 +98,7 @@ def restore_trained(run: Experiment) -> PyTree:
     Raises a `UserError` if the run's images have changed since its training.
     """
     with reading(run.workdir) as folder:
-        require_provenance(folder, run.splits.provenance)
+        require_provenance(folder, run.image_provenance)
         return restore_best(folder, run.method).params
 
 

@@ -55,9 +55,11 @@ def fit_to_features(config: ConfigDict) -> ConfigDict:
 def _text_dim(config: ConfigDict) -> int:
     """The dimension of the captions' vectors, in a file of features or by a sentence encoder."""
     data, encoder = config.data, config.model.text.encoder
-    if encoder is not None:
+    vectors = None
+    if data.name == FEATURES:
+        vectors = captioned_features(data.path, data.labels).caption_vectors
+    if vectors is None and encoder is not None:
         return sentence_encoder(encoder).features(["a"]).shape[1]
-    vectors = captioned_features(data.path, data.labels).caption_vectors
     if vectors is None:
         advice = "name an encoder of texts by --config.model.text.encoder"
         raise UserError(f"{data.path} has texts, but no text_features; {advice}")

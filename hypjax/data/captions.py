@@ -1,21 +1,24 @@
 """Captions of images, and texts and trees of classes, in users' files."""
 
+import collections
 import dataclasses
 import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
+from hypjax.data.folders import is_image_name
 from hypjax.data.photos import list_images, read_vectors
-from hypjax.data.tables import listed_file, table_of_files
+from hypjax.data.tables import listed_file, table_of_files, usual_columns
 from hypjax.data.texts import read_texts
 from hypjax.errors import UserError, counted, explained
 from hypjax.galleries.feature_files import read_arrays
+from hypjax.retrieval.inputs import blocks
 from hypjax.system import console
 from hypjax.system.columns import find_column, require_options, split_options
 from hypjax.system.files import read_rows
@@ -23,6 +26,7 @@ from hypjax.types import class_name, composed
 
 _TABLES = (".csv", ".tsv", ".parquet")
 _FURTHER = ("label", "split", "coarse_label")  # Columns beside path and caption.
+_CHECKED_ROWS = 1 << 13  # Vectors that are compared at once.
 
 
 class CaptionedImages(NamedTuple):
@@ -74,7 +78,11 @@ def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
     if not (path and caption and cells):
         needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN), and rows"
         raise UserError(f"{table} needs {needed}; it has {', '.join(columns)}")
-    others = [find_column(columns, role, options, table) for role in _FURTHER]
+    usual = usual_columns(columns)
+    others = [
+        find_column(columns if role in options else usual, role, options, table)
+        for role in _FURTHER
+    ]
     base = pathlib.Path(folder or table.parent, table.name).expanduser()
     rows = []
     for number, row in enumerate(cells, start=1):
@@ -96,7 +104,7 @@ def captioned_images(
     *,
     skip_corrupt: bool = True,
 ) -> Dataset:
-    """Lists images with captions; images without a class are classes of their own.
+    """Lists images with captions; images without a class share one where captions are equal.
 
     Without a file of `captions` (see `with_captions`), `where` is a table with the columns path and
     caption, and perhaps label, split and coarse_label, several rows of a path being several
@@ -108,25 +116,30 @@ def captioned_images(
         by_file: dict[pathlib.Path, list[_Row]] = {}
         for row in _captioned_rows(where):
             by_file.setdefault(row.file, []).append(row)
-        first = [rows[0] for rows in by_file.values()]
-        labels, splits, coarse = ([getattr(row, name) for row in first] for name in _FURTHER)
+        labels, splits, coarse = (
+            [
+                _agreed([getattr(row, name) for row in rows], name, file)
+                for file, rows in by_file.items()
+            ]
+            for name in _FURTHER
+        )
         images = table_of_files([*by_file], labels, splits, coarse)
         texts = [[text for row in rows for text in row.captions] for rows in by_file.values()]
         return _own_classes(_captioned(images, texts))
     images = list_images(where, exclude, skip_corrupt=skip_corrupt)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
+    if captions is None:
+        return _own_classes(_captioned(images, _texts_beside(images, pathlib.Path(location))))
     return _own_classes(with_captions(images, captions))
 
 
-def with_captions(images: Dataset, captions: str | None) -> Dataset:
-    """Adds captions to a table of images: from a file, or else from a .txt beside each image.
+def with_captions(images: Dataset, captions: str) -> Dataset:
+    """Adds captions from a file to a table of images.
 
     The file is COCO's captions_*.json, whose images are found by their names; or has in each line a
     class and, after tabs, texts that describe all of its images.
     """
-    if captions is None:
-        return _captioned(images, _texts_beside(images))
     if captions.lower().endswith(".json"):
         return _captioned(images, _coco_captions(images, pathlib.Path(captions).expanduser()))
     texts = class_texts(captions, images.class_names)
@@ -142,26 +155,68 @@ def captioned_features(where: str, labels: str | None) -> Dataset:
     table, arrays = read_vectors(where, labels), read_arrays(where)
     texts, vectors = arrays.get("texts"), arrays.get("text_features")
     if texts is None and vectors is None:
-        raise UserError(f"{where} needs an array texts or text_features: a row for each image")
+        needed = "an array texts or text_features, with a row for each image"
+        raise UserError(f"{where} needs {needed}; store all arrays in an .npz or .pt file")
     for name, array, axes in (("texts", texts, 1), ("text_features", vectors, 2)):
         if array is not None and (array.ndim != axes or len(array) != len(table)):
             needed = f"[{len(table)}{', dimension' * (axes - 1)}], a row for each image"
             raise UserError(f"{name} of {where} has the shape {[*array.shape]}, not {needed}")
     if texts is not None:
+        texts = np.char.decode(texts, "utf-8", "replace") if texts.dtype.kind == "S" else texts
         names = [str(text).strip() for text in texts.tolist()]
     elif vectors is not None:
         rows = np.unique(vectors, axis=0, return_inverse=True)[1]
         names = [f"text {row}" for row in rows.ravel().tolist()]
     by_text = None
     if vectors is not None:
+        first, text_of_row = np.unique(names, return_index=True, return_inverse=True)[1:]
+        _require_equal(vectors, first[text_of_row], f"text_features of {where}", "text")
         by_text = dict(zip(names, vectors.astype(np.float32), strict=True))
     ids = table.names.astype(str)
     ids, first, image_of_row = np.unique(ids, return_index=True, return_inverse=True)
     captions: list[list[str]] = [[] for _ in ids]
     for image, text in zip(image_of_row, names, strict=True):
         captions[image].append(text)
-    images = _own_classes(_captioned(table.take(first), captions))
+    assert table.vectors is not None
+    _require_equal(table.vectors, first[image_of_row], f"features of {where}", "id")
+    columns: dict[str, Any] = {}
+    rows_of = np.split(
+        np.argsort(image_of_row, kind="stable"), np.cumsum(np.bincount(image_of_row))
+    )
+    for name in ("class_names", "splits", "coarse_labels"):
+        if (column := getattr(table, name)) is not None:
+            pairs = zip(rows_of, ids, strict=False)
+            agreed = [_agreed(column[rows].tolist(), name, image) for rows, image in pairs]
+            columns[name] = np.array(agreed, object)
+    images = dataclasses.replace(table.take(first), **columns)
+    images = _own_classes(_captioned(images, captions))
     return dataclasses.replace(images, caption_vectors=by_text)
+
+
+def _agreed(cells: Sequence[str], column: str, image: object) -> str:
+    """The cell that the rows of an image share, some of which may be empty."""
+    found = [*dict.fromkeys(filter(None, cells))]
+    if len(found) > 1:
+        shown = f"{found[0]!r} and {found[1]!r} in {column}"
+        raise UserError(f"rows of the image {image} have {shown}; give all of them one value")
+    return found[0] if found else ""
+
+
+def _require_equal(
+    vectors: Float[np.ndarray, "n d"], first: Int[np.ndarray, " n"], source: str, key: str
+) -> None:
+    """Rejects rows that are not finite, or differ from the first row of their key."""
+    for rows in blocks(len(vectors), _CHECKED_ROWS):
+        found, expected = (x.astype(np.float32) for x in (vectors[rows], vectors[first[rows]]))
+        infinite = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        if len(infinite):
+            raise UserError(f"{source}: row {rows.start + infinite[0]} is not finite; mend it")
+        norms = np.linalg.norm(expected, axis=1)
+        differing = np.flatnonzero(np.linalg.norm(found - expected, axis=1) > 0.01 * norms)
+        if len(differing):
+            row = rows.start + differing[0]
+            problem = f"{source}: row {row} differs from row {first[row]} of the same {key}"
+            raise UserError(f"{problem}; mend one of them")
 
 
 def _captioned(images: Dataset, texts: Sequence[Sequence[str]]) -> Dataset:
@@ -176,18 +231,36 @@ def _captioned(images: Dataset, texts: Sequence[Sequence[str]]) -> Dataset:
 
 
 def _own_classes(images: Dataset) -> Dataset:
-    """Makes a class of each image that has none."""
-    names = np.where(images.class_names == "", images.names, images.class_names)
+    """Makes a class of each image that has none, and of all that are linked by equal captions."""
+    assert images.captions is not None
+    names = images.class_names.astype(object)
+    first_of: dict[str, int] = {}  # The first row, by caption.
+    rows = np.flatnonzero(names == "").tolist()
+    parent = {row: row for row in rows}
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for row in rows:
+        for caption in images.captions[row]:
+            one, other = root(row), root(first_of.setdefault(caption, row))
+            parent[max(one, other)] = min(one, other)
+    names[rows] = [images.names[root(row)] for row in rows]
     labels = np.unique(names.astype(str), return_inverse=True)[1]
     return dataclasses.replace(images, class_names=names, labels=labels)
 
 
-def _texts_beside(images: Dataset) -> list[list[str]]:
-    """The lines of the .txt beside each image."""
+def _texts_beside(images: Dataset, listing: pathlib.Path) -> list[list[str]]:
+    """The lines of the .txt beside each image; `listing` may be one that lists the images."""
     files = [pathlib.Path(str(name)).with_suffix(".txt") for name in images.names]
+    known = {*files, listing.expanduser().absolute()}
     for folder in sorted({file.parent for file in files}):
-        if stray := {*folder.glob("*.txt")} - {*files}:
-            raise UserError(f"{min(stray)} describes no image beside it; name it like its image")
+        stems = {file.stem for file in folder.glob("*") if is_image_name(file.name)}
+        stray = [x for x in folder.glob("*.txt") if x not in known and x.stem not in stems]
+        if stray:  # An image without its text raises an error below.
+            console.warn(f"{min(stray)} describes no image beside it; it is left out")
     for file, name in zip(files, images.names, strict=True):
         if not file.is_file():
             advice = f"write {file}, or name a file of captions by --config.data.captions"
@@ -200,11 +273,16 @@ def _coco_captions(images: Dataset, file: pathlib.Path) -> list[list[str]]:
     with explained(f"cannot read {file}", "; it must be COCO's captions_*.json"):
         content = json.loads(file.read_text("utf-8"))
         name_of = {image["id"]: str(image["file_name"]) for image in content["images"]}
+        files_of = collections.Counter(pathlib.PurePath(x).name for x in {*name_of.values()})
         texts: dict[str, list[str]] = {}
         for annotation in content["annotations"]:
             name = pathlib.PurePath(name_of[annotation["image_id"]]).name
             texts.setdefault(name, []).append(str(annotation["caption"]).strip())
     names = [pathlib.PurePath(str(name)).name for name in images.names]
+    images_of = collections.Counter(names)
+    if twice := [x for x in images_of if x in texts and max(images_of[x], files_of[x]) > 1]:
+        problem = f"several images are named {twice[0]}, which their captions in {file} cannot tell"
+        raise UserError(f"{problem}; give each image a name of its own")
     if missing := texts.keys() - {*names}:
         described = f"{counted(len(missing), 'image')} of {file}, such as {min(missing)},"
         console.warn(f"{described} cannot be found; their captions are left out")
@@ -217,7 +295,9 @@ def class_texts(file: str | None, class_names: Iterable[str]) -> dict[str, list[
     A line of the file is a class and, after tabs, its texts; by default, the class.
     """
     names = {composed(name): [name.replace("_", " ")] for name in sorted({*class_names})}
-    texts = {composed(x): others or [x] for x, *others in _cells(file)} if file else names
+    texts: dict[str, list[str]] = {} if file else names
+    for name, *others in _cells(file) if file else ():
+        texts.setdefault(composed(name), []).extend(others or [name])
     if unknown := [name for name in names if not name or name not in texts]:
         problem = f"{file} lacks the class {unknown[0]}" if unknown[0] else "some have none"
         raise UserError(f"each image needs a class, and {problem}; add it")

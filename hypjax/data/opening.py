@@ -40,14 +40,19 @@ def open_prepared(
     decoding: Decoding = _EXACT,
     held_out: HeldOutClasses = _NOTHING_HELD_OUT,
     captions: str | None = None,
+    *,
+    captioned: bool = False,
 ) -> Splits:
     """Opens a prepared dataset in a folder or at a URL; prepares a built-in one if necessary.
 
-    A file of `captions` replaces the dataset's own, see `hypjax.data.captions.with_captions`.
+    A file of `captions` replaces the dataset's own, see `hypjax.data.captions.with_captions`;
+    unless `captioned`, there are none.
     """
     tables, fields = _open_tables(name, data_dir, decoding)
     if captions is not None:
         tables = {split: with_captions(images, captions) for split, images in tables.items()}
+    if not captioned:
+        tables = {x: dataclasses.replace(images, captions=None) for x, images in tables.items()}
     if "train" not in tables and fields["ground_truth"] is None:
         raise UserError(f"this copy of {name} has neither training images nor ground truth")
     splits = divide(f"this copy of {name}", tables, held_out, **fields)

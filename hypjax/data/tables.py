@@ -123,8 +123,7 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
             require_options(options, (), table)
             return _rows_of_lines(table)
         columns, rows = read_rows(table)
-    # Beside x, y is a coordinate of a box; txt holds captions.
-    usual = [name for name in columns if name != "txt" and not (name == "y" and "x" in columns)]
+    usual = usual_columns(columns)
     column_of = {
         role: find_column(columns if role in options else usual, role, options, table)
         for role in _COLUMNS
@@ -134,6 +133,12 @@ def _read_rows(table: pathlib.Path, options: Options) -> _Rows:
             named = f"name it by ?{role}=COLUMN, one of {', '.join(columns)}"
             raise UserError(f"{table} has no column {role}; {named}")
     return [row | {role: row[name] for role, name in column_of.items() if name} for row in rows]
+
+
+def usual_columns(columns: Sequence[str]) -> list[str]:
+    """Columns whose use is known by their names."""
+    # Beside x, y is a coordinate of a box; txt holds captions.
+    return [name for name in columns if name != "txt" and not (name == "y" and "x" in columns)]
 
 
 def _has_header(table: pathlib.Path) -> bool:

@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
-from hypjax.data.sentences import TextVectors, text_vectors
+from hypjax.data.sentences import (
+    TextVectors,
+    encoder_hash,
+    sentence_encoder,
+    text_vectors,
+)
 from hypjax.data.splits import Splits
 from hypjax.errors import UserError
+from hypjax.experiment.embedding import fingerprint
 from hypjax.geometry import Space
 from hypjax.retrieval import Relevance, relevance_scores
 from hypjax.retrieval.metrics import metric_names
+from hypjax.types import CAPTIONS, TEXT_ENCODER
 
 
 def distinct_captions(images: Dataset) -> list[str]:
@@ -20,18 +27,50 @@ def distinct_captions(images: Dataset) -> list[str]:
     return sorted({text for captions in images.captions for text in captions})
 
 
+def query_classes(images: Dataset, metric: str) -> Int[np.ndarray, " queries"]:
+    """The class of each query of a metric; a text has that of the first image it describes."""
+    if not metric.startswith("text_to_image/"):
+        return images.labels
+    assert images.captions is not None
+    class_of: dict[str, int] = {}
+    for captions, label in zip(images.captions, images.labels.tolist(), strict=True):
+        for text in captions:
+            class_of.setdefault(text, label)
+    return np.array([class_of[text] for text in distinct_captions(images)])
+
+
 def caption_vectors(splits: Splits, name: str, encoder: str | None) -> TextVectors:
     """Vectors of the captions of all images of a dataset; checks that each image has captions."""
-    tables = [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
     captions: set[str] = set()
-    for images in tables:
+    for images in _tables(splits):
         if images.captions is None or not all(images.captions):
             advice = "--config.data.captions, or prepare the dataset again"
             raise UserError(f"{name} has images without captions; name a file by {advice}")
         captions |= {*distinct_captions(images)}
-    if splits.test.caption_vectors is not None:
-        return splits.test.caption_vectors
-    return text_vectors(str(encoder), sorted(captions))
+    if (vectors := splits.test.caption_vectors) is None:
+        return text_vectors(str(encoder), sorted(captions))
+    if encoder is not None:
+        few = [*vectors][:4]
+        given = np.stack([vectors[text] for text in few])
+        made = sentence_encoder(encoder).features(few)
+        if made.shape != given.shape or not np.allclose(made, given, 0.01, 0.01 * abs(made).max()):
+            problem = f"{encoder} did not make the array text_features"
+            raise UserError(f"{problem}; leave out that array or --config.model.text.encoder")
+    return vectors
+
+
+def _tables(splits: Splits) -> list[Dataset]:
+    return [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
+
+
+def caption_facts(splits: Splits, encoder: str | None) -> dict[str, str]:
+    """Hashes of which image has which captions, of given vectors, and of the encoder of texts."""
+    # The images' own hashes tell their order; their names change where they are moved.
+    captions = [
+        images.captions.tolist() for images in _tables(splits) if images.captions is not None
+    ]
+    facts = {CAPTIONS: fingerprint(captions, splits.test.caption_vectors)}
+    return facts if encoder is None else facts | {TEXT_ENCODER: encoder_hash(encoder)}
 
 
 def caption_scores(

@@ -28,7 +28,7 @@ from hypjax.retrieval.inputs import by_blocks
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
-from hypjax.types import TEXTS, Outputs
+from hypjax.types import CAPTIONS, TEXT_ENCODER, TEXTS, Outputs
 
 _QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
@@ -65,6 +65,12 @@ class Experiment:
         """The spaces in which the model with these parameters is scored, by name."""
         spaces = self.method.spaces(params)
         return {name: space for name, space in spaces.items() if part_of(name) in self.parts}
+
+    @property
+    def image_provenance(self) -> dict[str, str]:
+        """Hashes of images and captions, which must be those of a trained run."""
+        of_texts = {x: y for x, y in self.provenance.items() if x in (CAPTIONS, TEXT_ENCODER)}
+        return {**self.splits.provenance, **of_texts}
 
     def projections(self, params: PyTree) -> Projections:
         """Projections of `eval.pca` by space, fitted on the training images once for `params`."""

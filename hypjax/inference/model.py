@@ -41,7 +41,7 @@ from hypjax.retrieval.postprocessing import NO_POSTPROCESSING, Postprocessing
 from hypjax.retrieval.projection import Projection
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.workdir import saved_fields
+from hypjax.runs.workdir import saved_fields, saved_text_encoder
 from hypjax.system import console, hub, machine
 from hypjax.system.caches import cache_folder, keep_compiled_programs
 from hypjax.system.files import missing
@@ -59,6 +59,7 @@ class _Opened:
     folder: pathlib.Path
     fingerprint: str
     projection: Projection | None = None
+    text_encoder: str | None = None  # The hash of the encoder of texts that it was trained on.
 
 
 class Model(ImageEmbedder):
@@ -101,7 +102,7 @@ class Model(ImageEmbedder):
         self.projection, self.fingerprint = opened.projection, opened.fingerprint
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
         self.batch_size = batch_size or self.method.embedding.batch_size
-        self._tokenizer = find_tokenizer(opened.folder)
+        self._tokenizer, self._text_encoder = find_tokenizer(opened.folder), opened.text_encoder
         if tokenizer is not None:
             self._tokenizer = pathlib.Path(tokenizer).expanduser()
             if not self._tokenizer.exists():
@@ -166,7 +167,7 @@ class Model(ImageEmbedder):
             if (name := self.method.fields["model.text.encoder"]) is None:
                 advice = "train with --config.model.text.encoder to search by words"
                 raise UserError(f"{self.source} was trained on vectors of texts; {advice}")
-            return SentenceEmbedder(tower, params, self.space, name)
+            return SentenceEmbedder(tower, params, self.space, name, self._text_encoder)
         if self._tokenizer is None:
             files_of = "tokenizer.json, vocab.json and merges.txt, or bpe_simple_vocab_16e6.txt.gz"
             advice = f"put {files_of} into the folder of its weights"
@@ -305,7 +306,7 @@ def _open_run(source: str, part: str, encoder: nn.Module | None) -> _Opened:
             console.say(f"{redacted(source)} is not finished; its model so far is used")
         if files.read_object(folder / files.PUBLISHED) != published:
             raise TryAgainError(f"{source} was replaced meanwhile; load it again")
-        return _Opened(trained, folder, fingerprint, projection)
+        return _Opened(trained, folder, fingerprint, projection, saved_text_encoder(folder))
 
 
 def _open_file(path: pathlib.Path, part: str) -> _Opened:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Float32, PyTree
 
-from hypjax.data.sentences import sentence_encoder
+from hypjax.data.sentences import encoder_hash, sentence_encoder
 from hypjax.errors import UserError, counted
 from hypjax.experiment import engines
 from hypjax.experiment.embedding import fingerprint
@@ -60,8 +60,18 @@ class TextEmbedder(abc.ABC):
 class SentenceEmbedder(TextEmbedder):
     """Embeds texts by a sentence encoder of another library and the head that was trained on it."""
 
-    def __init__(self, tower: Embedder, params: PyTree, space: Space, encoder: str) -> None:
+    def __init__(
+        self,
+        tower: Embedder,
+        params: PyTree,
+        space: Space,
+        encoder: str,
+        trained_on: str | None = None,  # The encoder's `encoder_hash`.
+    ) -> None:
         super().__init__(space)
+        if trained_on is not None and encoder_hash(encoder) != trained_on:
+            problem = f"{encoder} is not the encoder of texts that the model was trained on"
+            raise UserError(f"{problem}; put that encoder's files in its place")
         self._tower, self._params, self._encoder = tower, params, encoder
 
     def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:

@@ -24,9 +24,10 @@ from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.tables import beside_published, format_results
-from hypjax.runs.workdir import saved_fingerprint
+from hypjax.runs.workdir import saved_fingerprint, saved_text_encoder
 from hypjax.system import console, hub
 from hypjax.system.files import write_text
+from hypjax.types import TEXT_ENCODER
 
 _TEMPLATE = pathlib.Path(__file__).with_name("model_card.md.j2")
 _TASK = "image-feature-extraction"
@@ -73,7 +74,9 @@ def push(
             if file.is_file():
                 shutil.copyfile(file, staged / file.name)
         write_text(staged / "README.md", _model_card(name, trained, results, base_model))
-        write_model(staged, trained, {"images": saved_fingerprint(run)})
+        encoder = saved_text_encoder(run)
+        texts = {} if encoder is None else {TEXT_ENCODER: encoder}
+        write_model(staged, trained, {"images": saved_fingerprint(run), **texts})
     paths = [x.relative_to(folder).as_posix() for x in sorted(folder.rglob("*")) if x.is_file()]
     try:
         address = hub.upload(folder, paths, name, private=private, owned=files.MODEL_FILES)

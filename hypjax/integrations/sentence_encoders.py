@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -73,7 +74,10 @@ class SentenceTransformers:
             path = pathlib.Path(name).expanduser()
             found = str(path) if path.is_dir() else name
             self._model = sentence_transformers.SentenceTransformer(found)
-        self.facts = ["st", str(self._model), hash_weights(self._model.state_dict())]
+        weights, prompts = hash_weights(self._model.state_dict()), self._model.prompts
+        tokens = _facts_of(self._model.tokenizer)
+        default = self._model.default_prompt_name
+        self.facts = ["st", str(self._model), weights, sorted(prompts.items()), default, tokens]
 
     def features(self, texts: Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
         """Embeds texts; the library cuts long ones."""
@@ -82,6 +86,14 @@ class SentenceTransformers:
             lengths = [len(ids) for ids in tokenizer([*texts])["input_ids"]]
             _report_cut(sum(length > context for length in lengths), texts, context)
         return np.asarray(self._model.encode([*texts], show_progress_bar=False), np.float32)
+
+
+def _facts_of(tokenizer: Any) -> object:
+    """What determines the tokens of a text."""
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(fast, "to_str"):
+        return fast.to_str()
+    return sorted(tokenizer.get_vocab().items()) if hasattr(tokenizer, "get_vocab") else ""
 
 
 def _report_cut(count: int, texts: Sequence[str], context: int) -> None:

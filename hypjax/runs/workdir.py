@@ -29,6 +29,7 @@ from hypjax.runs.cloud_copy import CloudCopy
 from hypjax.system import console, machine
 from hypjax.system.cloud import is_url
 from hypjax.system.files import absolute, locked, missing, write_json
+from hypjax.types import CAPTIONS, TEXT_ENCODER
 
 # Space in which evaluation compares head outputs: in a published model's hypjax.json, with learned
 # scalars; in config.json, which is written before training, with the scalars' initial values.
@@ -79,6 +80,11 @@ def saved_fields(workdir: pathlib.Path) -> dict[str, Any]:
 def saved_fingerprint(workdir: pathlib.Path) -> str | None:
     """Fingerprint of a run's images; None if it was not saved."""
     return _read_run(workdir).get("provenance", {}).get("images")
+
+
+def saved_text_encoder(workdir: pathlib.Path) -> str | None:
+    """Hash of a run's encoder of texts; None if it was not saved."""
+    return _read_run(workdir).get("provenance", {}).get(TEXT_ENCODER)
 
 
 def read_if_intact(path: pathlib.Path, instead: str = "it is left out") -> dict[str, Any]:
@@ -145,12 +151,15 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
     remedy = "name another folder with --workdir"
     same_content = bool(saved.get("content")) and saved["content"] == provenance.get("content")
     compared = provenance.keys() - ({"images", "content"} if same_content else {"content"})
+    compared -= {CAPTIONS, TEXT_ENCODER} - saved.keys()  # Which runs formerly lacked.
     for name in [x for x in provenance if x in compared and provenance[x] != saved.get(x)]:
         if name in ("loss", "encoder"):
             problem = f"the code of the {name} has changed since the run in {workdir} began"
             console.warn(f"{problem}; if results change with it, {remedy}")
             continue
         problem = f"the {name} have changed since the run in {workdir} began"
+        if name == TEXT_ENCODER:
+            problem = f"the encoder of texts has changed since the run in {workdir} began"
         if name == "precision":
             change = f"{saved.get(name)}, but this device {provenance[name]}"
             problem = f"the run in {workdir} uses {change}"

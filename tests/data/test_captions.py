@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hypjax.data.captions import captioned_features, captioned_images
+from hypjax.data.captions import captioned_features, captioned_images, class_texts
 from hypjax.errors import UserError
 from tests.helpers.pictures import write_pictures
 
@@ -82,9 +82,15 @@ def no_annotation():
     return where, write(file, json.dumps(content))
 
 
+def same_names():
+    where, file = coco()
+    write_pictures(pathlib.Path("photos"), ["other/a.png"])
+    return where, file
+
+
+CLASSES = "path,caption,label\nphotos/a.png,a dog,dog\nphotos/b.png,a cat,\n"
 MISTAKES = [
     (lambda: ("photos", None), "a.png has no caption; write "),
-    (lambda: (beside()[0], write("photos/c.txt", "a fish") and None), "c.txt describes no image"),
     (lambda: (beside()[0], write("photos/a.txt", " \n") and None), "a.txt holds no texts"),
     (lambda: (write("t.csv", "path,caption\nphotos/a.png,\n"), None), "row 1 needs a path and a"),
     (
@@ -92,6 +98,11 @@ MISTAKES = [
         "needs the columns path and",
     ),
     (no_annotation, "b.png has no caption; add a text, or leave the image out"),
+    (same_names, "several images are named a.png, which their captions in captions.json cannot"),
+    (
+        lambda: (write("t.csv", CLASSES + "photos/a.png,a pup,cat\n"), None),
+        "a.png have 'dog' and 'cat' in label; give all of them one value",
+    ),
     (lambda: ("photos", write("c.json", "{}")), "cannot read c.json"),
     (lambda: ("photos", write("classes", "dog\n")), "each image needs a class"),
 ]
@@ -105,7 +116,7 @@ def test_mistakes_are_one_sentence(mistake, sentence):
 
 def test_rows_of_features_are_pairs():
     vectors = np.arange(8.0).reshape(4, 2)[[0, 1, 0, 3]]
-    arrays = dict(features=np.eye(4), ids=["x", "y", "x", "z"], text_features=vectors)
+    arrays = dict(features=np.eye(4)[[0, 1, 0, 3]], ids=["x", "y", "x", "z"], text_features=vectors)
     np.savez("f.npz", **arrays)
     images = captioned_features("f.npz", None)
     assert images.names.tolist() == ["x", "y", "z"] and len(images.captions[0]) == 1
@@ -119,7 +130,10 @@ def test_rows_of_features_are_pairs():
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ({}, "needs an array texts or text_features"),
+        ({}, "needs an array texts or text_features.* store all arrays in an .npz or .pt file"),
+        ({"texts": ["a"] * 3, "ids": [1, 2, 1]}, "features of f.npz: row 2 differs from row 0"),
+        ({"texts": ["a"] * 3, "text_features": np.eye(3)}, "row 1 differs from row 0 of the same"),
+        ({"text_features": np.full((3, 2), np.nan)}, "text_features of f.npz: row 0 is not finite"),
         ({"texts": ["a", "b"]}, r"texts of f.npz has the shape \[2\], not \[3\], a row for each"),
         ({"text_features": np.ones(3)}, r"has the shape \[3\], not \[3, dimension\]"),
         ({"texts": ["a", " ", "c"]}, "1 has an empty caption; add a text"),
@@ -129,3 +143,42 @@ def test_wrong_arrays_are_one_sentence(arrays, sentence):
     np.savez("f.npz", features=np.eye(3), **arrays)
     with pytest.raises(UserError, match=sentence):
         captioned_features("f.npz", None)
+
+
+def test_labels_of_rows_of_one_image_agree():
+    features = np.eye(3)[[0, 0, 2]]
+    arrays = dict(features=features, ids=[1, 1, 2], texts=np.array(["a", "b", "c"], "S"))
+    np.savez("f.npz", **arrays, labels=["", "dog", "cat"])
+    images = captioned_features("f.npz", None)
+    assert images.class_names.tolist() == ["dog", "cat"]
+    assert images.captions.tolist() == [("a", "b"), ("c",)]
+    np.savez("f.npz", **arrays, labels=["cow", "dog", "cat"])
+    with pytest.raises(UserError, match="image 1 have 'cow' and 'dog' in class_names"):
+        captioned_features("f.npz", None)
+
+
+def test_images_linked_by_equal_captions_are_one_class():
+    texts, ids = ["a", "b", "b", "c", "d", "c", "a"], [0, 0, 1, 1, 2, 3, 4]
+    np.savez("f.npz", features=np.eye(5)[ids], ids=ids, texts=texts)
+    labels = captioned_features("f.npz", None).labels
+    assert labels.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_further_texts_beside_images_are_left_out(capsys):
+    beside()
+    write("photos/list.txt", "a.png\n")
+    assert described(captioned_images("photos/list.txt", None)) == {"a.png": ("a dog", "a pup")}
+    assert "describes no image" not in capsys.readouterr().err
+    assert described(captioned_images("photos", None, ["b.png"])) == {"a.png": ("a dog", "a pup")}
+    assert "list.txt describes no image beside it; it is left out" in capsys.readouterr().err
+
+
+def test_columns_of_classes_are_those_of_tables_of_images():
+    cells = "path,caption,x,y,txt\nphotos/a.png,a dog,1,7,dog\nphotos/b.png,a cat,2,7,dog\n"
+    images = captioned_images(write("t.csv", cells), None)
+    assert images.class_names.tolist() == images.names.tolist()
+
+
+def test_lines_of_one_class_add_up():
+    texts = class_texts(write("classes", "dog\ta dog\ncat\ndog\ta pup\n"), ["dog", "cat"])
+    assert texts == {"dog": ["a dog", "a pup"], "cat": ["cat"]}

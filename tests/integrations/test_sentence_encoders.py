@@ -42,7 +42,12 @@ def test_sentence_transformers_embeds_as_itself(tmp_path):
     model.save(str(tmp_path / "model"))
     spec = f"st:{tmp_path / 'model'}"
     np.testing.assert_allclose(sentence_encoder(spec).features(TEXTS), model.encode(TEXTS))
-    assert len(encoder_hash(spec)) == 32
+    model.prompts = {"query": "find "}
+    model.save(str(tmp_path / "prompted"))
+    static.tokenizer = sentences.tokenizer_of(3)
+    model.save(str(tmp_path / "cut"))
+    hashes = {encoder_hash(f"st:{tmp_path / name}") for name in ("model", "prompted", "cut")}
+    assert len(hashes) == 3
 
 
 @pytest.mark.parametrize(

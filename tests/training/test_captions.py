@@ -1,5 +1,6 @@
 """Heads on images and captions: batches, a run that is interrupted, searches by words."""
 
+import dataclasses
 import itertools
 import json
 
@@ -9,12 +10,16 @@ import pytest
 
 import hypjax
 from hypjax import dry_run, train
-from hypjax.assemble import assemble_training
+from hypjax.assemble import assemble_training, saved_experiment
 from hypjax.config import load_config
 from hypjax.errors import UserError
+from hypjax.evaluate import score_queries
+from hypjax.experiment.captions import caption_facts
+from hypjax.integrations import hub
+from hypjax.runs.workdir import require_provenance, saved_text_encoder
 from hypjax.training.input import open_input
 from hypjax.training.states import random_state
-from hypjax.types import POSITIVES, TEXTS
+from hypjax.types import POSITIVES, TEXT_ENCODER, TEXTS
 from tests.helpers import commands, sentences, small_runs
 
 WORDS = ("red", "blue", "green", "gold"), ("round", "flat"), ("stone", "leaf")
@@ -41,6 +46,7 @@ def pairs(tmp_path_factory):
     texts = [text for text in KINDS for _ in range(9)]
     vectors = np.stack([*map(sentences.expected, texts)])
     images = vectors @ rng.normal(size=(sentences.DIM, 10)) + 0.1 * rng.normal(size=(ROWS, 10))
+    images[::9] = images[1::9]
     ids = [f"{row // 9}-{max(row % 9, 1)}" for row in range(ROWS)]  # Rows 0 and 1 are one image.
     texts[::9] = OTHERS
     labels = [text.replace(" ", "-") for text in KINDS for _ in range(9)]
@@ -92,6 +98,46 @@ def test_a_resumed_run_ends_like_another(run, pairs, tmp_path):
     assert results[0]["learned"]["final"]["temperature"] != 0.07
 
 
+def test_queries_have_the_classes_of_their_texts(run):
+    scores, classes = score_queries(run)
+    assert scores["text_to_image/map"].shape == classes.shape
+    assert len(np.unique(classes)) * 2 == len(classes)  # Two texts describe each class.
+
+
+def test_a_run_keeps_its_pairs_and_encoder(run, tmp_path, monkeypatch):
+    experiment = saved_experiment(run)
+    require_provenance(run, experiment.image_provenance)
+    test = experiment.splits.test
+    captions = test.captions.copy()
+    captions[[0, -1]] = captions[[-1, 0]]
+    swapped = experiment.splits._replace(test=dataclasses.replace(test, captions=captions))
+    with pytest.raises(UserError, match="the captions have changed since"):
+        require_provenance(run, caption_facts(swapped, None))
+    with pytest.raises(UserError, match="the encoder of texts has changed since"):
+        require_provenance(run, {TEXT_ENCODER: "other"})
+    model = hypjax.load(run)
+    model._text_encoder = "other"
+    with pytest.raises(UserError, match="is not the encoder of texts that the model was trained"):
+        model.embed_texts("a red leaf")
+    published = []
+    monkeypatch.setattr(hub, "_model_card", lambda *_: "")
+    monkeypatch.setattr(hub, "write_model", lambda *arguments: published.append(arguments[2]))
+    hub.push(run, "me/words", folder=tmp_path / "hub")
+    assert published[0][TEXT_ENCODER] == saved_text_encoder(run) is not None
+
+
+def test_given_vectors_are_those_of_the_encoder(pairs, tmp_path):
+    arrays = dict(np.load(pairs[0].removeprefix("data.path=")))
+    vectors = np.stack([*map(sentences.expected, arrays["texts"].tolist())])
+    file, overrides = tmp_path / "f.npz", [f"data.path={tmp_path / 'f.npz'}", pairs[1]]
+    np.savez(file, **arrays, text_features=vectors)
+    assert assemble_training(config_of(overrides)).experiment.texts
+    for others in (vectors + 1, vectors[:, :3]):
+        np.savez(file, **arrays, text_features=others)
+        with pytest.raises(UserError, match="did not make the array text_features; leave out"):
+            assemble_training(config_of(overrides))
+
+
 def test_words_find_images(run, pairs, tmp_path):
     """Distances are those of the head and the encoder, in the space of the run."""
     arrays = np.load(pairs[0].removeprefix("data.path="))
@@ -130,6 +176,7 @@ def test_a_dry_run_estimates_the_time(pairs, capsys):
         ),
         (["objective.name=proxy_anchor"], "model.text.kind is 'features'; it must be features if"),
         (["objective.space=sphere"], "has no cones; leave out --config.objective.entailment"),
+        (["model.text.width=7"], "model.text.width is 7; it must be 6, the dimension of the texts"),
         (["model.text.encoder=None"], "has texts, but no text_features; name an encoder"),
     ],
 )

@@ -110,7 +110,8 @@ def test_archives_are_downloaded_with_their_checksums(tmp_path, monkeypatch):
 def test_groceries_have_descriptions(tmp_path):
     disk.write_grocery(tmp_path)
     prepare("grocery", data_dir=str(tmp_path), manual_dir=str(tmp_path), allow_partial=True)
-    splits = open_prepared("grocery", str(tmp_path))
+    splits = open_prepared("grocery", str(tmp_path), captioned=True)
     images = splits.test
     coarse = [label.rpartition("/")[2] for label in images.coarse_labels]
     assert images.captions.tolist() == [(f"A {name}, ripe.",) for name in coarse]
+    assert open_prepared("grocery", str(tmp_path)).test.captions is None
