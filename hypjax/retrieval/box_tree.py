@@ -17,7 +17,7 @@ import functools
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
@@ -56,7 +56,7 @@ class BoxTree:
     least: Float64[np.ndarray, " nodes"]
 
     @classmethod
-    def build(cls, points: Points, space: Space) -> Self:
+    def build(cls, points: Points, space: Space) -> "BoxTree":
         """Builds the tree of at least one point; takes O(n·log n) time."""
         in_ball = euclidean.in_ball(np.asarray(points, np.float32), space)
         num_leaves = 1 << max((-(-len(in_ball) // _LEAF) - 1).bit_length(), 0)
