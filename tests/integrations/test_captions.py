@@ -22,6 +22,9 @@ from hypjax.training.states import random_state
 from hypjax.types import POSITIVES, TEXT_ENCODER, TEXTS
 from tests.helpers import commands, sentences, small_runs
 
+pytest.importorskip("onnx", reason="needs the onnx extra: onnx")
+pytest.importorskip("onnxruntime", reason="needs the onnx extra: onnxruntime")
+
 WORDS = ("red", "blue", "green", "gold"), ("round", "flat"), ("stone", "leaf")
 KINDS = [f"a {' '.join(words)}" for words in itertools.product(*WORDS)]
 OTHERS = [text.removeprefix("a ") for text in KINDS]
