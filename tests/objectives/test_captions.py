@@ -98,3 +98,19 @@ def test_a_space_without_cones_has_no_entailment():
     with pytest.raises(UserError, match="objective.space=sphere has no cones; leave out"):
         create_objective(LossSettings(fields | {"entailment": 0.2}, None, False, 0))
     create_objective(LossSettings(fields | {"entailment": 0.0}, None, False, 0))
+
+
+def test_gradients_by_temperature_and_curvature_are_finite_differences(float64):
+    images, texts = np.random.default_rng(5).normal(size=(2, 6, 4))
+    positives = np.eye(6, dtype=bool)
+
+    def loss(logs):
+        temperature, c = jnp.exp(logs)
+        space = PoincareBall(c, None)
+        points = space.embed(images), space.embed(texts)
+        return caption_loss(*points, positives, space, temperature=temperature, entailment=0.2)
+
+    logs = jnp.log(jnp.array([0.3, 0.5]))
+    steps = 1e-5 * np.eye(2)
+    differences = [(loss(logs + step) - loss(logs - step)) / 2e-5 for step in steps]
+    np.testing.assert_allclose(jax.grad(loss)(logs), differences, rtol=1e-5)

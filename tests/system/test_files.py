@@ -46,7 +46,7 @@ def test_a_folder_is_replaced_by_a_complete_one(tmp_path):
 
 
 def test_a_kill_between_two_renames_leaves_a_folder_that_is_named(tmp_path):
-    gallery, left = tmp_path / "a.usearch", tmp_path / ".a.usearch.previous"
+    gallery, left = tmp_path / "a.ann", tmp_path / ".a.ann.previous"
     left.mkdir()
     for use in (read_saved_config, open_gallery):
         with pytest.raises(UserError, match=f"does not exist; .* left it as {left}: rename that"):
