@@ -169,7 +169,7 @@ class IndexedGallery(ArrayGallery):
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens a gallery's folder; raises a `UserError` if it is missing or damaged."""
         path = pathlib.Path(path)
-        problem = f"{path} is damaged, or no gallery of usearch"
+        problem = f"{path} is damaged, or not written by --export=ann"
         with explained(problem, "; export the gallery again"):
             for _ in range(_ATTEMPTS):  # Another process may export newer files.
                 with contextlib.suppress(OSError, RuntimeError):

@@ -64,18 +64,18 @@ class BoxTree:
         # Copies of points, so that boxes stay as they are; from everywhere, so that no leaf fills.
         rows = np.arange(len(in_ball))
         rows = np.append(rows, np.linspace(0, len(in_ball) - 1, padding).astype(int))
-        places = _order(
+        order = _order(
             in_ball[rows], euclidean.separation_factors(in_ball, space)[rows], num_leaves
         )
-        leaf_points = np.ascontiguousarray(in_ball[rows[places]].swapaxes(1, 2))
+        leaf_points = np.ascontiguousarray(in_ball[rows[order]].swapaxes(1, 2))
         # Each sum has the same order, so that copies of a point have equal factors.
         norms = np.square(leaf_points, dtype=np.float64).sum(axis=1)
         # Points of other spaces may be rounded to the boundary.
         factors = 1 / np.maximum(1 - euclidean.curvature(space) * norms, _ROUNDING)
-        factors[places >= len(in_ball)] = np.inf
+        factors[order >= len(in_ball)] = np.inf
         return cls(
             space,
-            rows[places],
+            rows[order],
             leaf_points,
             factors,
             _of_nodes(np.minimum, leaf_points.min(axis=2)),
