@@ -24,11 +24,7 @@ from hypjax.config.fitting import fit_to_features, fit_to_images
 from hypjax.config.model_settings import model_settings
 from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
-from hypjax.config.training_settings import (
-    sampling_settings,
-    schedule_settings,
-    watch_settings,
-)
+from hypjax.config.training_settings import sampling_settings, schedule_settings, watch_settings
 from hypjax.data import opening, photos
 from hypjax.data.captions import captioned_features, captioned_images
 from hypjax.data.dataset import Dataset, Decoding
@@ -56,14 +52,7 @@ from hypjax.objectives import Group, Objective, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.runs.workdir import saved_config, saved_space
-from hypjax.settings import (
-    Embedding,
-    EncoderSettings,
-    Pixels,
-    Scoring,
-    Start,
-    Step,
-)
+from hypjax.settings import Embedding, EncoderSettings, Pixels, Scoring, Start, Step
 from hypjax.system.caches import cache_folder
 from hypjax.training.learner import Learner
 from hypjax.training.lora import Lora

@@ -27,12 +27,7 @@ from hypjax.training.input import Input, features_to_keep, open_input
 from hypjax.training.lowering import assumed_sizes, lower_step
 from hypjax.training.setup import Training, print_summary
 from hypjax.training.states import random_state, with_pretrained
-from hypjax.training.step import (
-    TrainState,
-    evaluated_model,
-    jit_train_step,
-    shard_batch,
-)
+from hypjax.training.step import TrainState, evaluated_model, jit_train_step, shard_batch
 
 _STEPS = 6  # Batches to load; the last is not trained on.
 _GIB = 2**30

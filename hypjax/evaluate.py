@@ -30,12 +30,7 @@ from hypjax.runs.tables import (
     print_notes,
     selection_metric,
 )
-from hypjax.runs.workdir import (
-    read_saved_config,
-    require_identity,
-    require_provenance,
-    saved_space,
-)
+from hypjax.runs.workdir import read_saved_config, require_identity, require_provenance, saved_space
 from hypjax.system import console
 from hypjax.types import Recalls
 

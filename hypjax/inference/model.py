@@ -150,10 +150,7 @@ class Model(ImageEmbedder):
         embeddings.check()
         origin = fingerprint_of([given, prompts])
         return dataclasses.replace(
-            embeddings,
-            fingerprint=self.fingerprint,
-            model=self.name,
-            images_fingerprint=origin,
+            embeddings, fingerprint=self.fingerprint, model=self.name, images_fingerprint=origin
         )
 
     @functools.cached_property

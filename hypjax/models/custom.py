@@ -8,12 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, require_free
-from hypjax.models.architectures import (
-    ARCHITECTURES,
-    is_in_timm,
-    pool_first_field,
-    timm_name,
-)
+from hypjax.models.architectures import ARCHITECTURES, is_in_timm, pool_first_field, timm_name
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
