@@ -48,7 +48,7 @@ from hypjax.models.colours import ColourChanges
 from hypjax.models.custom import CUSTOM_ENCODERS, is_custom
 from hypjax.models.embedder import pooled_by
 from hypjax.models.encoder import FEATURES
-from hypjax.objectives import Group, Objective, SavedObjective, create_objective
+from hypjax.objectives import Group, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
 from hypjax.runs.workdir import saved_config, saved_space
@@ -87,7 +87,9 @@ def assemble_method(
         fields=flatten(config),
         model=create_embedder(settings, device=device),
         pixels=Pixels(settings.encoder.view, tuple(config.data.mean), tuple(config.data.std)),
-        objective=_objective(config, saved_space),
+        objective=SavedObjective(saved_space)
+        if saved_space is not None and config.objective.name not in BUILT_IN
+        else create_objective(loss_settings(config)),
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),
         initial_spaces=_spaces(config, fields),
@@ -114,13 +116,6 @@ def code_hashes(config: ConfigDict) -> dict[str, str]:
     own_encoder = CUSTOM_ENCODERS.get(config.model.architecture)
     code = {"loss": declaration(config.objective.name).code, "encoder": own_encoder}
     return {name: code_hash(value) for name, value in code.items() if value is not None}
-
-
-def _objective(config: ConfigDict, saved_space: Space | None) -> Objective:
-    """The objective with initial scalars; for a saved custom loss, its space alone."""
-    if saved_space is None or config.objective.name in BUILT_IN:
-        return create_objective(loss_settings(config))
-    return SavedObjective(saved_space)
 
 
 def _spaces(config: ConfigDict, fields: Mapping[str, Any]) -> dict[str, Space | None]:

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import PyTree
 
 from hypjax.assemble import assemble, assemble_method, saved_experiment
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
@@ -71,16 +69,11 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
-        params_of_model = functools.partial(_params_of, models, name)
-        params = processes.arrays_from_first(params_of_model, method.shapes)
+        params = processes.arrays_from_first(lambda name=name: models[name].params, method.shapes)
         results[name] = experiment.test_scores(params)
         if "scalars" in params:
             learned[name] = named_scalars(params["scalars"])
     return _report(f"the models in {workdir}", results, experiment, learned)
-
-
-def _params_of(models: Mapping[str, TrainedModel], name: str) -> PyTree:
-    return models[name].params
 
 
 def _saved_fields(folder: pathlib.Path, config: Config) -> dict[str, Any]:

@@ -101,24 +101,18 @@ _FIELDS = {
     "data.exclude": Field((), kind=str),  # Names or ends of paths of images to leave out.
     "data.skip_corrupt": Field(False),  # Whether to leave out your own images that are damaged.
     "data.decoder": Field("exact", one_of("exact", "fast")),  # 'fast': large JPEGs at reduced size.
-    # Largest shorter side in the device cache, in pixels.
-    "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),
+    "data.stored_side": Field(None, within(1, SIDE), kind=int, optional=True),  # In `run.cache`.
     "data.channels": Field(3, Rule(lambda value: value in (1, 3), "1 or 3")),
     "data.image_size": Field(224, within(1, SIDE)),  # Side of the model's square input, in pixels.
-    # RandomResizedCrop; or 'resize_crop', a random window of the image squashed to a square (IRT).
-    "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),
-    # The centre of the resized image; 'letterbox', the whole image, padded with black to a square;
-    # or 'squash', the whole image squashed to a square (IRT).
+    "data.train_view": Field("area_crop", one_of(*views.TRAIN_VIEWS)),  # RandomResizedCrop.
     "data.test_view": Field("centre_crop", one_of(*views.TEST_VIEWS)),
-    # Shorter side, or side of the square, before the crop, in pixels; CUB: 256.
-    "data.resize": Field(224, within(1, SIDE)),
+    "data.resize": Field(224, within(1, SIDE)),  # Side before the crop, in pixels; CUB: 256.
     "data.mean": Field((0.5, 0.5, 0.5)),  # For pixels in [0, 1]. ViT's; DeiT, DINO: ImageNet's.
     "data.std": Field((0.5, 0.5, 0.5), each(ABOVE_0.holds, "above 0 in every channel")),
     "data.crop_area": Field((0.2, 1.0), range_within(0, 1)),  # Share of the image area.
     "data.crop_ratio": Field((3 / 4, 4 / 3), range_within(0, float("inf"))),  # Aspect ratio.
     "data.flip": Field(0.5, within(0, 1)),  # Training view: probability of a horizontal flip.
-    # Strengths for brightness, contrast, saturation and hue, see `hypjax.models.colours`.
-    "data.colour_jitter": Field((0.0,) * 4, _JITTER),
+    "data.colour_jitter": Field((0.0,) * 4, _JITTER),  # See `hypjax.models.colours`.
     "data.grey": Field(0.0, within(0, 1)),  # Share of training images that become grey.
     "data.blur": Field(0.0, within(0, 1)),  # Share of training images that are blurred.
     "data.split": Field("classes", one_of("classes", "images")),  # What is held out for the test.
@@ -126,31 +120,24 @@ _FIELDS = {
     "data.test_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
     "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.
     # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
-    # timm's name; 'features', of dimension `width`; or 'vit', a Transformer of these sizes:
-    "model.architecture": Field("vit_small_patch16_224"),
+    "model.architecture": Field("vit_small_patch16_224"),  # timm's name, 'features' or 'vit'.
     "model.patch_size": Field(0, within(0, SIDE)),  # Side, in pixels. 0 unless 'vit'.
     "model.width": Field(0, within(0, DIM), optional=True),  # 0 unless 'vit' or 'features'.
     "model.depth": Field(0, within(0, 64)),  # Number of blocks. 0 unless 'vit'.
     "model.num_heads": Field(0, within(0, DIM)),  # Per block. 0 unless 'vit'.
-    # timm's name on the Hugging Face hub, a file, or a run's folder or URL. None: random weights.
-    "model.weights": Field(None, _NOT_EMPTY, kind=str, optional=True),
+    "model.weights": Field(None, _NOT_EMPTY, kind=str, optional=True),  # None: random weights.
     "model.load_head": Field(False),  # Whether the head starts from model.weights, too.
-    # How tokens become one embedding, in training and in evaluation, see `layers.poolings`.
-    "model.pooling": Field("cls"),
+    "model.pooling": Field("cls"),  # In training, see `layers.poolings`.
     "model.eval_pooling": Field("cls"),
-    # Whether a Transformer's last norm follows the pooling (timm's fc_norm). None: as timm.
-    "model.pool_first": Field(None, kind=bool, optional=True),
+    "model.pool_first": Field(None, kind=bool, optional=True),  # timm's fc_norm; None: as timm.
     "model.norm_eps": Field(None, ABOVE_0, kind=float, optional=True),  # Of 'vit'; None: 1e-6.
-    # Activation of a Transformer's perceptrons; None: the architecture's.
-    "model.activation": Field(None, _ACTIVATION, kind=str, optional=True),
-    # Exponent of `gem` (Radenović et al., TPAMI 2019), and whether it is learned. With exponents
-    # above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
+    "model.activation": Field(None, _ACTIVATION, kind=str, optional=True),  # None: the family's.
+    # Above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),
     "model.learn_gem": Field(False),
     "model.head": Field("dense", one_of("dense", "norm_dense", "linear", "none")),
     "model.head_dim": Field(128, within(1, DIM), optional=True),  # None: the features' dimension.
-    # A random semi-orthogonal map, or 'pca', the principal components of the features.
-    "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),
+    "model.head_init": Field("orthogonal", one_of("orthogonal", "pca")),  # Of the features.
     # The encoder of texts, see `hypjax.settings.TextSettings`, and its head; 0: no texts.
     "model.text.width": Field(0, within(0, DIM), optional=True),  # None: that of the features.
     "model.text.depth": Field(12, within(1, 64)),
@@ -165,14 +152,12 @@ _FIELDS = {
     "model.text.encoder": Field(None, _NOT_EMPTY, kind=str, optional=True),  # st:NAME, onnx:FILE.
     "model.text.head": Field("linear", one_of("dense", "linear", "none")),
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
-    # Precision of the encoder's matrix products, see `layers.compute_dtype`.
-    "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),
+    "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),  # Of products.
     # The optimiser, its learning rate, and which parameters are frozen.
     "optim.learning_rate": Field(3e-5, at_least(0)),  # Peak. ViT and DeiT; DINO: 1e-5.
     "optim.name": Field("adamw", one_of(*choices.OPTIMIZERS)),
-    # After the warm-up. 'step' and 'exponential' decay by decay_factor in decay_every steps.
     "optim.schedule": Field("constant", one_of("constant", "cosine", "step", "exponential")),
-    "optim.decay_every": Field(1000, within(1, STEPS)),
+    "optim.decay_every": Field(1000, within(1, STEPS)),  # Steps; of 'step' and 'exponential'.
     "optim.decay_factor": Field(0.5, _FACTOR),
     "optim.warmup_steps": Field(0, within(0, STEPS), optional=True),  # Linear, from 0.
     "optim.weight_decay": Field(0.01, at_least(0)),  # Applies to biases, too.
@@ -180,15 +165,10 @@ _FIELDS = {
     "optim.b2": Field(0.999, _BELOW_1),  # Decay rate of Adam's second moment.
     "optim.eps": Field(1e-8, ABOVE_0),  # Adam's epsilon.
     "optim.momentum": Field(0.95, _BELOW_1),  # Momentum of SGD and Muon.
-    # Factor of the model's gradient before it is clipped, but not of the objective's; HIER: 0.5.
-    "optim.gradient_factor": Field(1.0, ABOVE_0),
+    "optim.gradient_factor": Field(1.0, ABOVE_0),  # Of the model's gradient; HIER: 0.5.
     "optim.clip_norm": Field(3.0, ABOVE_0, optional=True),  # Largest global norm of the gradient.
-    # Largest absolute value in the gradient; clipped before the norm (HIER).
-    "optim.clip_value": Field(None, ABOVE_0, kind=float, optional=True),
-    # Names of `choices.GROUPS`, or paths, perhaps with patterns such as 'model/encoder/block_*'.
+    "optim.clip_value": Field(None, ABOVE_0, kind=float, optional=True),  # Before the norm (HIER).
     "optim.frozen": Field(("patch_projection",), _PARAMETERS),
-    # (name or path as in `frozen`, factor of the learning rate, weight decay or None, first step at
-    # which the parameters change). Of the longest paths that match a parameter, the last counts.
     "optim.groups": Field((), _GROUPS, kind=tuple),
     "optim.layer_decay": Field(1.0, _FACTOR),  # Factor of the rate, for each layer further down.
     # Length of training and composition of batches.
@@ -196,8 +176,7 @@ _FIELDS = {
     "train.total_steps": Field(200, within(0, STEPS), optional=True),  # CUB.
     "train.batch_size": Field(900, within(1, BATCH), optional=True),
     "train.samples_per_class": Field(2, within(2, BATCH), optional=True),  # CUB and Cars: 9.
-    # How batches are drawn, see `hypjax.data.plans`; HIER and IRT: 'drawn_classes'.
-    "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),
+    "train.sampling": Field("epoch_classes", one_of(*choices.SAMPLINGS)),  # `hypjax.data.plans`.
     "train.tuples.pairs": Field(2_000, within(1, IMAGES)),  # Tuples in each epoch.
     "train.tuples.negatives": Field(5, within(1, IMAGES)),  # Per tuple, each of another class.
     "train.tuples.pool": Field(22_000, within(1, IMAGES)),  # Images among which they are mined.
@@ -216,18 +195,15 @@ _FIELDS = {
     # Measurements, and how often they are made.
     "eval.ks": Field((1, 2, 4, 8), _KS),
     "eval.metrics": Field(("recall",), _METRICS),
-    # Spaces in which the outputs are scored, each apart; 'objective' is the objective's space.
     "eval.spaces.head": Field(("objective",), _SCORE_SPACES),
     "eval.spaces.encoder": Field(("sphere",), _SCORE_SPACES),
-    # Prefixes of the head's output that are scored, too; trained prefixes always are.
+    # Beside the trained prefixes, which are always scored.
     "eval.prefixes": Field((), Rule(is_ascending, "ascending numbers above 0"), kind=int),
     "eval.every": Field(0, within(0, STEPS)),  # Steps between validations; 0: at the end.
     "eval.benchmarks": Field((), some_of(choices.BENCHMARKS)),  # Further datasets to score.
     "eval.distractors": Field(False),  # Whether revisitop1m joins galleries with ground truth.
-    # Sides relative to data.image_size, whose embeddings are averaged. Common: 1, 0.7071, 0.5.
-    "eval.scales": Field((1.0,), _SCALES),
-    # Dimensions left by a PCA fitted on the training images (IRT: 128); None: no PCA.
-    "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),
+    "eval.scales": Field((1.0,), _SCALES),  # Sides relative to data.image_size.
+    "eval.pca.head": Field(None, within(1, DIM), kind=int, optional=True),  # IRT: 128.
     "eval.pca.encoder": Field(None, within(1, DIM), kind=int, optional=True),
     "eval.whiten": Field(False),  # Whether principal components get equal variances.
     "eval.expansion": Field(0, within(0, IMAGES)),  # Images in query expansion; 0: none.
@@ -238,17 +214,14 @@ _FIELDS = {
     "run.workers": Field(0, within(0, 1000)),  # Processes that decode images; 0 uses threads.
     "run.cache": Field("none", one_of("none", "host", "device")),  # Where decoded images are kept.
     "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
-    # Copies and shards of the parameters. Batches are split over all devices either way.
-    "run.mesh": Field((-1, 1), _MESH),
+    "run.mesh": Field((-1, 1), _MESH),  # Copies and shards of the parameters.
     "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),  # 'auto' prefers cuDNN's.
-    # What runs encoders whose weights do not change on a CPU: 'auto' is OpenVINO where it is found.
-    "run.engine": Field("auto", one_of(*ENGINES)),
+    "run.engine": Field("auto", one_of(*ENGINES)),  # What runs encoders on a CPU.
     "run.remat": Field(False),  # Whether to recompute activations for the gradient.
     "run.eval_batch_size": Field(256, within(1, BATCH)),  # Images per batch in evaluation.
     "run.log_every": Field(10, within(1, STEPS)),  # Steps between lines of metrics.jsonl.
-    # Whether each step measures the nuclear norm of the covariance of its images' gradients (IRT).
-    "run.gradient_covariance": Field(False),
+    "run.gradient_covariance": Field(False),  # Whether each step measures its nuclear norm (IRT).
     "run.checkpoint_every": Field(100, within(1, STEPS)),  # Steps between checkpoints.
     "run.report": Field(True),  # Whether a finished run writes report.html, see `hypjax.report`.
     "run.wandb_project": _PATH,  # Project of Weights & Biases. None: W&B is not used.

@@ -67,18 +67,8 @@ def _projection_file(name: str, fingerprint: str) -> str:
 
 def restore(folder: pathlib.Path, method: Method) -> dict[str, TrainedModel]:
     """Restores a run's last model, named "final" or "step N", and its best, "best", if any."""
-    models = _read_models(folder, method)
-    return {name: TrainedModel(method, params) for name, params in models.items()}
-
-
-def restore_best(folder: pathlib.Path, method: Method) -> TrainedModel:
-    """Restores a folder's best model, or else its last."""
-    return [*restore(folder, method).values()][-1]
-
-
-def _read_models(folder: pathlib.Path, method: Method) -> dict[str, PyTree]:
     if files.is_published(folder):
-        return {"final": _read_published(folder, method)}
+        return {"final": TrainedModel(method, _read_published(folder, method))}
     if not has_checkpoint(folder):
         raise UserError(f"{folder} holds no checkpoint; train first, or name another --workdir")
     # As saved, unless code may have changed: to trace an encoder takes longer than to search.
@@ -92,8 +82,13 @@ def _read_models(folder: pathlib.Path, method: Method) -> dict[str, PyTree]:
         best = checkpoints.restore_best(best_step, model=shapes)
     last_step = results.get("last_step", saved_fields(folder).get("train.total_steps"))
     finished = latest.step == last_step and (folder / files.RESULTS).exists()
-    models = {"final" if finished else f"step {latest.step}": latest.trees[0]}
-    return models if best is None else models | {"best": best.trees[0]}
+    models = {"final" if finished else f"step {latest.step}": TrainedModel(method, latest.trees[0])}
+    return models if best is None else models | {"best": TrainedModel(method, best.trees[0])}
+
+
+def restore_best(folder: pathlib.Path, method: Method) -> TrainedModel:
+    """Restores a folder's best model, or else its last."""
+    return [*restore(folder, method).values()][-1]
 
 
 def _read_published(folder: pathlib.Path, method: Method) -> PyTree:

@@ -47,19 +47,15 @@ def find_released(source: str | os.PathLike[str]) -> pathlib.Path | None:
         folder = hub.download(location, wanted)
         return folder if weights_in(folder) and not files.is_published(folder) else None
     if location.startswith(("http://", "https://")) and location.endswith(_SUFFIXES):
-        return _downloaded(location)
+        import pooch
+
+        with explained(f"cannot fetch {location}", "; download it elsewhere, and give its path"):
+            return pathlib.Path(pooch.retrieve(location, None, path=cache_folder() / "weights"))
     path = pathlib.Path(location).expanduser()
     if path.is_file():
         return path
     is_run = files.is_published(path) or (path / files.CHECKPOINTS).exists()
     return path if path.is_dir() and not is_run and weights_in(path) else None
-
-
-def _downloaded(url: str) -> pathlib.Path:
-    import pooch
-
-    with explained(f"cannot fetch {url}", "; download it elsewhere, and give its path"):
-        return pathlib.Path(pooch.retrieve(url, None, path=cache_folder() / "weights"))
 
 
 def read_released(path: pathlib.Path) -> TrainedModel:
@@ -96,15 +92,10 @@ def save_released(source: str, folder: pathlib.Path, tokenizer: str | None = Non
     with replacing_model(folder) as staged:
         write_model(staged, trained, provenance={})
         for file in opened.files if opened else ():
-            shutil.copyfile(file, staged / _usual_name(file))
+            # The name by which `find_tokenizer` finds the file.
+            usual_name = MERGES if file.suffix == ".gz" else "tokenizer.json"
+            shutil.copyfile(file, staged / (file.name if file.name in files.TOKENS else usual_name))
     return describe(trained.method)
-
-
-def _usual_name(file: pathlib.Path) -> str:
-    """The name by which `find_tokenizer` finds a tokenizer's file."""
-    if file.name in files.TOKENS:
-        return file.name
-    return MERGES if file.suffix == ".gz" else "tokenizer.json"
 
 
 def _trained_model(released: LanguageImage) -> TrainedModel:
