@@ -14,7 +14,7 @@ from benchmarks import measure, retrieval
 from benchmarks.job import scene
 from benchmarks.programs import TINY, config_of
 from hypjax import parallel
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.layers import compute_dtype, normalize, on_tensor_cores
 from hypjax.retrieval import recall_at_k

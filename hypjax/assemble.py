@@ -21,10 +21,14 @@ from hypjax.config import flatten, set_fields
 from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
 from hypjax.config.custom import code_hash, custom_name
 from hypjax.config.fitting import fit_to_features, fit_to_images
-from hypjax.config.model_settings import model_settings
-from hypjax.config.objective_settings import loss_settings
 from hypjax.config.rules import refuse, validate_relations
-from hypjax.config.training_settings import sampling_settings, schedule_settings, watch_settings
+from hypjax.config.settings import (
+    loss_settings,
+    model_settings,
+    sampling_settings,
+    schedule_settings,
+    watch_settings,
+)
 from hypjax.data import opening, photos
 from hypjax.data.captions import captioned_features, captioned_images
 from hypjax.data.dataset import Dataset, Decoding

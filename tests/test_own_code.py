@@ -16,7 +16,7 @@ import hypjax
 from hypjax import objectives
 from hypjax.assemble import choose_dataset, open_splits, saved_method
 from hypjax.config import custom, flatten, validate
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.errors import UserError
 from hypjax.geometry import SPACES, Fused, PoincareBall, Sphere
 from hypjax.models import create_embedder

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from hypjax.config import flatten, load_config, variants
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.errors import UserError
 from hypjax.models import create_embedder, create_encoder, model_shapes
 from hypjax.models.architectures import published_weights

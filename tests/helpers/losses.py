@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from hypjax.config import default_config
-from hypjax.config.objective_settings import loss_settings
+from hypjax.config.settings import loss_settings
 from hypjax.geometry import PoincareBall, Sphere
 from hypjax.objectives import create_objective, loss_function
 from hypjax.types import Batch, Outputs

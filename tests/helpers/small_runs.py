@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from hypjax import train
 from hypjax.assemble import assemble_training
 from hypjax.config import load_config
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import timm_state_dict

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hypjax.config import load_config
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.models import (
     ConvNeXt,
     EfficientNetLite,

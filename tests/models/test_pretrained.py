@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from hypjax.assemble import assemble_method, saved_method
 from hypjax.config import load_config
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.errors import UserError
 from hypjax.evaluate import evaluate_pretrained, pretrained_features
 from hypjax.experiment.trained import restore_best

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.models import create_embedder, create_encoder
 from hypjax.models.architectures import encoder_shapes
 from hypjax.models.pretrained import name_in_timm

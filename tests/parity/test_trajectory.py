@@ -8,7 +8,7 @@ import pytest
 from hypjax.assemble import assemble_learner
 from hypjax.config import default_config, validate
 from hypjax.config.defaults import HYP_VIT
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.models import create_embedder
 from hypjax.models.pretrained import convert_timm
 from hypjax.training import optim
