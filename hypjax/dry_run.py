@@ -164,11 +164,8 @@ def step_operations(config: Config, sizes: ProblemSizes | None = None) -> float:
     learner = assemble_learner(config, parallel.create_mesh((1, 1), jax.devices()[:1]))
     if sizes is None:
         fields = flatten(config)
-        batch_size, samples_per_class = (
-            fields["train.batch_size"],
-            fields["train.samples_per_class"],
-        )
-        sizes = assumed_sizes(learner, batch_size, samples_per_class)
+        batch_size, samples = fields["train.batch_size"], fields["train.samples_per_class"]
+        sizes = assumed_sizes(learner, batch_size, samples)
     return _operations(lower_step(learner, sizes))
 
 

@@ -1,6 +1,7 @@
 """Scores embeddings of any model, or encoders: Recall@K, MAP@R, R-precision, mAP."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -178,14 +179,10 @@ def _task(
     for note in splits.notes if splits else ():
         console.say(note)
     benchmark = read_ground_truth(source.ground_truth) if source.ground_truth else None
+    load = functools.partial(Embeddings.load, space=space, overwrite=True)
     if source.embeddings:
-        embeddings = Embeddings.load(
-            source.embeddings,
-            space,
-            labels=source.labels,
-            coarse_labels=source.coarse_labels,
-            overwrite=True,
-        )
+        labels, coarse_labels = source.labels, source.coarse_labels
+        embeddings = load(source.embeddings, labels=labels, coarse_labels=coarse_labels)
         if splits:
             require_images(embeddings, splits)
     elif splits:
@@ -193,13 +190,8 @@ def _task(
         embeddings = embedder.embed_images(splits.images(scored=True))
     queries = None
     if source.queries:
-        queries = Embeddings.load(
-            source.queries,
-            space,
-            labels=source.query_labels,
-            coarse_labels=source.query_coarse_labels,
-            overwrite=True,
-        )
+        labels, coarse_labels = source.query_labels, source.query_coarse_labels
+        queries = load(source.queries, labels=labels, coarse_labels=coarse_labels)
     ground_truth = splits.ground_truth if splits else None
     return task_of(embeddings, queries, benchmark, ground_truth, keep_self=keep_self)
 

@@ -26,10 +26,7 @@ from hypjax.runs.workdir import Workdir
 
 _RESAMPLES = 4_000
 # Fields of `data` that must be equal in all runs: they choose the images that are scored.
-_IMAGES = (
-    *("name", "path", "labels", "captions", "split", "split_seed", "test_classes"),
-    "validation_classes",
-)
+_IMAGES = "name path labels captions split split_seed test_classes validation_classes".split()
 
 # Scores of one method's runs, summed by class, and the number of queries of each class.
 Sums = tuple[Float[np.ndarray, "runs classes"], Int[np.ndarray, " classes"]]

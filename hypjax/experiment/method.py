@@ -92,10 +92,8 @@ class Method:
 
         The parameters must not be sharded.
         """
-        space, pooling = (
-            describe_space(self.spaces(params)[name]),
-            self.fields["model.eval_pooling"],
-        )
+        space = describe_space(self.spaces(params)[name])
+        pooling = self.fields["model.eval_pooling"]
         view = self.pixels.view, self.pixels.mean, self.pixels.std
         facts = [name, space, view, [*self.embedding.scales], pooling, self.model.head_kind]
         if pooling == "gem":

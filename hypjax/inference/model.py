@@ -96,8 +96,7 @@ class Model(ImageEmbedder):
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
-        path = find_released(source)
-        opened = _open_run(self.source, part, encoder) if path is None else _open_file(path, part)
+        opened = _open(self.source, part, encoder)
         trained, self.method = opened.trained, opened.trained.method
         self.projection, self.fingerprint = opened.projection, opened.fingerprint
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
@@ -289,13 +288,24 @@ class Model(ImageEmbedder):
         return f"{self.source}\n{describe(self.method)}\n{self.part} in {self.space}"
 
 
-def _open_run(source: str, part: str, encoder: nn.Module | None) -> _Opened:
-    """Opens a run's folder or URL, or a published model."""
+def _open(source: str, part: str, encoder: nn.Module | None) -> _Opened:
+    """Opens a run's folder or URL, a published model, or a released one's file or folder."""
+    if (path := find_released(source)) is not None:
+        trained = read_released(path)
+        _require_part(part, trained)
+        folder = path if path.is_dir() else path.parent
+        return _Opened(trained, folder, trained.method.fingerprint(trained.params, part))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(reading(source))
         published = files.read_object(folder / files.PUBLISHED)
-        if encoder is not None:
-            stack.enter_context(_registered(folder, encoder))
+        name = saved_fields(folder).get("model.architecture")
+        if encoder is not None and name is not None:  # Without a name, reading reports the error.
+            is_other_module = name.startswith(CUSTOM) and custom_name(encoder) != name
+            if is_other_module or name in ("vit", "features", *ARCHITECTURES):
+                problem = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
+                advice = "pass that module as encoder=, or no encoder if it is hypjax's"
+                raise UserError(f"{problem}; {advice}")
+            stack.enter_context(registered_encoder(name, encoder))
         trained = restore_best(folder, saved_method(folder))
         _require_part(part, trained)
         projection, fingerprint = trained.projection(folder, part)
@@ -304,14 +314,6 @@ def _open_run(source: str, part: str, encoder: nn.Module | None) -> _Opened:
         if files.read_object(folder / files.PUBLISHED) != published:
             raise TryAgainError(f"{source} was replaced meanwhile; load it again")
         return _Opened(trained, folder, fingerprint, projection, saved_text_encoder(folder))
-
-
-def _open_file(path: pathlib.Path, part: str) -> _Opened:
-    """Opens a released model's file or folder."""
-    trained = read_released(path)
-    _require_part(part, trained)
-    folder = path if path.is_dir() else path.parent
-    return _Opened(trained, folder, trained.method.fingerprint(trained.params, part))
 
 
 def _require_part(part: str, trained: TrainedModel) -> None:
@@ -364,18 +366,3 @@ def load(
     """
     path = _path_or_url(source)
     return Model(path, part, batch_size, encoder=encoder, tokenizer=tokenizer, engine=engine)
-
-
-@contextlib.contextmanager
-def _registered(folder: pathlib.Path, encoder: nn.Module) -> Iterator[None]:
-    """A context in which a module is the custom encoder of the run in a folder."""
-    name = saved_fields(folder).get("model.architecture")
-    if name is None:  # Reading the model reports the error.
-        yield
-        return
-    is_other_module = str(name).startswith(CUSTOM) and custom_name(encoder) != name
-    if is_other_module or name in ("vit", "features", *ARCHITECTURES):
-        actual = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
-        raise UserError(f"{actual}; pass that module as encoder=, or no encoder if it is hypjax's")
-    with registered_encoder(name, encoder):
-        yield

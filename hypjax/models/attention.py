@@ -51,18 +51,14 @@ def attend(
     return jax.lax.platform_dependent(query, key, value, **by_platform)
 
 
-def _by_xla(
-    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
-) -> Queries:
+def _by_xla(query: Queries, key: Heads, value: Heads, length: int | None, causal: bool) -> Queries:
     lengths = None if length is None else jnp.full(len(query), length, jnp.int32)
     return jax.nn.dot_product_attention(
         query, key, value, is_causal=causal, key_value_seq_lengths=lengths, implementation="xla"
     )
 
 
-def _by_head(
-    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
-) -> Queries:
+def _by_head(query: Queries, key: Heads, value: Heads, length: int | None, causal: bool) -> Queries:
     """Attention for CPUs, where products take a third of the time if each head is contiguous."""
     scale = 1 / math.sqrt(query.shape[-1])
     if query.dtype == jnp.float32:  # Half precision would round the scaled queries.
@@ -83,7 +79,7 @@ def _by_head(
 
 
 def _by_cudnn(
-    query: Queries, key: Heads, value: Heads, length: int | None = None, causal: bool = False
+    query: Queries, key: Heads, value: Heads, length: int | None, causal: bool
 ) -> Queries:
     """Attention by cuDNN's kernel, whose gradient requires even numbers of tokens."""
     num_queries = query.shape[1]
