@@ -201,8 +201,8 @@ def parse(main: Callable[..., None], argv: Sequence[str]) -> inspect.BoundArgume
         refuse_overrides(overrides)
     elif "workdir" in flags and "config" not in flags:
         # The run has a configuration, of which only the images' place may be another.
-        places = ("data.path=", "data.labels=", "data.captions=")
-        refuse_overrides([x for x in overrides if not x.startswith(places)])
+        locations = ("data.path=", "data.labels=", "data.captions=")
+        refuse_overrides([x for x in overrides if not x.startswith(locations)])
     given = vars(namespace)
     values = {name: given.get(name, parameter.default) for name, (parameter, _) in flags.items()}
     for name, (parameter, description) in flags.items():

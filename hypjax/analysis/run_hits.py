@@ -66,11 +66,11 @@ def search_test_images(run: Experiment, k: int) -> RunSearches:
     distances, neighbors = nearest_neighbors(points, gallery_points, k=num_listed, space=space)
     class_sizes = np.bincount(gallery.labels, minlength=int(test.labels.max()) + 1)
     searches = []
-    for query, own in enumerate(map(list, own_rows)):
+    for query, own_hits in enumerate(map(list, own_rows)):
         label = test.labels[query]
-        if test.num_classes == 1 or class_sizes[label] == np.sum(gallery.labels[own] == label):
+        if test.num_classes == 1 or class_sizes[label] == np.sum(gallery.labels[own_hits] == label):
             continue  # The query cannot fail, or has no other image of its class to find.
-        columns = np.flatnonzero(~np.isin(neighbors[query], own))[:k]
+        columns = np.flatnonzero(~np.isin(neighbors[query], own_hits))[:k]
         hits = neighbors[query, columns].tolist()
         right = (gallery.labels[hits] == label).tolist()
         classes = test.class_name(query), gallery.class_name(hits[0])

@@ -246,11 +246,10 @@ class DatasetEmbedder:
         cached_scales = self.options.scales
         if dataset.boxes is not None or not {*scales} <= {*cached_scales}:
             return None
-        merged = self._cached_images
-        found = [i for i, images in enumerate(merged) if images.records is dataset.records]
-        if not found or not np.isin(dataset.positions, merged[found[0]].positions).all():
+        merged = enumerate(self._cached_images)
+        i, images = next((x for x in merged if x[1].records is dataset.records), (0, None))
+        if images is None or not np.isin(dataset.positions, images.positions).all():
             return None
-        i, images = found[0], merged[found[0]]
         if i not in self._features:
             self._features[i] = self._stored_features(params, images)
         rows = np.searchsorted(images.positions, dataset.positions)
@@ -331,17 +330,16 @@ class DatasetEmbedder:
         if self._is_rounded:
             console.say_once(f"JAX runs the encoder, since model.precision is {encoder.dtype}")
             return by_jax
-        leaves, view, kept = jax.tree.leaves(weights), self.pixels.view, None
+        leaves, view, translation = jax.tree.leaves(weights), self.pixels.view, None
         earlier, program = self._programs.get(facts, ([], None))
         if program is not None and all(map(operator.is_, earlier, leaves)):
             return program
         if keep and self.programs is not None:
             sizes = view.side, view.channels
             about = engines.FORMAT, self.pixels.mean, self.pixels.std, sizes, facts
-            name = fingerprint((*about, encoder), weights)
-            kept = self.programs / name
+            translation = self.programs / fingerprint((*about, encoder), weights)
         example = jax.ShapeDtypeStruct((view.side, view.side, view.channels), np.uint8)
-        program = engines.Program(engine, by_jax, function, example, kept)
+        program = engines.Program(engine, by_jax, function, example, translation)
         self._programs[facts] = leaves, program
         return program
 

@@ -41,8 +41,8 @@ def choose(engine: str, mesh: Mesh) -> tuple[str, str] | None:
     """
     name, _, precision = engine.partition(":")
     if name == "auto":
-        found = all(map(importlib.util.find_spec, integrations.packages("openvino")))
-        return ("openvino", "float32") if _is_one_cpu(mesh) and found else None
+        is_installed = all(map(importlib.util.find_spec, integrations.packages("openvino")))
+        return ("openvino", "float32") if _is_one_cpu(mesh) and is_installed else None
     if name == "jax":
         return None
     if not _is_one_cpu(mesh):
@@ -73,7 +73,7 @@ class Program:
         by_jax: Function,
         function: Function,
         example: jax.ShapeDtypeStruct,
-        kept: pathlib.Path | None,
+        translation: pathlib.Path | None,
     ) -> None:
         """Opens nothing yet.
 
@@ -82,11 +82,13 @@ class Program:
             by_jax: The compiled function.
             function: The function, to be translated.
             example: Shape and dtype of one image.
-            kept: File that holds the translation, or will, but for the engine's name.
+            translation: File that holds the translation, or will, but for the engine's name.
         """
         self._name, self._precision = engine
         self._by_jax, self._function, self._example = by_jax, function, example
-        self._kept = kept and kept.with_name(f"{kept.name}-{'-'.join(engine)}.onnx")
+        self._file = translation and translation.with_name(
+            f"{translation.name}-{'-'.join(engine)}.onnx"
+        )
         self.description = ""  # Of the engine, once it runs the function.
         self._run: Function | None = None
         self._lock = threading.Lock()
@@ -102,7 +104,7 @@ class Program:
         """Opens the engine's program, or JAX's where the engine cannot replace it."""
         try:
             open_program: Any = integrations.find("run", self._name)
-            content = _read(self._kept)
+            content = _read(self._file)
             if content is None:
                 program = self._translated(open_program, images[:_CHECKED])
             else:
@@ -125,10 +127,10 @@ class Program:
         error = np.abs(program(images) - expected).max() / max(np.abs(expected).max(), 1e-30)
         if not error <= _MAX_ERRORS[program.precision]:
             raise ValueError(f"its results differ by {error:.1g} of the largest number")
-        if self._kept is not None:
-            with console.tolerating(f"the translated encoder {self._kept}"):
-                self._kept.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(self._kept) as temporary:
+        if self._file is not None:
+            with console.tolerating(f"the translated encoder {self._file}"):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._file) as temporary:
                     temporary.write_bytes(hashlib.sha256(content).digest() + content)
         return program
 

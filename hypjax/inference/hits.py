@@ -112,8 +112,8 @@ def _postprocessed(
         neighbours: dict[int, Neighbours] = {}
         for rows in np.flatnonzero(in_gallery), np.flatnonzero(~in_gallery):
             ids_of_rows = [ids[row] for row in rows]
-            found = _postprocessed(points[rows], ids_of_rows, gallery, k, postprocessing)
-            neighbours |= zip(rows.tolist(), found, strict=True)
+            of_rows = _postprocessed(points[rows], ids_of_rows, gallery, k, postprocessing)
+            neighbours |= zip(rows.tolist(), of_rows, strict=True)
         return [neighbours[row] for row in range(len(points))]
     first_own_rows, num_items, num_listed = None, len(gallery), k
     if most_own := max(map(len, own_rows), default=0):

@@ -72,8 +72,8 @@ def save(
     """
     model = encoder if isinstance(encoder, Embedder) else None
     config = default_config(_ELSEWHERE)
-    view = {"image_size": image_size, "channels": channels, "resize": resize or image_size}
-    config.data.update(name=IN_MEMORY, test_view=test_view, **view)
+    config.data.update(name=IN_MEMORY, test_view=test_view, channels=channels)
+    config.data.update(image_size=image_size, resize=resize or image_size)
     for field, values in (("mean", mean), ("std", std)):
         config.data[field] = tuple(map(float, (0.5,) * channels if values is None else values))
     config.optim.frozen = ()

@@ -139,9 +139,10 @@ class TowerEmbedder(TextEmbedder):
         if length in self._programs:
             return self._programs[length]
         name = fingerprint((engines.FORMAT, self._tower, length), params)
-        kept = cache_folder() / "programs" / name
         example = jax.ShapeDtypeStruct((length,), np.int32)
-        function = functools.partial(self._project, params)
-        program = engines.Program(self._engine, by_jax, function, example, kept)
-        self._programs[length] = program
-        return program
+        function, file = (
+            functools.partial(self._project, params),
+            cache_folder() / "programs" / name,
+        )
+        self._programs[length] = engines.Program(self._engine, by_jax, function, example, file)
+        return self._programs[length]

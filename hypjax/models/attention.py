@@ -67,13 +67,13 @@ def _by_head(query: Queries, key: Heads, value: Heads, length: int | None, causa
     # Without the barrier, XLA undoes the transposition.
     query, key, value = jax.lax.optimization_barrier(tuple(heads))
     key, value = key[:, :, :length], value[:, :, :length]
-    in_float32 = {"preferred_element_type": jnp.float32}
-    logits = scale * jnp.einsum("bhqd,bhkd->bhqk", query, key, **in_float32)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits = scale * product("bhqd,bhkd->bhqk", query, key)
     if causal:
         logits = jnp.where(jnp.tri(query.shape[2], key.shape[2], dtype=bool), logits, -jnp.inf)
     # The softmax's sums divide the result, which is smaller than the matrix of probabilities.
     weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", weights.astype(value.dtype), value, **in_float32)
+    mixed = product("bhqk,bhkd->bhqd", weights.astype(value.dtype), value)
     mixed = (mixed / jnp.sum(weights, axis=-1, keepdims=True)).astype(value.dtype)
     return jnp.swapaxes(jax.lax.optimization_barrier(mixed), 1, 2)
 

@@ -222,18 +222,18 @@ def _named_encoder(
     kind: str, view: View, sizes: tuple[int, int, int, int], activation: str
 ) -> EncoderSettings:
     """The architecture of a width, depth, patch and perceptron, if possible of an activation."""
-    found: dict[str, Any] = {}
+    candidates: dict[str, Any] = {}
     for name in (name for name in ARCHITECTURES if f"_{kind.lower()}_" in name):
         x: Any = create_encoder(name)
         if (x.width, x.depth, x.patch_size, int(x.width * x.mlp_ratio)) == sizes:
-            found[name] = x
-    if not found:
+            candidates[name] = x
+    if not candidates:
         tower = "its tower of images has {1} blocks of width {0} and patches of {2} pixels"
         problem = f"and no {kind} of docs/encoders.md has these sizes"
         raise UserError(f"{tower.format(*sizes)}, {problem}")
-    name = max(found, key=lambda name: found[name].blocks.activation == activation)
-    changed = None if found[name].blocks.activation == activation else activation
-    return EncoderSettings(name, view, found[name].pooling, activation=changed)
+    name = max(candidates, key=lambda name: candidates[name].blocks.activation == activation)
+    changed = None if candidates[name].blocks.activation == activation else activation
+    return EncoderSettings(name, view, candidates[name].pooling, activation=changed)
 
 
 def _activations(kind: str, kernel: np.ndarray, file: pathlib.Path) -> list[str]:

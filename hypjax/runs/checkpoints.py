@@ -235,10 +235,10 @@ class Checkpoints:
 
         def read_once() -> tuple[int, dict[str, Any]] | None:
             nonlocal restored
-            if (found := read()) is None:
+            if (checkpoint := read()) is None:
                 return None
-            restored = found
-            return found.step, found.record
+            restored = checkpoint
+            return checkpoint.step, checkpoint.record
 
         if (step_and_record := processes.from_first(read_once)) is None:
             return None
