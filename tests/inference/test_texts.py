@@ -110,6 +110,7 @@ def test_commands_take_words_and_files_of_weights(weights, photos_folder, tmp_pa
     model = hypjax.load(weights)
     (hits,) = model.search(tmp_path / "t.npz", text="a plum", k=1)
     assert hits.paths == ["a plum"] and hits.distances[0] < 1e-5
+    assert json.loads(str(np.load(tmp_path / "t.npz")["space"]))["name"] == "lorentz"
 
 
 def test_an_unreadable_query_does_not_stop_words(weights, photos_folder, tmp_path, capsys):
@@ -212,9 +213,3 @@ def test_files_without_texts_are_refused(weights, tmp_path, name, content, probl
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=problem):
         hypjax.data.texts.read_texts(str(tmp_path / name))
-
-
-def test_embeddings_of_texts_are_saved_with_their_names(weights, tmp_path):
-    embeddings = hypjax.load(weights).embed_texts(TEXTS)
-    embeddings.save(tmp_path / "texts.npz")
-    assert json.loads(str(np.load(tmp_path / "texts.npz")["space"]))["name"] == "lorentz"
