@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -69,7 +70,8 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:
-        params = processes.arrays_from_first(lambda name=name: models[name].params, method.shapes)
+        read = functools.partial(getattr, models.get(name), "params")  # For the first process.
+        params = processes.arrays_from_first(read, method.shapes)
         results[name] = experiment.test_scores(params)
         if "scalars" in params:
             learned[name] = named_scalars(params["scalars"])

@@ -316,12 +316,9 @@ class DatasetEmbedder:
     ) -> engines.Function:
         """The program of a function of images: an engine's where one serves.
 
-        Args:
-            by_jax: The compiled function.
-            function: The function in float32, to be translated.
-            weights: The parameters on which it depends.
-            facts: What else tells it from others of this embedder.
-            keep: Whether to keep the engine's program for later processes.
+        `by_jax` is the compiled function, and `function` the one in float32, to be translated. It
+        depends on `weights`, and `facts` tell it from others of this embedder. `keep` says whether
+        the engine's program is kept for later processes.
         """
         engine = engines.choose(self.options.engine, self.mesh)
         encoder = self.model.encoder

@@ -77,12 +77,9 @@ class Program:
     ) -> None:
         """Opens nothing yet.
 
-        Args:
-            engine: Name and precision, see `choose`.
-            by_jax: The compiled function.
-            function: The function, to be translated.
-            example: Shape and dtype of one image.
-            translation: File that holds the translation, or will, but for the engine's name.
+        `engine` is as from `choose`, `by_jax` the compiled function, and `function` is translated
+        for an `example`, one image's shape and dtype. `translation` is the file of the result, but
+        for the engine's name; None if it is not kept.
         """
         self._name, self._precision = engine
         self._by_jax, self._function, self._example = by_jax, function, example
