@@ -87,7 +87,15 @@ def parse_variant(
     encoder = stem.removeprefix(f"{loss}-")
     is_published = encoder in ENCODERS and loss in (*losses, *ENCODERS[encoder])
     if is_published or (encoder in RECENT and loss):
-        suffixes = _suffixes(loss, encoder, released)
+        is_recent = encoder in RECENT
+        is_valid = {
+            "frozen": True,
+            "last": encoder in LOWER_LAYERS,
+            "hyp-vit": (loss, encoder) == ("hyp", "resnet50"),
+            "released": released and loss in HYP_VIT_SPACES and not is_recent,
+            "unlabelled": loss in UNLABELLED and not is_recent,
+        }
+        suffixes = [name for name in is_valid if is_valid[name]]
         if suffix in suffixes or not comma:
             return Variant(name, loss, encoder, suffix)
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
@@ -99,19 +107,6 @@ def parse_variant(
         pairs = [f"{loss}-{name}" for name, own in ENCODERS.items() for loss in own]
         rule += similar(stem, [*pairs, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
-
-
-def _suffixes(loss: str, encoder: str, released: bool) -> list[str]:
-    """Suffixes that a loss and an encoder may have, see `Variant.suffix`."""
-    is_recent = encoder in RECENT
-    is_valid = {
-        "frozen": True,
-        "last": encoder in LOWER_LAYERS,
-        "hyp-vit": (loss, encoder) == ("hyp", "resnet50"),
-        "released": released and loss in HYP_VIT_SPACES and not is_recent,
-        "unlabelled": loss in UNLABELLED and not is_recent,
-    }
-    return [suffix for suffix in is_valid if is_valid[suffix]]
 
 
 def variant_for_this_machine() -> str:

@@ -214,10 +214,8 @@ def test_weights_in_parts_and_folders(tmp_path, photos_folder):
     config = small_runs.load(photos_folder, f"model.weights={tmp_path}")
     encoder = create_embedder(model_settings(config)).encoder
     params = weights_of(encoder)
-    state, names = (
-        timm_state_dict(params, encoder),
-        ["a-1-of-2.safetensors", "a-2-of-2.SAFETENSORS"],
-    )
+    state = timm_state_dict(params, encoder)
+    names = ["a-1-of-2.safetensors", "a-2-of-2.SAFETENSORS"]
     parts = dict(zip(state, itertools.cycle(names)))
     for part in names:
         save_file({x: y for x, y in state.items() if parts[x] == part}, tmp_path / part)

@@ -178,9 +178,8 @@ UNLABELLED = {
     "koleo": (objectives.koleo, loop_koleo, {}),
 }
 ALL = {**PAIRS, **PROXIES, **UNLABELLED}
-SEVERAL = [
-    name for name, loss in PROXY_LOSSES.items() if "centres" in loss.fields
-]  # Proxies for each class.
+# Losses with several proxies for each class.
+SEVERAL = [name for name, loss in PROXY_LOSSES.items() if "centres" in loss.fields]
 
 
 def of(space):

@@ -243,10 +243,7 @@ def test_weights_are_the_gradient_of_the_loss(float64, name, space, samples):
     features = np.random.default_rng(0).normal(size=(5 * samples, 4))
     config = configured(name, space=space)
     config.train.samples_per_class = samples
-    objective, temperature = (
-        objective_of(config),
-        softmax_temperature(config.objective),
-    )
+    objective, temperature = objective_of(config), softmax_temperature(config.objective)
     labels, base = np.repeat(np.arange(5), samples), objective
     if name == "hypmix":  # Its space follows from its numbers.
         base = PairwiseCrossEntropy(objective.space, temperature, samples)
