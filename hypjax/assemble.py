@@ -30,7 +30,7 @@ from hypjax.config.settings import (
     watch_settings,
 )
 from hypjax.data import opening, photos
-from hypjax.data.captions import captioned_features, captioned_images
+from hypjax.data.captions import captioned_features, captioned_images, captioned_pairs
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
 from hypjax.data.repeats import validation_task
@@ -349,7 +349,8 @@ def choose_dataset(config: ConfigDict, dataset: Any) -> Dataset | None:
     if isinstance(dataset, str | os.PathLike):
         name, path, images = "folder", os.fspath(dataset), None
     else:
-        images = photos.labelled_images(dataset)
+        is_captioned = config.model.text.kind == FEATURES
+        images = captioned_pairs(dataset) if is_captioned else photos.labelled_images(dataset)
         name, path = IN_MEMORY, None
         if images.path(0):  # Then all images are files, not only the first.
             name, path, images = "folder", str(write_table(images)), None

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from hypjax import __version__
 from hypjax.analysis import disk
+from hypjax.analysis.run_captions import CaptionSearches, search_captions
 from hypjax.analysis.run_embeddings import searched
 from hypjax.analysis.run_hits import RunSearches, Search, half_wrong, in_turn, search_test_images
 from hypjax.config import identity
@@ -49,6 +50,7 @@ class ShownRun(NamedTuple):
 
     name: str
     searches: RunSearches
+    captions: CaptionSearches | None  # Searches by and for captions.
     results: Mapping[str, Any]  # Empty until it is finished.
     metrics: Sequence[Mapping[str, Any]]  # Lines of metrics.jsonl.
     seconds: Mapping[str, float]  # Duration of each phase of its last launch.
@@ -60,7 +62,7 @@ def write_report(
 ) -> None:
     """Writes a page about runs with the same test images; shows some queries with k hits each."""
     console.say("writing the report")
-    runs = [_read_run(run, search_test_images(run, k)) for run in opened]
+    runs = [_read_run(run, search_test_images(run, k), k) for run in opened]
     fields = _rows([identity(run.searches.run.method.fields) for run in runs])
     differing = [(name, values) for name, values in fields if any(x != values[0] for x in values)]
     recalls = zip(*(run.searches.classes for run in runs), strict=True)
@@ -78,6 +80,8 @@ def write_report(
         curves=_curves(runs),
         disks=[_disk(run.searches) for run in runs],
         searches=_searches([run.searches for run in runs], queries),
+        captions=_caption_searches(runs, queries),
+        caption_facts=_rows([run.captions.facts if run.captions else {} for run in runs]),
         classes_shown=classes[:_CLASSES],
         class_count=len(classes),
         times=_rows([{part: f"{s:.1f}" for part, s in run.seconds.items()} for run in runs]),
@@ -86,7 +90,8 @@ def write_report(
         write_text(output, page)
 
 
-def _read_run(run: Experiment, searches: RunSearches) -> ShownRun:
+def _read_run(run: Experiment, searches: RunSearches, k: int) -> ShownRun:
+    captions = search_captions(searches, k)
     with reading(run.workdir) as folder:
         results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
@@ -96,7 +101,7 @@ def _read_run(run: Experiment, searches: RunSearches) -> ShownRun:
             with contextlib.suppress(ValueError):  # A kill may cut off the last line.
                 metrics.append(json.loads(line))
         warnings = read_if_intact(folder / STARTS).get("warnings", [])
-        return ShownRun(run.name, searches, results, metrics, seconds, warnings)
+        return ShownRun(run.name, searches, captions, results, metrics, seconds, warnings)
 
 
 def _rows(columns: Sequence[Mapping[Any, Any]]) -> list[Row]:
@@ -197,6 +202,34 @@ def _alternating(by_run: Sequence[Sequence[Search]]) -> list[int]:
     """The distinct queries of searches: the first search of each run, then each second, ..."""
     searches = itertools.chain(*itertools.zip_longest(*by_run))
     return list(dict.fromkeys(search.query for search in searches if search))
+
+
+def _caption_searches(
+    runs: Sequence[ShownRun], queries: int
+) -> dict[str, tuple[int, int, list[tuple[dict, list[list[dict]]]]]]:
+    """For each kind of query: the first run's failures, all searches, and queries to show."""
+    opened = [run.captions for run in runs if run.captions]
+    if len(opened) < len(runs):
+        return {}
+    images, texts, shown = runs[0].searches.run.splits.test, opened[0].texts, {}
+
+    def picture(i: int, **marks: Any) -> dict[str, Any]:
+        return _thumbnail(images, i, **marks)
+
+    def text(i: int, **marks: Any) -> dict[str, Any]:
+        return {"image": "", "label": texts[i], **marks}
+
+    of_kinds = ("captions", text, picture), ("images", picture, text)
+    for kind, show, show_hit in of_kinds:
+        by_run = [run.by_text if kind == "captions" else run.by_image for run in opened]
+        wrong, right = ([x.query for x in by_run[0] if x.right[0] == y] for y in (False, True))
+        rows = []
+        for i in itertools.chain(*half_wrong(wrong, right, queries)):
+            searches = [zip(*of_run[i][1:4], strict=True) for of_run in by_run]
+            hits = [[show_hit(j, distance=f"{d:.3f}", right=y) for j, d, y in x] for x in searches]
+            rows.append((show(i), hits))
+        shown[kind] = len(wrong), len(by_run[0]), rows
+    return shown
 
 
 def _thumbnail(images: Dataset, i: int, **marks: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from hypjax.analysis.disk import read_rgb
 from hypjax.analysis.hit_grid import draw_rows, hit_row
@@ -17,13 +17,13 @@ from hypjax.retrieval import bootstrap_intervals, nearest_neighbors
 
 
 class Search(NamedTuple):
-    """A test image and its nearest images, nearest first."""
+    """A test image and its nearest images, nearest first; either may be captions."""
 
     query: int  # Index of the test image.
     hits: list[int]  # Indices among the searched images.
     distances: list[float]
-    right: list[bool]  # Whether each hit has the query's class.
-    classes: tuple[str, str]  # Class of the query, and of the nearest hit.
+    right: list[bool]  # Whether each hit has the query's class, or is a pair with it.
+    classes: tuple[str, str] = ("", "")  # Class of the query, and of the nearest hit.
 
 
 class ClassRecall(NamedTuple):
@@ -40,6 +40,7 @@ class RunSearches(NamedTuple):
     """The embeddings of a run's test images, and the searches among these images."""
 
     run: Experiment
+    params: PyTree  # Of the run's best or else last model.
     points: Float[np.ndarray, "n d"]
     space: Space
     # Failures with the nearest wrong image first, then successes with the farthest right image
@@ -79,7 +80,8 @@ def search_test_images(run: Experiment, k: int) -> RunSearches:
     failures = int(np.sum(successes == 0))
     interval = (float(successes.mean()), *bootstrap_intervals([successes])[0]) if searches else None
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
-    return RunSearches(run, points, space, searches, failures, interval, _recall_by_class(searches))
+    classes = _recall_by_class(searches)
+    return RunSearches(run, params, points, space, searches, failures, interval, classes)
 
 
 def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:

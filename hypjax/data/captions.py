@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.folders import is_image_name
-from hypjax.data.photos import list_images, read_vectors
+from hypjax.data.photos import labelled_images, list_images, read_vectors
+from hypjax.data.shards import is_table
 from hypjax.data.tables import listed_file, table_of_files, usual_columns
-from hypjax.data.texts import read_texts
+from hypjax.data.texts import cell_texts, read_texts
 from hypjax.errors import UserError, counted, explained
 from hypjax.galleries.feature_files import read_arrays
 from hypjax.retrieval.inputs import blocks
@@ -86,9 +87,8 @@ def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
     base = pathlib.Path(folder or table.parent, table.name).expanduser()
     rows = []
     for number, row in enumerate(cells, start=1):
-        name, cell, at = str(row[path] or "").strip(), row[caption], f"{table}, row {number}"
-        texts = [*cell] if isinstance(cell, list | tuple) else str(cell or "").split(" => ")
-        texts = [str(text or "").strip() for text in texts]
+        name, at = str(row[path] or "").strip(), f"{table}, row {number}"
+        texts = cell_texts(row[caption])
         if not (name and texts and all(texts)):
             raise UserError(f"{at} needs a path and a caption; leave it out, or fill its cells")
         name = name.rpartition("/")[2] if path == "image_url" else name
@@ -108,11 +108,13 @@ def captioned_images(
 
     Without a file of `captions` (see `with_captions`), `where` is a table with the columns path and
     caption, and perhaps label, split and coarse_label, several rows of a path being several
-    captions; or images as for `hypjax.data.photos.list_images`, each beside a .txt with its
-    captions, one in each line.
+    captions; a dataset with a column caption, see `hypjax.data.shards.find_dataset`; or images as
+    for `hypjax.data.photos.list_images`, each beside a .txt with its captions, one in each line.
     """
-    location = split_options(where)[0]
-    if captions is None and location.lower().endswith(_TABLES):
+    location, options = split_options(where)
+    is_parquet = location.lower().endswith(".parquet")
+    lists_files = not is_parquet or is_table(pathlib.Path(location).expanduser(), options)
+    if captions is None and location.lower().endswith(_TABLES) and lists_files:
         by_file: dict[pathlib.Path, list[_Row]] = {}
         for row in _captioned_rows(where):
             by_file.setdefault(row.file, []).append(row)
@@ -126,12 +128,22 @@ def captioned_images(
         images = table_of_files([*by_file], labels, splits, coarse)
         texts = [[text for row in rows for text in row.captions] for rows in by_file.values()]
         return _own_classes(_captioned(images, texts))
-    images = list_images(where, exclude, skip_corrupt=skip_corrupt)
+    is_captioned = captions is None
+    images = list_images(where, exclude, skip_corrupt=skip_corrupt, captioned=is_captioned)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
+    if images.captions is not None:
+        return _own_classes(_captioned(images, images.captions))
     if captions is None:
         return _own_classes(_captioned(images, _texts_beside(images, pathlib.Path(location))))
     return _own_classes(with_captions(images, captions))
+
+
+def captioned_pairs(dataset: Any) -> Dataset:
+    """Lists images and captions that are passed from Python, see `photos.labelled_images`."""
+    images = labelled_images(dataset, captioned=True)
+    assert images.captions is not None
+    return _own_classes(_captioned(images, images.captions))
 
 
 def with_captions(images: Dataset, captions: str) -> Dataset:

@@ -329,6 +329,7 @@ def stacked(tables: Sequence[Dataset]) -> Dataset:
         file_versions=_stacked_column("file_versions", tables),
         boxes=_stacked_column("boxes", tables),
         vectors=_stacked_column("vectors", tables),
+        captions=_stacked_column("captions", tables),
         upright=tables[0].upright,
         fast=tables[0].fast,
     )

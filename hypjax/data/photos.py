@@ -22,6 +22,7 @@ from hypjax.data.folders import FolderWalk, is_image_name
 from hypjax.data.pixels import image_suffixes
 from hypjax.data.shards import SHARDS, find_dataset, table_of
 from hypjax.data.tables import file_version, read_table, table_of_files
+from hypjax.data.texts import caption_column
 from hypjax.errors import UserError, require_utf8
 from hypjax.galleries.embeddings import read_features
 from hypjax.galleries.feature_files import FeatureTable, feature_table, has_features
@@ -90,7 +91,13 @@ def find_images(where: str, exclude: Sequence[str] = ()) -> Dataset:
     return images
 
 
-def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool = True) -> Dataset:
+def list_images(
+    where: str,
+    exclude: Sequence[str] = (),
+    *,
+    skip_corrupt: bool = True,
+    captioned: bool = False,
+) -> Dataset:
     """Lists the images at a location; unknown classes are ''.
 
     A location is a folder (see `list_folder`), a .csv or .parquet table or a .txt list (see
@@ -98,7 +105,8 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
     archive, a dataset (see `find_dataset`), or a file of features (see
     `hypjax.galleries.feature_files`). Options may follow, as in photos.csv?label=species, see
     `hypjax.system.columns`. `FolderWalk` describes the other arguments, which are for folders,
-    archives and patterns. Raises a UserError if there are no images.
+    archives and patterns. If `captioned`, datasets need a column of captions. Raises a UserError if
+    there are no images.
     """
     if where.startswith(("http://", "https://")):
         return image_at(where)
@@ -115,8 +123,9 @@ def list_images(where: str, exclude: Sequence[str] = (), *, skip_corrupt: bool =
         options.pop("encoding", None)  # Of the archive.
     if os.path.isdir(path) and not options and len(images := list_folder(path, walk)):
         return images
-    if not is_image_name(path) and (dataset := find_dataset(location, options)) is not None:
-        return dataset
+    if not is_image_name(path):
+        if (dataset := find_dataset(location, options, captioned=captioned)) is not None:
+            return dataset
     if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".txt"):
         images = read_table(path, options)
     else:
@@ -231,21 +240,22 @@ def _warn_of_unlisted(root: pathlib.Path, files: Sequence[pathlib.PurePath]) -> 
         console.warn(f"{left_out}, of kinds that cannot be read: {kinds}{heif}")
 
 
-def labelled_images(dataset: Any) -> Dataset:
+def labelled_images(dataset: Any, *, captioned: bool = False) -> Dataset:
     """Lists the images of a dataset that is passed from Python, without reading them.
 
     A dataset is a pair (images, labels) of two sequences: arrays or Pillow images, and numbers or
     names; or pairs (image, label) or (path, label); or a `datasets.Dataset` with a column of
     images, a column of labels, and optionally of splits and coarse classes; or {split: dataset}.
+    If `captioned`, captions take the place of labels: for each image a text, or a list of texts.
     """
     if isinstance(dataset, Mapping) and dataset:
         tables = []
         for split, split_dataset in zip(split_names(dataset), dataset.values(), strict=True):
-            table = _labelled(split_dataset)
+            table = _labelled(split_dataset, captioned)
             tables.append(replace(table, splits=np.full(len(table), split)))
         images = stacked(tables)
     else:
-        images = _labelled(dataset)
+        images = _labelled(dataset, captioned)
     if not len(images):
         raise UserError("the dataset has no images")
     if images.path(0):  # The images are files.
@@ -253,28 +263,33 @@ def labelled_images(dataset: Any) -> Dataset:
     return replace(images, names=np.array([f"image {i}" for i in range(len(images))], object))
 
 
-def _labelled(dataset: Any) -> Dataset:
+def _labelled(dataset: Any, captioned: bool) -> Dataset:
     """Lists the images of a dataset as in `labelled_images`, except for {split: dataset}."""
     if hasattr(dataset, "column_names"):
-        return table_of(dataset, "the dataset")
-    pairs = dataset
+        return table_of(dataset, "the dataset", captioned=captioned)
+    pairs, described = dataset, "captions" if captioned else "labels"
     if isinstance(dataset, tuple) and len(dataset) == 2:
         images, labels = dataset
         if hasattr(images, "__array__"):
             images = np.asarray(images)
         if len(images) != len(labels):
-            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} labels")
+            raise UserError(f"the dataset has {len(images)} images, but {len(labels)} {described}")
         pairs = zip(images, labels, strict=True)
     try:
         pairs = [(image, label) for image, label in pairs]
     except (TypeError, ValueError) as error:
-        remedy = "give (images, labels), pairs, a dataset of Hugging Face, or {split: ...}"
+        remedy = f"give (images, {described}), pairs, a dataset of Hugging Face, or {{split: ...}}"
         raise UserError(f"{type(dataset).__name__} is no dataset; {remedy}") from error
-    images = [image for image, _ in pairs]
-    classes = [class_name(label, f"label of image {i}") for i, (_, label) in enumerate(pairs)]
-    if "" in classes:
+    images, classes, captions = [image for image, _ in pairs], [""] * len(pairs), None
+    if captioned:
+        captions = caption_column(cell for _, cell in pairs)
+    else:
+        classes = [class_name(label, f"label of image {i}") for i, (_, label) in enumerate(pairs)]
+    if "" in classes and not captioned:
         missing = f"{classes.count('')} of the {len(classes)} images have no label"
         raise UserError(f"{missing}, such as image {classes.index('')}; give one, or leave it out")
     if images and isinstance(images[0], str | os.PathLike):
-        return table_of_files([pathlib.Path(image).expanduser() for image in images], classes)
-    return table_of_names(images, [""] * len(images), classes)
+        table = table_of_files([pathlib.Path(image).expanduser() for image in images], classes)
+    else:
+        table = table_of_names(images, [""] * len(images), classes)
+    return replace(table, captions=captions)

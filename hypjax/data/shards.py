@@ -18,6 +18,7 @@ import pyarrow.parquet
 from hypjax.data.dataset import Dataset, stacked, table_of_names
 from hypjax.data.fetching import TARS
 from hypjax.data.folders import FolderWalk, is_image_name
+from hypjax.data.texts import caption_column
 from hypjax.errors import UserError, explained, require_package
 from hypjax.system import hub
 from hypjax.system.columns import Options, find_column, require_options
@@ -26,24 +27,26 @@ from hypjax.types import class_name, class_names, split_names
 SHARDS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}
 # A file in a .tar file, as `datasets` divides its name. It passes over hidden files.
 _MEMBER = re.compile(r"((?:.*/)?(?![.]|__)[^./]+)[.]([^/]*)")
-_OPTIONS = ("image", "label", "coarse_label", "split", "subset")
+_OPTIONS = ("image", "label", "coarse_label", "caption", "split", "subset")
 
 
-def find_dataset(location: str, options: Options) -> Dataset | None:
+def find_dataset(location: str, options: Options, *, captioned: bool = False) -> Dataset | None:
     """Lists the images of a dataset that the library `datasets` reads.
 
     A location is hf://OWNER/NAME or hf://OWNER/NAME@TAG; a .parquet, .arrow or .tar file; a pattern
     such as photos-*.tar; a folder of such files without images; or a folder that `save_to_disk`
     wrote. Returns None for other locations, such as a folder of images.
 
-    The options are the columns `image`, `label` and `coarse_label`; the `split`, or several splits
+    The options are the columns `image`, `label`, `coarse_label` and, if `captioned`, `caption`; the
+    `split`, or several splits
     (train+test) that are joined; and the `subset` of a repository. If there are several splits and
     none is named, they become the splits of the images. Images are named like
     hf://OWNER/NAME/train/17.
     """
     if (loaded := _load(location, options)) is None:
         return None
-    require_options(options, _OPTIONS, location)
+    known = [x for x in _OPTIONS if captioned or x != "caption"]
+    require_options(options, known, location)
     datasets = dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or ""): loaded}
     if "split" in options:
         chosen = options["split"].replace(" ", "+").split("+")
@@ -55,7 +58,8 @@ def find_dataset(location: str, options: Options) -> Dataset | None:
     tables = []
     for name, (split, dataset) in zip(names, datasets.items(), strict=True):
         if len(dataset):
-            table = table_of(dataset, location, options, f"{location}/{split}".rstrip("/"))
+            prefix = f"{location}/{split}".rstrip("/")
+            table = table_of(dataset, location, options, prefix, captioned=captioned)
             splits = np.full(len(table), name) if name else table.splits
             tables.append(dataclasses.replace(table, splits=splits))
     if not tables:
@@ -79,7 +83,7 @@ def _load(location: str, options: Options) -> Any:
             _check_samples([str(path / file) for file in files], location, options)
             return _library().load_dataset(str(path.absolute()), subset)
         kind = SHARDS.get(".tar" if path.name.lower().endswith(TARS) else path.suffix)
-        if kind is None or (kind == "parquet" and _is_table(path, options)):
+        if kind is None or (kind == "parquet" and is_table(path, options)):
             return None
         files = FolderWalk().matches(str(path.absolute())) or [str(path)]
         _check_samples(files, location, options)
@@ -103,7 +107,8 @@ def _check_samples(files: Sequence[str], location: str, options: Options) -> Non
     image = max(images, key=lambda column: (len(names[column]), -len(column)), default="")
     if "image" in options:
         images = [image := options["image"]]
-    used = names.keys() & {*images, options.get("label"), "cls", "txt", "json"}
+    named = options.get("label"), options.get("caption")
+    used = names.keys() & {*images, *named, "cls", "txt", "json"}
     unread = {*images} - {image} | used - read
     if lost := sorted(name for column in unread for name in names[column]):
         total = sum(len(names[column]) for column in used)
@@ -123,7 +128,7 @@ def _library() -> types.ModuleType:
     return datasets
 
 
-def _is_table(path: pathlib.Path, options: Options) -> bool:
+def is_table(path: pathlib.Path, options: Options) -> bool:
     """Whether a .parquet file lists paths of images, and holds no images."""
     if "image" in options or (glob.has_magic(str(path)) and not path.is_file()):
         return False
@@ -136,13 +141,19 @@ def _is_table(path: pathlib.Path, options: Options) -> bool:
 
 
 def table_of(
-    dataset: Any, where: str, options: Options | None = None, prefix: str | None = None
+    dataset: Any,
+    where: str,
+    options: Options | None = None,
+    prefix: str | None = None,
+    *,
+    captioned: bool = False,
 ) -> Dataset:
     """Makes a table of the images of a `datasets.Dataset`.
 
     Without options, the column of images is the one of type `Image`, or else of bytes, and the
     column of labels is the first with a usual name, or else of type `ClassLabel`. `where` is for
-    messages. The names of the images begin with `prefix`, unless they are in memory.
+    messages. The names of the images begin with `prefix`, unless they are in memory. If
+    `captioned`, another column holds a text or a list of texts for each image.
     """
     library, column_types, options = _library(), dataset.features, options or {}
     images = [name for name, kind in column_types.items() if isinstance(kind, library.Image)]
@@ -154,7 +165,14 @@ def table_of(
     encoded = dataset.cast_column(image, library.Image(decode=False))
     records = encoded.select_columns([image])[image]  # Images are read when they are accessed.
     facts = dataset.remove_columns([image]).flatten()
-    column_types = facts.features
+    column_types, captions = facts.features, None
+    if captioned:
+        caption = find_column(column_types, "caption", options, where)
+        if caption is None:
+            advice = f"name one of {', '.join(column_types)} by ?caption="
+            raise UserError(f"{where} has no column caption; {advice}")
+        captions = caption_column(facts[caption][:])
+        column_types = {name: kind for name, kind in column_types.items() if name != caption}
     classes = [name for name, kind in column_types.items() if isinstance(kind, library.ClassLabel)]
     label = find_column(column_types, "label", options, where) or next(iter(classes), None)
     coarse_label = find_column(column_types, "coarse_label", options, where)
@@ -165,7 +183,7 @@ def table_of(
         files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
         version = zlib.crc32(repr(files).encode())
         versions = [(name, version) for name in names]
-    return table_of_names(
+    table = table_of_names(
         records,
         names,
         _values(facts, label, where) if label else [""] * len(dataset),
@@ -173,6 +191,7 @@ def table_of(
         coarse_labels=_values(facts, coarse_label, where) if coarse_label else (),
         file_versions=versions,
     )
+    return dataclasses.replace(table, captions=captions)
 
 
 def _holds_bytes(kind: Any) -> bool:

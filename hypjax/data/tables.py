@@ -185,9 +185,13 @@ def listed_file(table: pathlib.Path, text: str, where: str) -> pathlib.Path:
 def write_table(images: Dataset) -> pathlib.Path:
     """Writes a table of image files to the cache, with a hash of its content as its name."""
     splits = [""] * len(images) if images.splits is None else images.splits
-    text = io.StringIO()
-    rows = zip(images.names, images.class_names, splits, strict=True)
-    csv.writer(text).writerows([("path", "label", "split"), *rows])
+    text, columns = io.StringIO(), ["path", "label", "split"]
+    rows = [*zip(images.names, images.class_names, splits, strict=True)]
+    if images.captions is not None:  # Each in a row of its own.
+        columns.append("caption")
+        pairs = zip(rows, images.captions, strict=True)
+        rows = [(*row, caption) for row, captions in pairs for caption in captions]
+    csv.writer(text).writerows([columns, *rows])
     file = cache_folder() / "tables" / f"{fingerprint_of([text.getvalue()])}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text.getvalue())

@@ -1,8 +1,11 @@
 """Texts to embed: from Python, from lists of lines, and from tables."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
 
 from hypjax.data.dataset import Dataset, table_of_names
 from hypjax.errors import UserError, explained
@@ -46,6 +49,21 @@ def _column(path: pathlib.Path, options: Options) -> list[str]:
         if not str(row[name] or "").strip():
             raise UserError(f"{path}, row {number} has no text in the column {name}; leave it out")
     return [str(row[name]) for row in rows]
+
+
+def cell_texts(cell: Any) -> list[str]:
+    """The captions in a cell: one text, several that ' => ' separates, or a list; '' if empty."""
+    if isinstance(cell, list | tuple | np.ndarray):
+        return [str(text or "").strip() for text in cell]
+    return [text.strip() for text in str(cell or "").split(" => ")]
+
+
+def caption_column(cells: Iterable[Any]) -> Shaped[np.ndarray, " images"]:
+    """A table's column of captions from the cell of each image, see `cell_texts`."""
+    texts = [tuple(cell_texts(cell)) for cell in cells]
+    column = np.empty(len(texts), object)
+    column[:] = texts
+    return column
 
 
 def given_texts(texts: str | Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from hypjax.errors import UserError
 from hypjax.experiment.embedding import fingerprint
 from hypjax.geometry import Space
 from hypjax.retrieval import Relevance, relevance_scores
+from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.metrics import metric_names
 from hypjax.types import CAPTIONS, TEXT_ENCODER
 
@@ -73,6 +74,18 @@ def caption_facts(splits: Splits, encoder: str | None) -> dict[str, str]:
     return facts if encoder is None else facts | {TEXT_ENCODER: encoder_hash(encoder)}
 
 
+def caption_relevance(images: Dataset) -> tuple[list[Rows], list[Rows]]:
+    """Rows of the images of each of `distinct_captions`, and of the captions of each image."""
+    row_of = {text: row for row, text in enumerate(distinct_captions(images))}
+    assert images.captions is not None
+    texts_of = [np.array([row_of[text] for text in own]) for own in images.captions]
+    images_of: list[list[int]] = [[] for _ in row_of]
+    for image, rows in enumerate(texts_of):
+        for row in rows:
+            images_of[row].append(image)
+    return [*map(np.array, images_of)], texts_of
+
+
 def caption_scores(
     images: Dataset,
     points: Float[np.ndarray, "images d"],
@@ -86,15 +99,9 @@ def caption_scores(
     `texts` are the points of `distinct_captions`. All images that a text describes are its hits,
     and all captions of an image are the image's, in names such as "text_to_image/recall@1".
     """
-    row_of = {text: row for row, text in enumerate(distinct_captions(images))}
-    assert images.captions is not None
-    texts_of = [np.array([row_of[text] for text in own]) for own in images.captions]
-    images_of: list[list[int]] = [[] for _ in row_of]
-    for image, rows in enumerate(texts_of):
-        for row in rows:
-            images_of[row].append(image)
+    images_of, texts_of = caption_relevance(images)
     searches = {
-        "text_to_image": (texts, points, Relevance([*map(np.array, images_of)])),
+        "text_to_image": (texts, points, Relevance(images_of)),
         "image_to_text": (points, texts, Relevance(texts_of)),
     }
     scores: dict[str, Float[np.ndarray, " queries"]] = {}

@@ -138,18 +138,25 @@ class Experiment:
         images = task.queries
         if self.texts is None or images.captions is None:
             return {}
-        vectors = np.stack([self.texts[text] for text in distinct_captions(images)])
-        weights, scores = params[f"towers_{TEXTS}"], {}
-        tower, ks = self.method.model.towers[TEXTS], self.method.scoring.ks
+        scores, ks = {}, self.method.scoring.ks
         for name, space in self.spaces(params).items():
             if name.partition(":")[0] == "head":
-
-                def embed(x: Array, space: Space = space) -> Array:
-                    return space.embed(cast(Outputs, tower.apply({"params": weights}, x)).projected)
-
-                texts = by_blocks(jax.jit(embed), vectors.astype(np.float32))
+                texts = self.caption_points(params, images, space)
                 scores[name] = caption_scores(images, points[name], texts, space=space, ks=ks)
         return scores
+
+    def caption_points(
+        self, params: PyTree, images: Dataset, space: Space
+    ) -> Float[np.ndarray, "texts d"]:
+        """Points of the `distinct_captions` of images, by the whole head on texts."""
+        assert self.texts is not None
+        vectors = np.stack([self.texts[text] for text in distinct_captions(images)])
+        weights, tower = params[f"towers_{TEXTS}"], self.method.model.towers[TEXTS]
+
+        def embed(x: Array) -> Array:
+            return space.embed(cast(Outputs, tower.apply({"params": weights}, x)).projected)
+
+        return by_blocks(jax.jit(embed), vectors.astype(np.float32))
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric on the validation images."""

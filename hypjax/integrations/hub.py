@@ -94,7 +94,12 @@ def _without_paths(fields: Mapping[str, Any]) -> dict[str, Any]:
             return False  # Names of code may hold a colon.
         return bool(value) and not (field == "model.weights" and repository(value))
 
-    return {x: _last_name(value) if is_location(x, value) else value for x, value in fields.items()}
+    shown = {x: _last_name(y) if is_location(x, y) else y for x, y in fields.items()}
+    if encoder := fields["model.text.encoder"]:
+        library, _, name = encoder.partition(":")
+        is_on_hub = library == "st" and hub.is_name(name) and not pathlib.Path(name).exists()
+        shown["model.text.encoder"] = f"{library}:{name if is_on_hub else _last_name(name)}"
+    return shown
 
 
 def _last_name(location: str) -> str:
@@ -130,10 +135,14 @@ def _model_card(
         description=describe(method),
         space=method.trained_objective(trained.params).score_space,
         is_custom=is_custom,
+        takes_pixels=model.encoder.takes_pixels,
+        text_encoder=method.fields["model.text.encoder"],
         is_released=bool(model.towers) and method.fields["model.text.kind"] != FEATURES,
         is_of_timm=is_of_timm,
         lacking_head=_HEADS.get(model.head_kind),
-        lacking_pooling="" if pools_as_timm(model.encoder) else model.encoder.pooling,
+        lacking_pooling=model.encoder.pooling
+        if is_of_timm and not pools_as_timm(model.encoder)
+        else "",
         dataset=method.fields["data.name"],
         notes=results.get("notes", ()),
         version=__version__,

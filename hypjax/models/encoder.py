@@ -151,7 +151,7 @@ class FeatureEncoder(Encoder):
 
     dim: int
     takes_pixels = False
-    classifiers = ()
+    classifiers = ("head",)
     layers = ()
 
     def example(self, view: View) -> Float[Array, "1 dim"]:

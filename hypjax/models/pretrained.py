@@ -152,7 +152,8 @@ def timm_classifier(head: PyTree, encoder: Encoder) -> StateDict:
 
 def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
     """Writes a model as .safetensors under timm's names; a dense head becomes the classifier."""
-    state = timm_state_dict(params["encoder"], model.encoder)
+    # An encoder of features has no parameters.
+    state = timm_state_dict(params.get("encoder", {}), model.encoder)
     if model.head_kind == "dense":  # timm has no other heads.
         state |= timm_classifier(params["head"], model.encoder)
     with writing(path), replacing(path) as temporary:
@@ -161,7 +162,9 @@ def save_timm(path: pathlib.Path, params: PyTree, model: Embedder) -> None:
 
 def load_model(state_dict: Mapping[str, np.ndarray], model: Embedder, channels: int = 3) -> PyTree:
     """Converts the arrays of a file by `save_timm` back to parameters, bit for bit."""
-    params = {"encoder": convert_timm(state_dict, model.encoder, channels, interpolate=False)}
+    params = {}
+    if model.encoder.takes_pixels:
+        params["encoder"] = convert_timm(state_dict, model.encoder, channels, interpolate=False)
     if model.head_kind == "dense":
         name = model.encoder.classifiers[0]
         weight, bias = (state_dict.get(f"{name}.{x}", np.zeros(0)) for x in ("weight", "bias"))

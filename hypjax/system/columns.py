@@ -18,7 +18,7 @@ _USUAL_NAMES = {
     "label": ("label", "labels", _CLASSES, "finelabel", "cls", "txt"),
     "split": ("split", "splits"),
     "coarse_label": ("coarselabel", "coarselabels"),
-    "caption": ("caption", "captions", "text texts sentence title description"),
+    "caption": ("caption", "captions", "text texts sentence title description", "txt"),
 }
 
 

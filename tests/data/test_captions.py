@@ -8,7 +8,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hypjax.data.captions import captioned_features, captioned_images, class_texts
+from hypjax.assemble import choose_dataset
+from hypjax.config import load_config
+from hypjax.data.captions import (
+    captioned_features,
+    captioned_images,
+    captioned_pairs,
+    class_texts,
+)
 from hypjax.errors import UserError
 from tests.helpers.pictures import write_pictures
 
@@ -67,6 +74,34 @@ def test_each_form_describes_the_images(form):
     assert images.num_classes == 2  # Each image is a class of its own.
     if form is csv:
         assert images.splits.tolist() == ["test", "train"]
+
+
+def test_pairs_from_python_describe_the_images():
+    pictures = np.arange(4 * 5 * 5 * 3, dtype=np.uint8).reshape(4, 5, 5, 3)
+    captions = ["a dog => a pup", ["a cat", "a dog"], ("a fish",), "a cow"]
+    images = captioned_pairs((pictures, captions))
+    expected = [("a dog", "a pup"), ("a cat", "a dog"), ("a fish",), ("a cow",)]
+    assert images.captions.tolist() == expected
+    assert images.labels.tolist() == [0, 0, 1, 2]  # The first two share a caption.
+    split = {"train": (pictures[:2], captions[:2]), "test": (pictures[2:], captions[2:])}
+    images = captioned_pairs(split)
+    assert images.captions.tolist() == expected and images.splits[2] == "test"
+    for dataset, sentence in (
+        ((pictures, captions[:2]), "has 4 images, but 2 captions"),
+        ((pictures[:1], [None]), "image 0 has an empty caption; add a text"),
+        ((pictures[:1], [[]]), "image 0 has no caption; add a text"),
+        (pictures, r"is no dataset; give \(images, captions\)"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            captioned_pairs(dataset)
+
+
+def test_paths_from_python_become_a_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = load_config("configs/captions.py", ["model.text.encoder=st:words"])
+    pairs = [("photos/a.png", ["a dog", "a pup"]), (pathlib.Path("photos/b.png"), "a cat")]
+    assert choose_dataset(config, pairs) is None
+    assert described(captioned_images(config.data.path, None)) == EXPECTED
 
 
 def test_texts_of_classes_describe_their_images():

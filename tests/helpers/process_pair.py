@@ -31,12 +31,14 @@ def python(*arguments, devices=1, cwd=small_runs.REPOSITORY, **env):
 class ProcessPair:
     """Two processes of a small run, with two devices each."""
 
-    def __init__(self, path, workdir, *overrides):
+    def __init__(self, path, workdir, *overrides, config=small_runs.CONFIG):
         with socket.create_server(("localhost", 0)) as probe:  # At a port that is free.
             coordinator = f"--coordinator=localhost:{probe.getsockname()[1]}"
         shared, env = (coordinator, "--num_processes=2"), environment_with_devices(2)
         self.processes = [
-            small_runs.start(path, workdir, *overrides, flags=(*shared, own), env=env)
+            small_runs.start(
+                path, workdir, *overrides, flags=(*shared, own), env=env, config=config
+            )
             for own in ("--process_id=0", "--process_id=1")
         ]
         self._metrics = pathlib.Path(workdir) / "metrics.jsonl"

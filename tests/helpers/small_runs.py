@@ -123,19 +123,19 @@ def interrupted_after(step):
         yield
 
 
-def command(path, workdir, *overrides):
-    """Returns the command line of a small run."""
-    fields = [*SMALL, f"data.path={path}", *overrides]
+def command(path, workdir, *overrides, config=CONFIG):
+    """Returns the command line of a small run; of another configuration, with `overrides` only."""
+    fields = [*SMALL, f"data.path={path}", *overrides] if config == CONFIG else overrides
     return [
-        *(sys.executable, "-m", "hypjax.main", f"--config={CONFIG}", f"--workdir={workdir}"),
+        *(sys.executable, "-m", "hypjax.main", f"--config={config}", f"--workdir={workdir}"),
         *(f"--config.{field}" for field in fields),
     ]
 
 
-def start(path, workdir, *overrides, flags=(), env=os.environ, **options):
+def start(path, workdir, *overrides, flags=(), env=os.environ, config=CONFIG, **options):
     """Starts the command."""
     return subprocess.Popen(
-        [*command(path, workdir, *overrides), *flags],
+        [*command(path, workdir, *overrides, config=config), *flags],
         env=env | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,6 +9,8 @@ from PIL import Image
 
 import hypjax
 from hypjax.assemble import choose_dataset, open_splits
+from hypjax.data.captions import captioned_images, captioned_pairs
+from hypjax.data.opening import measured
 from hypjax.data.photos import find_images, labelled_images, list_folder
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import Embeddings, find_export
@@ -187,3 +189,49 @@ def test_other_files_on_the_hub_are_kept(tmp_path):
         hub.put("datasets/me/gallery", tmp_path)
         with pytest.raises(UserError, match="other files"):
             export(gallery, tmp_path / "gallery.hf")
+
+
+def test_captions_of_datasets_and_tars(photos_folder, tmp_path):
+    """From a column, or from .txt and .json files beside images; from Python, too."""
+    photos = list_folder(photos_folder).take(np.arange(6))
+    contents = [photos.content(i) for i in range(6)]
+    texts = [[f"photo {i}", f"image {i}"] for i in range(6)]
+    columns = {"image": [{"bytes": x, "path": None} for x in contents], "captions": texts}
+    made = datasets.Dataset.from_dict({**columns, "txt": list("aabbcc")})
+    made = made.cast_column("image", datasets.Image())
+    made.to_parquet(str(tmp_path / "photos.parquet"))
+    made.save_to_disk(str(tmp_path / "saved"))
+    wds = pytest.importorskip("webdataset", reason="needs webdataset")
+
+    def written(name, samples):
+        with wds.TarWriter(str(tmp_path / name)) as writer:
+            for i, sample in enumerate(samples):
+                writer.write({"__key__": f"{i:04}", **sample})
+        return str(tmp_path / name)
+
+    joined = [" => ".join(captions) for captions in texts]
+    txt = [{"png": x, "txt": y} for x, y in zip(contents, joined, strict=True)]
+    facts = [{"caption": y, "label": "ab"[i % 2]} for i, y in enumerate(texts)]
+    json = [{"png": x, "json": y} for x, y in zip(contents, facts, strict=True)]
+    for images in (
+        captioned_pairs(made),
+        *(captioned_images(str(tmp_path / x), None) for x in ("photos.parquet", "saved")),
+        captioned_images(written("txt.tar", txt), None),
+        captioned_images(written("json.tar", json), None),
+    ):
+        assert images.captions.tolist() == [*map(tuple, texts)]
+        np.testing.assert_array_equal(images.image(5, 3), photos.image(5, 3))
+        in_json, in_txt = "json" in images.names[0], "txt" in images.names[0]
+        assert images.num_classes == (2 if in_json else 6 if in_txt else 3)
+    one = captioned_images(f"{tmp_path}/photos.parquet?caption=txt&label=txt", None)
+    assert one.captions[5] == ("c",)
+    for where, sentence in (
+        (written("none.tar", [*txt[:2], {"png": contents[2]}]), "2 has an empty caption; add a"),
+        (written("no.tar", [{"png": x} for x in contents]), "has no column caption; name one of"),
+        (f"{tmp_path}/photos.parquet?caption=x", "has no column x"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            captioned_images(where, None)
+    alone = captioned_images(written("alone.tar", [*txt[:2], {"txt": "a dog"}]), None)
+    with pytest.raises(UserError, match="train/2 .its row has no image.; fix them"):
+        measured(alone)
