@@ -4,9 +4,10 @@
         --config.model.text.encoder=onnx:minilm/model.onnx
 
 The table has the columns path and caption, and perhaps label and split; or name a folder of images
-with a .txt beside each, or images and a file of their captions (`--config.data.captions`). Encoders
-of texts are onnx:FILE, with tokenizer.json beside it, or st:NAME of sentence-transformers. Images
-and texts are encoded once; training the heads takes a minute on a CPU. docs/texts.md says more.
+with a .txt beside each, a dataset with a column caption, a WebDataset, or images and a file of
+their captions (`--config.data.captions`). Encoders of texts are onnx:FILE, with tokenizer.json
+beside it, or st:NAME of sentence-transformers. Images and texts are encoded once; training the
+heads takes a minute on a CPU. docs/texts.md says more.
 
 Variants are spaces: `hyp`, the Poincaré ball (the default); `lorentz`, the hyperboloid; `sph`; and
 `product` of a ball and a sphere. After a comma, such as `hyp,grocery`, they may name a source:

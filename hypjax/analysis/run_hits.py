@@ -80,8 +80,8 @@ def search_test_images(run: Experiment, k: int) -> RunSearches:
     failures = int(np.sum(successes == 0))
     interval = (float(successes.mean()), *bootstrap_intervals([successes])[0]) if searches else None
     searches.sort(key=lambda x: (x.right[0], -x.distances[0] if x.right[0] else x.distances[0]))
-    classes = _recall_by_class(searches)
-    return RunSearches(run, params, points, space, searches, failures, interval, classes)
+    recalls = _recall_by_class(searches)
+    return RunSearches(run, params, points, space, searches, failures, interval, recalls)
 
 
 def _recall_by_class(searches: Sequence[Search]) -> list[ClassRecall]:

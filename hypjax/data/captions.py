@@ -133,7 +133,7 @@ def captioned_images(
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     if images.captions is not None:
-        return _own_classes(_captioned(images, images.captions))
+        return _own_classes(_captioned(images, images.captions.tolist()))
     if captions is None:
         return _own_classes(_captioned(images, _texts_beside(images, pathlib.Path(location))))
     return _own_classes(with_captions(images, captions))
@@ -143,7 +143,7 @@ def captioned_pairs(dataset: Any) -> Dataset:
     """Lists images and captions that are passed from Python, see `photos.labelled_images`."""
     images = labelled_images(dataset, captioned=True)
     assert images.captions is not None
-    return _own_classes(_captioned(images, images.captions))
+    return _own_classes(_captioned(images, images.captions.tolist()))
 
 
 def with_captions(images: Dataset, captions: str) -> Dataset:

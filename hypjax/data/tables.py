@@ -186,7 +186,7 @@ def write_table(images: Dataset) -> pathlib.Path:
     """Writes a table of image files to the cache, with a hash of its content as its name."""
     splits = [""] * len(images) if images.splits is None else images.splits
     text, columns = io.StringIO(), ["path", "label", "split"]
-    rows = [*zip(images.names, images.class_names, splits, strict=True)]
+    rows = [*map(tuple, zip(images.names, images.class_names, splits, strict=True))]
     if images.captions is not None:  # Each in a row of its own.
         columns.append("caption")
         pairs = zip(rows, images.captions, strict=True)

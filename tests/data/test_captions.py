@@ -98,7 +98,7 @@ def test_pairs_from_python_describe_the_images():
 
 def test_paths_from_python_become_a_table(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config = load_config("configs/captions.py", ["model.text.encoder=st:words"])
+    config = load_config("configs/captions.py", ["data.path=x", "model.text.encoder=st:words"])
     pairs = [("photos/a.png", ["a dog", "a pup"]), (pathlib.Path("photos/b.png"), "a cat")]
     assert choose_dataset(config, pairs) is None
     assert described(captioned_images(config.data.path, None)) == EXPECTED

@@ -54,5 +54,5 @@ class ProcessPair:
 
     def wait_for_both(self):
         """Returns the status, output and errors of each process, once both have ended."""
-        texts = [process.communicate(timeout=120) for process in self.processes]
+        texts = [process.communicate(timeout=300) for process in self.processes]
         return [(p.returncode, *text) for p, text in zip(self.processes, texts, strict=True)]

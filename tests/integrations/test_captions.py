@@ -7,10 +7,11 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 import hypjax
 from hypjax import dry_run, train
-from hypjax.assemble import assemble_training, saved_experiment
+from hypjax.assemble import assemble_training, choose_dataset, saved_experiment
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
@@ -186,3 +187,23 @@ def test_a_dry_run_estimates_the_time(pairs, capsys):
 def test_mistakes_are_one_sentence(overrides, sentence, pairs, tmp_path):
     with pytest.raises(UserError, match=sentence):
         train.train_and_evaluate(config_of(pairs, "hyp", *overrides), tmp_path / "run")
+
+
+@pytest.mark.parametrize("fields", [["train.lora_rank=2"], []], ids=["lora", "whole"])
+def test_the_tower_of_images_learns_from_pairs_from_python(fields, pairs, tmp_path):
+    """Adapters change a kernel by a matrix of their rank."""
+    texts = [[text, text.removeprefix("a ")] for text in KINDS for _ in range(2)]
+    images = np.random.default_rng(0).integers(0, 256, (len(texts), 16, 16, 3), np.uint8)
+    sizes = ["model.architecture=vit", "model.width=16", "model.depth=1", "model.num_heads=2"]
+    sizes += ["model.patch_size=8", "data.image_size=16", "data.resize=16", "model.weights=None"]
+    trained = ["optim.frozen=()", "train.cached_features=False", *fields]
+    short = [*SHORT, "train.total_steps=3", "train.batch_size=9", "eval.every=0", pairs[1]]
+    config = load_config("configs/captions.py", ["data.path=x", *short, *sizes, *trained])
+    train.train_and_evaluate(config, tmp_path, dataset=(images, texts))
+    given = choose_dataset(config, (images, texts))
+    built = assemble_training(config, given)
+    before = random_state(built.learner, built.sizes).params["model"]["encoder"]
+    after = hypjax.load(tmp_path).params["encoder"]
+    path = next(x for x in flatten_dict(after) if "attention" in x[1] and x[-1] == "kernel")
+    change = flatten_dict(after)[path] - flatten_dict(before)[path]
+    assert np.linalg.matrix_rank(change, tol=1e-6) == 2 if fields else np.abs(change).max() > 1e-5

@@ -223,7 +223,7 @@ def test_captions_of_datasets_and_tars(photos_folder, tmp_path):
         np.testing.assert_array_equal(images.image(5, 3), photos.image(5, 3))
         in_json, in_txt = "json" in images.names[0], "txt" in images.names[0]
         assert images.num_classes == (2 if in_json else 6 if in_txt else 3)
-    one = captioned_images(f"{tmp_path}/photos.parquet?caption=txt&label=txt", None)
+    one = captioned_images(f"{tmp_path}/photos.parquet?caption=txt", None)
     assert one.captions[5] == ("c",)
     for where, sentence in (
         (written("none.tar", [*txt[:2], {"png": contents[2]}]), "2 has an empty caption; add a"),
