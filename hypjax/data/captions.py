@@ -25,7 +25,6 @@ from hypjax.system.columns import find_column, require_options, split_options
 from hypjax.system.files import read_rows
 from hypjax.types import class_name, composed
 
-_TABLES = (".csv", ".tsv", ".parquet")
 _FURTHER = ("label", "split", "coarse_label")  # Columns beside path and caption.
 _CHECKED_ROWS = 1 << 13  # Vectors that are compared at once.
 
@@ -112,9 +111,10 @@ def captioned_images(
     for `hypjax.data.photos.list_images`, each beside a .txt with its captions, one in each line.
     """
     location, options = split_options(where)
-    is_parquet = location.lower().endswith(".parquet")
-    lists_files = not is_parquet or is_table(pathlib.Path(location).expanduser(), options)
-    if captions is None and location.lower().endswith(_TABLES) and lists_files:
+    path = pathlib.Path(location).expanduser()
+    suffix = path.suffix.lower()
+    lists_files = suffix in (".csv", ".tsv") or (suffix == ".parquet" and is_table(path, options))
+    if captions is None and lists_files:
         by_file: dict[pathlib.Path, list[_Row]] = {}
         for row in _captioned_rows(where):
             by_file.setdefault(row.file, []).append(row)
@@ -128,14 +128,13 @@ def captioned_images(
         images = table_of_files([*by_file], labels, splits, coarse)
         texts = [[text for row in rows for text in row.captions] for rows in by_file.values()]
         return _own_classes(_captioned(images, texts))
-    is_captioned = captions is None
-    images = list_images(where, exclude, skip_corrupt=skip_corrupt, captioned=is_captioned)
+    images = list_images(where, exclude, skip_corrupt=skip_corrupt, captioned=captions is None)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
     if images.captions is not None:
         return _own_classes(_captioned(images, images.captions.tolist()))
     if captions is None:
-        return _own_classes(_captioned(images, _texts_beside(images, pathlib.Path(location))))
+        return _own_classes(_captioned(images, _texts_beside(images, path)))
     return _own_classes(with_captions(images, captions))
 
 

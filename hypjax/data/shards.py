@@ -38,10 +38,9 @@ def find_dataset(location: str, options: Options, *, captioned: bool = False) ->
     wrote. Returns None for other locations, such as a folder of images.
 
     The options are the columns `image`, `label`, `coarse_label` and, if `captioned`, `caption`; the
-    `split`, or several splits
-    (train+test) that are joined; and the `subset` of a repository. If there are several splits and
-    none is named, they become the splits of the images. Images are named like
-    hf://OWNER/NAME/train/17.
+    `split`, or several splits (train+test) that are joined; and the `subset` of a repository. If
+    there are several splits and none is named, they become the splits of the images. Images are
+    named like hf://OWNER/NAME/train/17.
     """
     if (loaded := _load(location, options)) is None:
         return None
@@ -94,15 +93,14 @@ def _load(location: str, options: Options) -> Any:
 def _check_samples(files: Sequence[str], location: str, options: Options) -> None:
     """Rejects .tar files of which `datasets` would leave out images or labels without a word."""
     names = collections.defaultdict(list)  # Of files, by column.
-    first, read = None, set()  # Sample, and its columns: `datasets` reads only these.
+    columns_of: dict[tuple[str, str], set[str]] = {}  # By file and sample.
     for file in sorted(file for file in files if file.lower().endswith(TARS)):
         with tarfile.open(file) as archive:
             for name in (x.name.removeprefix("./") for x in archive if x.isfile()):
                 if match := _MEMBER.fullmatch(name):
-                    sample, column = (file, match[1]), match[2]
-                    names[column].append(name)
-                    first = first or sample
-                    read |= {column} if sample == first else set()
+                    names[match[2]].append(name)
+                    columns_of.setdefault((file, match[1]), set()).add(match[2])
+    read = next(iter(columns_of.values()), set())  # `datasets` reads only the first's columns.
     images = [column for column in names if is_image_name(f"_.{column}")]
     image = max(images, key=lambda column: (len(names[column]), -len(column)), default="")
     if "image" in options:
@@ -118,6 +116,10 @@ def _check_samples(files: Sequence[str], location: str, options: Options) -> Non
             f"the suffixes of the first ({', '.join(sorted(read)[:9])}), of which only one is an "
             "image; rename or convert the files, or name a column by ?image="
         )
+    for (file, sample), columns in [*columns_of.items()][:5]:  # Which `datasets` compares.
+        if lacking := (used & read) - columns:
+            problem = f"{sample} in {file} has no .{min(lacking)}, unlike the first sample"
+            raise UserError(f"{problem}; add it, or leave the sample out")
 
 
 def _library() -> types.ModuleType:

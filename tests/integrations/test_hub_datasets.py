@@ -226,12 +226,17 @@ def test_captions_of_datasets_and_tars(photos_folder, tmp_path):
     one = captioned_images(f"{tmp_path}/photos.parquet?caption=txt", None)
     assert one.captions[5] == ("c",)
     for where, sentence in (
-        (written("none.tar", [*txt[:2], {"png": contents[2]}]), "2 has an empty caption; add a"),
+        (
+            written("few.tar", [*txt[:2], {"png": contents[2]}]),
+            "0002 in .*few.tar has no .txt, unl",
+        ),
+        (written("few.tar", [*txt[:2], {"txt": "a dog"}]), "0002 in .*few.tar has no .png, unlike"),
+        (written("gap.tar", [*txt, {"png": contents[2]}]), "6 has an empty caption; add a text"),
         (written("no.tar", [{"png": x} for x in contents]), "has no column caption; name one of"),
         (f"{tmp_path}/photos.parquet?caption=x", "has no column x"),
     ):
         with pytest.raises(UserError, match=sentence):
             captioned_images(where, None)
-    alone = captioned_images(written("alone.tar", [*txt[:2], {"txt": "a dog"}]), None)
-    with pytest.raises(UserError, match="train/2 .its row has no image.; fix them"):
+    alone = captioned_images(written("alone.tar", [*txt, {"txt": "a dog"}]), None)
+    with pytest.raises(UserError, match="train/6 .its row has no image.; fix them"):
         measured(alone)
