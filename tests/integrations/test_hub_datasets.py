@@ -228,9 +228,9 @@ def test_captions_of_datasets_and_tars(photos_folder, tmp_path):
     for where, sentence in (
         (
             written("few.tar", [*txt[:2], {"png": contents[2]}]),
-            "0002 in .*few.tar has no .txt, unl",
+            "0002 in .*few.tar has no .txt, unlike",
         ),
-        (written("few.tar", [*txt[:2], {"txt": "a dog"}]), "0002 in .*few.tar has no .png, unlike"),
+        (written("a.tar", [*txt[:2], {"txt": "a dog"}]), "0002 in .*a.tar has no .png, unlike"),
         (written("gap.tar", [*txt, {"png": contents[2]}]), "6 has an empty caption; add a text"),
         (written("no.tar", [{"png": x} for x in contents]), "has no column caption; name one of"),
         (f"{tmp_path}/photos.parquet?caption=x", "has no column x"),

@@ -62,7 +62,7 @@ def test_two_processes_have_the_loss_of_the_global_batch(pairs, undisturbed, tmp
     expected = small_runs.step_metrics(undisturbed)
     assert values.keys() == expected.keys() == set(range(1, 7))
     for step, numbers in expected.items():
-        assert values[step] == pytest.approx(numbers, rel=1e-4)
+        assert values[step] == pytest.approx(numbers, rel=1e-5)
 
 
 def test_a_report_shows_searches_in_both_directions(undisturbed, tmp_path):
