@@ -171,7 +171,7 @@ def table_of(
     if captioned:
         caption = find_column(column_types, "caption", options, where)
         if caption is None:
-            advice = f"name one of {', '.join(column_types)} by ?caption="
+            advice = f"rename one of {', '.join(column_types)}, or set ?caption=COLUMN"
             raise UserError(f"{where} has no column caption; {advice}")
         captions = caption_column(facts[caption][:])
         column_types = {name: kind for name, kind in column_types.items() if name != caption}

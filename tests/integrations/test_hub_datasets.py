@@ -232,11 +232,14 @@ def test_captions_of_datasets_and_tars(photos_folder, tmp_path):
         ),
         (written("a.tar", [*txt[:2], {"txt": "a dog"}]), "0002 in .*a.tar has no .png, unlike"),
         (written("gap.tar", [*txt, {"png": contents[2]}]), "6 has an empty caption; add a text"),
-        (written("no.tar", [{"png": x} for x in contents]), "has no column caption; name one of"),
         (f"{tmp_path}/photos.parquet?caption=x", "has no column x"),
     ):
         with pytest.raises(UserError, match=sentence):
             captioned_images(where, None)
+    with pytest.raises(
+        UserError, match="the dataset has no column caption; rename one of kind, or"
+    ):
+        captioned_pairs(made.remove_columns("captions").rename_column("txt", "kind"))
     alone = captioned_images(written("alone.tar", [*txt, {"txt": "a dog"}]), None)
     with pytest.raises(UserError, match="train/6 .its row has no image.; fix them"):
         measured(alone)
