@@ -156,3 +156,36 @@ def test_one_setting_for_each_variant_needs_no_validation(tune):
     variants = "--variant=hyp", "--variant=sph"
     lines = tune(*variants, "--pending", "--seeds=0,1", "--config.data.validation_classes=0")
     assert [line[-1] for line in lines] == ["--config.seed=0", "--config.seed=1"] * 2
+
+
+def test_runs_like_another_are_found_by_what_they_are(compare, tmp_path):
+    """Whatever their names; other losses, curvatures and images are left out."""
+    temperature, sphere = "objective.temperature", f"{FILE}:sph"
+    finish_default(CONFIG, head=0.1)  # The default temperature, 0.2, is not in its name.
+    finish_default(CONFIG, f"{temperature}=0.3", head=0.3)
+    finish(tmp_path / "runs/mine", head=0.5, config=load_config(CONFIG, [f"{temperature}=0.5"]))
+    finish(tmp_path / "runs/glyphs-hyp-x", head=0.9, config=load_config(CONFIG), images="b")
+    finish_default(CONFIG, f"{FIELD}=0.3", head=0.6)
+    finish_default(f"{FILE}:supcon", head=0.7)
+    finish_default(sphere, f"{temperature}=0.4", head=0.4)
+    like = "--like=runs/glyphs-hyp", f"--vary={temperature}"
+    title, header, *rows = compare(*like)
+    assert rows == [
+        *(
+            "runs/glyphs-hyp head 0.1000 0.1000",
+            "runs/glyphs-hyp-temperature=0.3 head 0.3000 0.3000",
+        ),
+        "runs/mine head 0.5000 0.5000",
+    ]
+    assert len(compare(*like, f"--vary={FIELD}")) == 6
+    # A sphere uses no curvature, so that it is no difference.
+    spheres = compare(*like, "--vary=objective.space")
+    assert len(spheres) == 6 and "runs/glyphs-sph-temperature=0.4 head 0.4000 0.4000" in spheres
+    for arguments, sentence in (
+        (like[:1], "--like and --vary go together"),
+        ((*like, "runs/mine"), "either the folders of runs, --like or --config"),
+        ((like[0], "--vary=objective.temprature"), r"no field objective.temprature.*temperature"),
+        (("--like=runs/none", like[1]), "no finished run in runs/none"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            compare(*arguments)

@@ -6,7 +6,6 @@ import datetime
 import importlib.resources
 import io
 import itertools
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from hypjax.geometry import spaces
 from hypjax.geometry.hyperbolicity import curvature_from_delta, relative_delta
 from hypjax.inference.save import describe
 from hypjax.runs.cloud_copy import reading
-from hypjax.runs.files import METRICS, REPORT, RESULTS, STARTS, TIMES, read_object
+from hypjax.runs.files import REPORT, RESULTS, STARTS, TIMES, read_metrics, read_object
 from hypjax.runs.tables import beside_published, format_best_step, format_learned
 from hypjax.runs.workdir import read_if_intact
 from hypjax.system import console
@@ -95,12 +94,8 @@ def _read_run(run: Experiment, searches: RunSearches, k: int) -> ShownRun:
     with reading(run.workdir) as folder:
         results = read_object(folder / RESULTS) or {}
         seconds = (read_object(folder / TIMES) or {}).get("seconds", {})
-        metrics = []
-        file = folder / METRICS
-        for line in file.read_text().splitlines() if file.exists() else ():
-            with contextlib.suppress(ValueError):  # A kill may cut off the last line.
-                metrics.append(json.loads(line))
         warnings = read_if_intact(folder / STARTS).get("warnings", [])
+        metrics = read_metrics(folder)
         return ShownRun(run.name, searches, captions, results, metrics, seconds, warnings)
 
 

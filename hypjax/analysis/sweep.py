@@ -1,11 +1,12 @@
 """Tables of finished runs, and figures of their scores against a field of their configurations."""
 
+import contextlib
 import functools
 import itertools
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -19,7 +20,7 @@ from hypjax.config import default_workdir, flatten, load_config, read_config
 from hypjax.errors import UserError, nearest
 from hypjax.geometry.registry import unused_fields
 from hypjax.runs import tables
-from hypjax.runs.files import RESULTS, read_object
+from hypjax.runs.files import RESULTS, read_metrics, read_object
 from hypjax.runs.workdir import require_identity, saved_config, saved_fingerprint
 from hypjax.types import Recalls
 
@@ -27,6 +28,7 @@ _LINE_LENGTH = 30  # Characters of labels that fit below an axis.
 _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic axis.
 # Fields without effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
+_TEMPERATURE = "objective.temperature"
 
 Folders = Mapping[str, pathlib.Path]  # Folders of runs, by the run's name or swept value.
 
@@ -42,14 +44,19 @@ class FinishedRun(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """The fields that affect the scores, by dotted name."""
-        names = [name for name in self.settings if name.startswith("objective.")]
-        objective = {name.partition(".")[2]: self.settings[name] for name in names}
-        unused = {f"objective.{name}" for name in unused_fields(objective)} | _LABELS
-        settings = self.settings.items()
-        return {n: v for n, v in settings if n not in unused and not n.startswith("run.")}
+        return _used(self.settings)
 
 
+Lines = Mapping[str, Sequence[FinishedRun]]  # Runs of a figure, by the first part of a label.
+Score = Callable[[FinishedRun], float | None]  # A run's height in a panel.
 Curve = dict[Any, list[FinishedRun]]  # Runs by their value of the swept field, ascending.
+
+
+def _used(settings: Mapping[str, Any]) -> dict[str, Any]:
+    names = [name for name in settings if name.startswith("objective.")]
+    objective = {name.partition(".")[2]: settings[name] for name in names}
+    unused = {f"objective.{name}" for name in unused_fields(objective)} | _LABELS
+    return {n: v for n, v in settings.items() if n not in unused and not n.startswith("run.")}
 
 
 def default_folders(file: str, overrides: Sequence[str], field: str, values: list[str]) -> Folders:
@@ -60,6 +67,29 @@ def default_folders(file: str, overrides: Sequence[str], field: str, values: lis
         folders[value] = pathlib.Path(default_workdir(config, read_config(file)))
         require_identity(folders[value], flatten(config))
     return folders
+
+
+def folders_like(model: str, varied: Sequence[str]) -> Folders:
+    """The finished runs beside a run, itself included, that differ from it only in some fields.
+
+    They have the same images. A field that only one of two runs uses, such as the curvature of a
+    ball beside a sphere, is no difference.
+    """
+    folder = pathlib.Path(model).expanduser()
+    require_finished({model: folder})
+    settings = flatten(saved_config(folder))
+    for field in varied:
+        if field not in settings:
+            raise UserError(f"{model} has no field {field}{nearest(field, settings)}")
+    found = {}
+    for other in sorted(path.parent for path in folder.parent.glob(f"*/{RESULTS}")):
+        with contextlib.suppress(UserError):  # Of another version, or damaged.
+            used = _used(flatten(saved_config(other)))
+            common = used.keys() & _used(settings).keys() - {*varied, "data.path"}
+            same_images = saved_fingerprint(other) == saved_fingerprint(folder)
+            if same_images and all(used[name] == settings[name] for name in common):
+                found[str(other)] = other
+    return found
 
 
 def require_finished(folders: Folders) -> None:
@@ -145,24 +175,65 @@ def _mean_and_std(runs: Mapping[str, Recalls]) -> dict[str, Recalls]:
     return {"mean": mean, "std": std}
 
 
-def draw(runs: Sequence[FinishedRun], field: str, output: pathlib.Path) -> None:
+def draw(lines: Lines, field: str, output: pathlib.Path, metric: str | None = None) -> None:
     """Draws the recalls of heads, at the smallest K, against a field of the runs.
 
     Runs that differ only in the seed share a point, their mean, with a bar from the lowest to the
-    highest score. Each combination of the other fields in which runs differ has a line.
+    highest score. Each combination of the other fields in which runs differ has a line. A `metric`
+    of training, averaged over the steps, may stand in place of the recalls.
+
+    The pairwise cross-entropy on the sphere divides 2 − 2cos, twice the cosine's distance from 1,
+    by its temperature. Beside runs in other spaces it is drawn at half of it: the cosine's.
     """
-    lines = curves(runs, field)
-    values = sorted({value for curve in lines.values() for value in curve}, key=_sort_key)
+    runs = [*itertools.chain(*lines.values())]
+    halved = field == _TEMPERATURE and len({run.settings["objective.space"] for run in runs}) > 1
+    drawn = {
+        ", ".join(filter(None, (name, label))): curve
+        for name, of_line in lines.items()
+        for label, curve in curves(of_line, field, halved=halved).items()
+    }
+    values = sorted({value for curve in drawn.values() for value in curve}, key=_sort_key)
     texts = {*map(_text, values)}
     if len(texts) < 2:
         raise UserError(f"a figure needs several values of {field}, not {[*texts] or 'none'}")
+    label = f"{field} (on the sphere, of the cosine)" if halved else field
     # Values may hold dollar signs, and the legend may be wider than the panels.
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
-        save(_figure(lines, values, field, tables.selection_metric(runs[0].test["head"])), output)
+        save(_figure(drawn, values, label, _panels(runs, metric)), output)
 
 
-def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
-    """Lines of a figure by label: the other fields in which runs differ, as in 'objective.c=1'."""
+def mean_metric(run: FinishedRun, metric: str) -> float:
+    """A metric of training, averaged over the lines of metrics.jsonl, each of as many steps."""
+    logged = read_metrics(run.folder)
+    values = [line[metric] for line in logged if line.get(metric) is not None]
+    if not values:
+        names = {name for line in logged for name in line}
+        raise UserError(f"{run.name} did not log {metric}{nearest(metric, names)}")
+    return statistics.mean(values)
+
+
+def _panels(runs: Sequence[FinishedRun], metric: str | None) -> dict[tuple[str, str], Score]:
+    """What each panel shows, by its title and the label of its vertical axis."""
+    if metric:
+        return {("mean over the steps of training", metric): lambda run: mean_metric(run, metric)}
+    recall = tables.selection_metric(runs[0].test["head"])
+    titles = {"validation": "validation images (to choose by)", "test": "test images (to report)"}
+
+    def score(run: FinishedRun, split: str) -> float | None:
+        return (getattr(run, split) or {}).get("head", {}).get(recall)
+
+    return {
+        (title, f"{recall} of the head"): functools.partial(score, split=split)
+        for split, title in titles.items()
+        if any(getattr(run, split) for run in runs)
+    }
+
+
+def curves(runs: Sequence[FinishedRun], field: str, *, halved: bool = False) -> dict[str, Curve]:
+    """Lines of a figure by label: the other fields in which runs differ, as in 'objective.c=1'.
+
+    With `halved`, temperatures of the pairwise cross-entropy on the sphere are.
+    """
     fields = [run.fields() for run in runs]
     for run, run_fields in zip(runs, fields, strict=True):
         if field not in run_fields:
@@ -179,7 +250,10 @@ def curves(runs: Sequence[FinishedRun], field: str) -> dict[str, Curve]:
     lines: dict[str, Curve] = {}
     for run, run_fields in sorted(zip(runs, fields, strict=True), key=order):
         labels = [f"{name}={_text(run_fields[name])}" for name in differing if name in run_fields]
-        lines.setdefault(", ".join(labels), {}).setdefault(run_fields[field], []).append(run)
+        value = run_fields[field]
+        if halved and run_fields["objective.space"] == "sphere":
+            value /= 2 if run_fields["objective.name"].endswith("pairwise_cross_entropy") else 1
+        lines.setdefault(", ".join(labels), {}).setdefault(value, []).append(run)
     return lines
 
 
@@ -192,31 +266,32 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _figure(lines: Mapping[str, Curve], values: Sequence[Any], field: str, metric: str) -> Figure:
-    panels = {"test images (to report)": "test"}  # Titles, and the splits of the scores.
-    all_runs = itertools.chain(*(runs for curve in lines.values() for runs in curve.values()))
-    if any(run.validation for run in all_runs):
-        panels = {"validation images (to choose by)": "validation", **panels}
+def _figure(
+    lines: Mapping[str, Curve],
+    values: Sequence[Any],
+    field: str,
+    panels: Mapping[tuple[str, str], Score],
+) -> Figure:
     height = 4 + 0.25 * math.ceil(len(lines) / len(panels))  # The legend has a column per panel.
     figure = Figure(figsize=(4.8 * len(panels), height), dpi=150, layout="constrained")
     [axes] = figure.subplots(1, len(panels), squeeze=False)
-    for axis, (title, split) in zip(axes, panels.items(), strict=True):
+    for axis, ((title, _), score) in zip(axes, panels.items(), strict=True):
         positions = _horizontal(axis, values)
         # Yellow is too light for lines. Six colours and seven markers tell 42 lines apart.
         styles = zip(itertools.cycle(COLOURS[:-1]), itertools.cycle(MARKERS), strict=False)
         for (label, curve), (colour, marker) in zip(lines.items(), styles, strict=False):
             points = []  # Position, mean score, and distances to the lowest and highest score.
             for value, runs in curve.items():
-                recalls = filter(None, (getattr(run, split) for run in runs))
-                if scores := [of_run["head"][metric] for of_run in recalls]:
+                if scores := [x for run in runs if (x := score(run)) is not None]:
                     mean = statistics.mean(scores)
                     points.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, means, *bars = np.array(points).reshape(-1, 4).T
             draw_line = functools.partial(axis.errorbar, elinewidth=1, clip_on=False, label=label)
             draw_line(x, means, yerr=bars, color=colour, marker=marker)
         low, high = axis.get_ylim()
-        axis.set(title=title, xlabel=field, ylim=(max(low, 0), min(high, 1)))
-    axes[0].set_ylabel(f"{metric} of the head")
+        top = min(high, 1) if axis.dataLim.y1 <= 1 else high  # A recall's axis ends at 1.
+        axis.set(title=title, xlabel=field, ylim=(max(low, 0), top))
+    axes[0].set_ylabel(next(iter(panels))[1])
     if len(lines) > 1:
         entries = axes[-1].get_legend_handles_labels()
         figure.legend(*entries, loc="outside lower center", ncols=len(panels), frameon=False)

@@ -43,6 +43,15 @@ def read_object(path: pathlib.Path) -> dict[str, Any] | None:
         raise UserError(f"cannot read {path} ({error.strerror})") from error
 
 
+def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the lines of a run's metrics.jsonl; none if there is no file."""
+    lines, file = [], folder / METRICS
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with contextlib.suppress(ValueError):  # A kill may cut off the last line.
+            lines.append(json.loads(line))
+    return lines
+
+
 @contextlib.contextmanager
 def damage_explained(path: pathlib.Path) -> Iterator[None]:
     """Turns any error on the content of a run's file into a `UserError`: the file is damaged."""
