@@ -21,6 +21,7 @@ FIRST = [  # Run, part, its fields, and the first recall of the first paper with
     ("inshop:hyp-vit", "head", ["train.batch_size=500", "train.total_steps=9"], 0.927),
     ("sop:sph-vit", "encoder", ["objective.temperature=0.1"], 0.853),
     ("cub:hier-dino", "head", ["train.total_steps=9"], 0.811),
+    ("sop:irt-l-resnet50", "encoder", [], 0.798),
     ("cub", "head", ["model.weights=/a/vit_small_patch16_224.dino.safetensors"], 0.783),
 ]
 # Runs, and fields that set them apart from every row.

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from hypjax.errors import UserError
 from papers import tables as paper_tables
 from tests.helpers import commands
 
@@ -14,6 +15,7 @@ DELTA = MAIN.replace("main", "hyperbolicity")
 EVALUATE, OUTPUT = "--mode=evaluate", "--output=runs/papers/"
 
 
+RESNET = "--config.model.architecture=resnet50"
 PCA_RUN = f"{OUTPUT}sop-irt-r-eval.pca.encoder=128-trained.json {EVALUATE}"
 LINES = {
     "hier-main|HIER-DINO, 384-d cub200": f"{MAIN}cub.py:hier-dino",
@@ -22,6 +24,10 @@ LINES = {
     f"{OUTPUT}cub-hyp-dino-pretrained.json {EVALUATE}",
     "irt-2|pca=128 sop": f"{MAIN}sop.py:irt-r && {MAIN}sop.py:irt-r {PCA} {PCA_RUN} "
     "--workdir=runs/sop-irt-r",
+    "hyp-vit-3|ResNet-50 sop": f"{MAIN}sop.py:hyp-dino {RESNET} --config.model.weights="
+    "resnet50.tv_in1k --config.model.pooling=avg --config.model.eval_pooling=avg "
+    f"{OUTPUT}sop-hyp-dino-a358ec6a-pretrained.json {EVALUATE}",
+    "irt-objects-comparison|768-d": f"{MAIN}sfm.py:irt-r-deit-b-384-distilled",
     "hyp-vit-1|ViT sop": f"{DELTA}sop.py:hyp-vit {OUTPUT}sop-hyp-vit-delta.json",
 }
 
@@ -30,6 +36,12 @@ LINES = {
 def test_rows_name_their_commands(folder, names):
     table, *rows = names.split("|")
     assert paper_tables.pending(paper_tables.rows_of(table, rows), []) == [LINES[names]]
+
+
+def test_an_unknown_table_is_told_all_tables_once():
+    with pytest.raises(UserError, match="did you mean hyp-vit-3") as raised:
+        paper_tables.rows_of("hyp-vit-33", [])
+    assert str(raised.value).count("irt-objects-comparison") == 1
 
 
 def test_our_values_and_differences_stand_beside_the_published_ones(folder, capsys):
