@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypjax.config import default_workdir, load_config, read_config
-from hypjax.errors import UserError, nearest
+from hypjax.errors import UserError, similar
 from hypjax.runs.files import RESULTS, read_object
 from hypjax.runs.tables import aligned
 from papers.published import Row, published_rows
@@ -57,7 +57,7 @@ def rows_of(table: str, names: Sequence[str]) -> Rows:
     for row, scores in published_rows().items():
         tables.setdefault(f"{row.paper}-{row.table}", {})[row] = scores
     if table not in tables:
-        raise UserError(f"no table is {table!r}: {', '.join(tables)}{nearest(table, tables)}")
+        raise UserError(f"no table is {table!r}: {', '.join(tables)}{similar(table, tables)}")
     rows = tables[table]
     if not names:
         return rows
