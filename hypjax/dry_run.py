@@ -45,11 +45,13 @@ _EFFICIENCY = 0.57
 def dry_run(config: Config) -> None:
     """Opens data and weights, embeds a batch, runs the first steps, and prints an estimate.
 
-    Saves nothing but caches, and raises the errors that the run would raise in these steps. If data
-    or weights are missing, first estimates the hours of training on GPUs.
+    Saves nothing but caches, and raises the errors that the run would raise in these steps. First
+    prints the encoder's size, which needs neither data nor weights; if these are missing, also
+    estimates the hours of training on GPUs.
     """
     config = own_copy(config)
     validate(config)
+    _print_size(config)
     if flatten(config)["train.total_steps"] == 0:
         params, parts = released_model(assemble_method(config), encoder_only=True)
         embedding_time = _time_of_embedding(assemble(config, parts=parts), params)
@@ -65,7 +67,6 @@ def dry_run(config: Config) -> None:
     experiment, learner = training.experiment, training.learner
     state = random_state(learner, training.sizes)
     print_summary(training, state.params)
-    _print_size(config)
     state = with_pretrained(learner, state, pretrained)
     embedding_time = _time_of_embedding(experiment, evaluated_model(learner, state))
     with machine.memory_explained("train.batch_size, data.image_size or the model's size"):

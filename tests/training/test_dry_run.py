@@ -34,7 +34,13 @@ def test_hours_on_gpus_are_estimated_without_data_and_weights(tmp_path, capsys):
     config.run.data_dir = str(tmp_path)
     with pytest.raises(UserError, match="prepare"):
         dry_run(config)
-    assert re.search("25000 steps of .* on one T4, .* A100, .* H100", capsys.readouterr().out)
+    size = r"the encoder has \d\.\d million parameters and takes \d\.\d+ billion multiplications"
+    hours = "25000 steps of .* on one T4, .* A100, .* H100"
+    assert re.match(f"{size}.*\n{hours}", capsys.readouterr().out)
+    config.train.total_steps = config.optim.warmup_steps = 0  # Such as `irt-o`.
+    with pytest.raises(UserError):
+        dry_run(config)
+    assert re.match(f"{size}.*\n$", capsys.readouterr().out)
     # Forward and backward, 2 and 4 operations for each token and number of 2 blocks of width 128,
     # without attention's matrices, of which the last block computes the class token alone.
     kernels, tokens = 12 * 128**2, 17 * 8
