@@ -1,9 +1,13 @@
 """All notebooks run from top to bottom, at a size for tests."""
 
+import io
 import json
+import sys
+import types
 
 import papermill
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from hypjax.data.preparation.export import export
 from tests.helpers import small_runs
@@ -68,6 +72,32 @@ def test_notebook_runs(path, data_dir, photos_folder, repository, folder, monkey
     # A command that fails does not stop a notebook.
     assert "error:" not in executed and "Traceback" not in executed
     assert '"image/png"' in executed
+
+
+@pytest.mark.hygiene
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("is_released", [True, False])
+def test_colab_takes_the_repository_until_there_is_a_release(path, is_released, monkeypatch, capsys):
+    """Colab's server lists the open notebook, with its address."""
+    cells = json.loads(path.read_text())["cells"]
+    cell = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    opened = "fileId=https%3A//github.com/someone/hypjax/blob/main/notebooks/a.ipynb"
+    sessions = json.dumps([{"path": opened}]).encode()
+    monkeypatch.setattr("urllib.request.urlopen", lambda address: io.BytesIO(sessions))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    names, lines = {}, []
+
+    def system(line):
+        lines.append(line.format(**names))
+        names["_exit_code"] = int(not is_released)
+
+    names["get_ipython"] = lambda: types.SimpleNamespace(system=system)
+    exec(TransformerManager().transform_cell(cell), names)
+    install, repository = 'pip install -q "hypjax[viz]', "git+https://github.com/someone/hypjax"
+    again = [] if is_released else [f'{install} @ {repository}"']
+    assert lines == [f'{install}"', *again]
+    assert (repository in capsys.readouterr().out) != is_released
 
 
 @pytest.mark.hygiene
