@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from hypjax import parallel
 from hypjax.config.choices import matches
 from hypjax.data.device_crops import Store
-from hypjax.geometry import learned
+from hypjax.geometry import Space, Sphere, learned
 from hypjax.objectives import Metrics, ProblemSizes, loss_function
 from hypjax.objectives.base import LEARNED, compared
 from hypjax.training import lora, optim, towers
@@ -143,7 +143,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
 
                 value, (objective_state, metrics) = loss_at(outputs)
                 if learner.step.gradient_covariance:
-                    norm = _gradient_covariance(lambda x: loss_at(x)[0], outputs)
+                    norm = _gradient_covariance(lambda x: loss_at(x)[0], outputs, objective.space)
                     metrics = {**metrics, "gradient_covariance": norm}
                 return value, (objective_state, metrics)
 
@@ -155,10 +155,21 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
 
 
 def _gradient_covariance(
-    loss_of: Callable[[dict[str, Outputs]], Array], outputs: dict[str, Outputs]
+    loss_of: Callable[[dict[str, Outputs]], Array], outputs: dict[str, Outputs], space: Space
 ) -> Array:
-    """Nuclear norm of the covariance of the images' gradients: its trace (IRT, Section 3.5)."""
-    gradients = jax.grad(loss_of)(jax.lax.stop_gradient(outputs))[IMAGES].projected
+    """Nuclear norm of the covariance of the images' gradients: its trace (IRT, Section 3.5).
+
+    Gradients are those by the descriptors. If the space normalises features, so are descriptors:
+    otherwise features of twice the length would have a quarter of the norm at the same loss.
+    """
+    fixed = jax.lax.stop_gradient(outputs)
+    images = fixed[IMAGES]
+
+    def loss_at(descriptors: Array) -> Array:
+        return loss_of({**fixed, IMAGES: images._replace(projected=descriptors)})
+
+    descriptors = Sphere().embed(images.projected) if space.normalized else images.projected
+    gradients = jax.grad(loss_at)(descriptors)
     # Gradients of the sum of the images' losses, not of their mean.
     return jnp.sum(jnp.var(len(gradients) * gradients, axis=0))
 

@@ -145,13 +145,41 @@ def test_without_labels_two_views_of_an_image_are_a_class(load_glyphs):
     assert abs(losses[fields, 0] - losses[fields[:1], 0]) > 1e-3
 
 
-def test_the_spread_of_the_images_gradients_is_measured(load_glyphs):
-    """The nuclear norm of their covariance, by its singular values."""
-    config = load_glyphs("run.gradient_covariance=True")
+@pytest.mark.parametrize("variant", ["hyp", "irt-r"])
+def test_the_spread_of_the_images_gradients_is_measured(load_glyphs, variant):
+    """The nuclear norm of their covariance, by its singular values.
+
+    On the sphere gradients are those by descriptors of length 1, so lengths of features, which
+    leave the loss as it is, do not change it.
+    """
+    config = load_glyphs(
+        "run.gradient_covariance=True", "objective.clip_radius=None", variant=variant
+    )
     learner, (state, step), batch = learner_of(config), start(config), random_batch()
     images = (batch.inputs["images"] / 255 - config.data.mean[0]) / config.data.std[0]
     outputs = learner.model.apply({"params": state.params["model"]}, images)
     loss = loss_function(learner.objective)
-    slopes = jax.grad(lambda x: loss({}, {}, x, None, batch, None)[0])(outputs).projected
+    variables = state.params["objective"], state.objective_state
+    slopes = jax.grad(lambda x: loss(*variables, x, None, batch, None)[0])(outputs).projected
+    if variant == "irt-r":  # The chain rule: descriptors are features divided by their lengths.
+        slopes *= np.linalg.norm(outputs.projected, axis=1, keepdims=True)
     expected = np.linalg.norm(np.cov(24 * slopes, rowvar=False, bias=True), "nuc")
-    np.testing.assert_allclose(step(state, batch)[1]["gradient_covariance"], expected, rtol=1e-3)
+    longer = steps.copied(state)
+    model = longer.params["model"]
+    scaled = {**model, "head": jax.tree.map(lambda x: 10 * x, model["head"])}
+    longer = longer._replace(params={**longer.params, "model": scaled})
+    of_state, of_longer = (step(x, batch)[1] for x in (state, longer))
+    np.testing.assert_allclose(of_state["gradient_covariance"], expected, rtol=1e-3)
+    is_same = np.isclose(of_longer["gradient_covariance"], expected, rtol=1e-3)
+    assert is_same == np.isclose(of_longer["loss"], of_state["loss"]) == (variant == "irt-r")
+
+
+def test_the_exponent_of_gem_learns_ten_times_as_fast_and_does_not_decay(load_glyphs):
+    """Adam's first update is its rate, whatever the gradient."""
+    gem = "model.pooling=gem", "model.eval_pooling=gem", "model.learn_gem=True"
+    fields = "optim.learning_rate=1e-3", "optim.weight_decay=0.3", "optim.eps=1e-12"
+    config = load_glyphs(*gem, *fields, "optim.warmup_steps=0", "optim.schedule=constant")
+    state, step = start(config)
+    state, _ = step(state, random_batch())
+    exponent = float(state.params["model"]["encoder"]["gem_exponent"])
+    np.testing.assert_allclose(abs(exponent - 3), 0.01, rtol=1e-3)
