@@ -116,15 +116,17 @@ def weigh(
         "weight" is the mean over anchors of the sum of an anchor's weights. "carriers" counts the
         hardest negatives that carry 90% of the sum; "shares" are the shares of the sum that the
         hardest 1, 10 and 100 carry. "curve" has mean weights at up to 200 ranks, and their
-        cumulative share. "hardest" lists each listed anchor's k hardest negatives.
+        cumulative share. "hardest" lists each listed anchor's nearest positive and k hardest
+        negatives.
     """
 
     @jax.jit
     def compare(points: Points, images: Points, positives: Mask, negatives: Mask) -> Any:
-        """Distances, infinite to images that are no negatives, and weights."""
+        """Distances, infinite to images that are no negatives; weights; nearest positives."""
         distances = space.distance_matrix(points, images)
         weights = negative_weights(distances, positives, negatives, temperature=temperature)
-        return jnp.where(negatives, distances, jnp.inf), weights
+        nearest = jnp.argmin(jnp.where(positives, distances, jnp.inf), axis=1)
+        return jnp.where(negatives, distances, jnp.inf), weights, nearest
 
     weight_sums = np.zeros(len(images))  # Over anchors, by rank.
     carriers, hardest = [], []
@@ -132,13 +134,14 @@ def weigh(
         images = images.astype(np.float64)
         for block in blocks(len(anchors), _BLOCK):
             compared = compare(anchors[block].astype(np.float64), images, *choice.pairs(block))
-            distances, weights = map(np.asarray, compared)
+            distances, weights, positives = map(np.asarray, compared)
             descending = -np.sort(-weights, axis=1)
             weight_sums += np.sum(descending, axis=0)
             sums = np.cumsum(descending, axis=1)
             carriers += (1 + np.argmax(sums >= _CARRIED_SHARE * sums[:, -1:], axis=1)).tolist()
             for row, anchor in enumerate(choice.anchors[: choice.num_listed][block].tolist()):
-                hardest.append(_hardest(choice, anchor, distances[row], weights[row]))
+                nearest = _hardest(choice, anchor, distances[row], weights[row])
+                hardest.append({**nearest, "positive": int(positives[row])})
     means = weight_sums[: max(choice.num_negatives())] / len(anchors)
     cumulative = np.cumsum(means) / means.sum()
     ranks = np.unique(np.geomspace(1, len(means), _CURVE_POINTS).round().astype(int))
@@ -232,12 +235,18 @@ def draw_curves(runs: Sequence[Weights], output: pathlib.Path) -> None:
 def draw_hardest(
     runs: Sequence[Weights], splits: Splits, output: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Draws each listed anchor's hardest negatives, one row per run (Figure 1); returns files."""
+    """Draws each listed anchor, its nearest positive and its hardest negatives (Figure 1).
+
+    Each run has a row. Returns the files.
+    """
     rows = []
     for anchor, i in itertools.product(range(len(runs[0]["hardest"])), range(len(runs))):
         name, hardest = runs[i]["run"], runs[i]["hardest"][anchor]
         title = name if i else f"{hardest['label']}\n{name}"
         row = [Picture((splits.test, hardest["index"]), title, "black")]
+        row.append(
+            Picture((searched(splits), hardest["positive"]), "nearest positive", "tab:green")
+        )
         columns = hardest["items"], hardest["classes"], hardest["weights"]
         negatives = zip(*columns, only_here(runs, i, anchor), strict=True)
         for image, label, weight, in_one_run in negatives:

@@ -46,6 +46,7 @@ def test_weights_agree_with_a_loop(monkeypatch):
             hardest = weighed["hardest"][row]
             assert (hardest["index"], hardest["label"]) == (anchor, f"class {label}")
             assert hardest["items"] == nearest[:4]
+            assert hardest["positive"] == min(matches, key=lambda i: apart[anchor, i])
             assert hardest["classes"] == [f"class {TEST.test.labels[i]}" for i in nearest[:4]]
             shown = [distances[i] for i in nearest[:4]]
             np.testing.assert_allclose(hardest["distances"], shown, rtol=1e-5)
