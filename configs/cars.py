@@ -21,15 +21,16 @@ _HIER = hier.Schedule(
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, released=True)
+    chosen = variants.parse_variant(variant, released=variants.HYP_VIT_SPACES)
     config = recipes.hyp_vit(chosen)
     config.data.name = "cars196"
-    # Paper: 9 images per class. Its batch of 900 would need 100 classes, but there are 98.
+    # The paper's batch of 900 at the released command's 9 images of a class would need 100 classes,
+    # but there are 98.
     config.train.batch_size = 882
     config.train.samples_per_class = 9
     if chosen.encoder == "dino-patch8":
         config.train.batch_size = 120  # Paper.
-        config.train.samples_per_class = 2  # The paper does not say; 120 is not a multiple of 9.
+        config.train.samples_per_class = 2  # Released command; the paper names no number.
     # Paper; the released commands run 300 epochs of one batch. Assumed for 8×8 patches too.
     config.train.total_steps = 300 if chosen.suffix == "released" else 600
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.

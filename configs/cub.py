@@ -6,12 +6,13 @@ the released commands, as in `configs/cub.py:sph-vit,released`.
 
 `mix` (HypMix, Yue et al., WACV 2024) in place of `hyp` or `sph` trains in both spaces, with λ = 3.
 
-`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` trains ResNet-50 by Hyp-ViT's
-recipe. The suffix `,unlabelled`, after `hyp`, `sph` or `moco` with an encoder, trains without
-labels on two views of each image, as in Hyp-ViT's supplement.
+`moco` trains with MoCo's loss in the ball. `hyp-resnet50,hyp-vit` and `sph-resnet50,hyp-vit` train
+ResNet-50 by Hyp-ViT's recipe. The suffix `,unlabelled`, after `hyp`, `sph` or `moco` with an
+encoder, trains without labels on two views of each image, as in Hyp-ViT's supplement.
 
 `hier` in place of `hyp` trains with HIER (Kim et al., CVPR 2023) on top of Proxy-Anchor, and `pa`
-with Proxy-Anchor only, both by the recipe of HIER. These two and `hyp` also exist with `-resnet50`.
+with Proxy-Anchor only, both by the recipe of HIER, as are these two, `hyp` and `sph` with
+`-resnet50`.
 `lhier` is an experiment in the direction of LHIER+ (Bdeir and Landwehr, 2024): HIER on the
 hyperboloid, with a learned curvature, and proxies that are trained by Riemannian Adam.
 
@@ -51,12 +52,14 @@ _IRT = irt.Schedule(2_000, "shuffled")
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, released=True, with_irt=True)
+    chosen = variants.parse_variant(
+        variant, released=(*variants.HYP_VIT_SPACES, "mix"), with_irt=True
+    )
     config = recipes.hyp_vit(chosen)
     config.data.name = "cub200"
     config.data.resize = 256  # Paper; 224 for the other datasets.
     config.train.batch_size = 900  # Paper: all 100 training classes in every batch.
-    config.train.samples_per_class = 9  # Paper.
+    config.train.samples_per_class = 9  # The released command; the paper names no number.
     # Paper; the released commands run 50 epochs of one batch.
     config.train.total_steps = 50 if chosen.suffix == "released" else 200
     config.eval.ks = (1, 2, 4, 8)  # Paper, as is usual for this dataset.

@@ -28,7 +28,7 @@ _IRT = irt.Schedule(35_000, "drawn_classes", memory=0.2, memory_decay=0.999)
 
 def get_config(variant: str = "hyp-dino") -> ConfigDict:
     """Returns the configuration of a variant."""
-    chosen = variants.parse_variant(variant, released=True, with_irt=True)
+    chosen = variants.parse_variant(variant, released=variants.HYP_VIT_SPACES, with_irt=True)
     config = recipes.hyp_vit(chosen)
     config.data.name = "inshop"
     config.train.batch_size = 900  # Paper: 450 of the 3,997 training classes in a batch.

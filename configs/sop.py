@@ -28,7 +28,7 @@ def get_config(variant: str = "hyp-dino") -> ConfigDict:
     chosen = variants.parse_variant(
         variant,
         short={"happier": "happier-resnet50"},
-        released=True,
+        released=variants.HYP_VIT_SPACES,
         with_irt=True,
         losses=("happier",),
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from hypjax.config.variants import HIER, Variant
+from hypjax.config.variants import HIER, HYP_VIT_SPACES, Variant
 
 
 class Schedule(NamedTuple):
@@ -32,7 +32,7 @@ _LEARNING_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-
 
 def follows(variant: Variant) -> bool:
     """Whether a variant is trained by this recipe."""
-    is_baseline = (variant.loss, variant.encoder) == ("hyp", "resnet50")
+    is_baseline = variant.loss in HYP_VIT_SPACES and variant.encoder == "resnet50"
     has_other_recipe = variant.suffix in ("frozen", "last", "hyp-vit", "unlabelled")
     return (variant.loss in (*HIER, "pa") or is_baseline) and not has_other_recipe
 
@@ -64,6 +64,7 @@ def use(config: ConfigDict, variant: Variant, schedule: Schedule) -> None:
         optim.schedule = "step"
         optim.decay_factor, decay_epochs = schedule.resnet_decay
         optim.decay_every = decay_epochs * schedule.epoch
-        if variant.loss == "hyp":  # 22 classes with 8 images each, as in the released command.
+        if variant.loss in HYP_VIT_SPACES:
+            # The released command has 8 images a class and 90 in each process, no multiple of 8.
             train.update(batch_size=176, samples_per_class=8)
             config.objective.pair_weight = 1 / 8**2  # The code divides the sum of 56 pairs by 8².

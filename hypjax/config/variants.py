@@ -34,7 +34,7 @@ ENCODERS = {
     "deit": _PUBLISHED,
     "dino": _PUBLISHED,
     "dino-patch8": tuple(HYP_VIT_SPACES),
-    "resnet50": ("hyp", "pa", *HIER),
+    "resnet50": (*HYP_VIT_SPACES, "pa", *HIER),
 }
 # Recent encoders, untried on full datasets.
 RECENT = ("dinov2", "dinov3", "siglip2", "clip", "lite")
@@ -67,15 +67,15 @@ def parse_variant(
     *,
     short: Mapping[str, str] | None = None,
     further: Collection[str] = (),
-    released: bool = False,
+    released: Collection[str] = (),
     with_irt: bool = False,
     losses: tuple[str, ...] = (),
 ) -> Variant:
     """Parses a variant, such as 'hyp-dino,released'; raises a `UserError` for an unknown one.
 
     `short` holds variants by short names, and `further` the variants that the caller parses itself,
-    for the error's message. `released` allows the suffix 'released', and `with_irt` allows
-    `IRT_VARIANTS`. `losses` are those that only this dataset has.
+    for the error's message. `released` are the losses with the suffix 'released', and
+    `with_irt` allows `IRT_VARIANTS`. `losses` are those that only this dataset has.
     """
     name = (short or {}).get(name, name)
     if with_irt and name in IRT_VARIANTS:
@@ -91,8 +91,8 @@ def parse_variant(
         is_valid = {
             "frozen": True,
             "last": encoder in LOWER_LAYERS,
-            "hyp-vit": (loss, encoder) == ("hyp", "resnet50"),
-            "released": released and loss in HYP_VIT_SPACES and not is_recent,
+            "hyp-vit": loss in HYP_VIT_SPACES and encoder == "resnet50",
+            "released": loss in released and not is_recent,
             "unlabelled": loss in UNLABELLED and not is_recent,
         }
         suffixes = [name for name in is_valid if is_valid[name]]

@@ -86,7 +86,7 @@ def test_an_unknown_variant_is_refused_with_the_known_ones():
         ("cub:foo", "losses are hyp, .*, irt-r-resnet50$"),
         ("folder:hyp-scrach", "hyp-scratch, sph-scratch; did you mean hyp-scratch"),
         ("grocery:dinov", "or one of lite, dinov2"),
-        ("cub:sph-resnet50", "that go together"),
+        ("cub:moco-resnet50", "that go together"),
         ("cub:hyp-dino,frosen", "with ,frozen or ,released or ,unlabelled"),
     ):
         with pytest.raises(UserError, match=keyword):

@@ -127,7 +127,8 @@ def hyp_vit_recipes(dataset):
         for encoder in encoders if loss in ("hyp", "sph", "mix") else ["dino"]:
             if encoder == "dino-patch8":
                 sizes = {"batch_size": 120, "samples_per_class": 2}
-            for i, end in enumerate(("", ",released") if loss in ("hyp", "sph") else ("",)):
+            released = loss in ("hyp", "sph") or (loss, dataset) == ("mix", "cub")
+            for i, end in enumerate(("", ",released") if released else ("",)):
                 train = group("train", total_steps=steps[i], **sizes)
                 recipe = common | objective | of_encoder(encoder) | train
                 yield f"{loss}-{encoder}{end}", recipe
@@ -150,11 +151,15 @@ def hier_recipes(dataset):
             recipe = common | of_encoder(encoder) | of_objective(**own)
             yield f"{loss}-{encoder}", recipe | {"optim.learning_rate": rate}
     sizes = group("train", batch_size=176, samples_per_class=8)
-    yield "hyp-resnet50", resnet | sizes | of_objective(**LOSSES["hyp"] | {"pair_weight": 1 / 64})
+    for loss in ("hyp", "sph"):
+        own = of_objective(**LOSSES[loss] | {"pair_weight": 1 / 64})
+        yield f"{loss}-resnet50", resnet | sizes | own
     batches = group("train", batch_size=DATASETS[dataset][3], total_steps=DATASETS[dataset][5][0])
     pooled = group("model", pooling="avg", eval_pooling="avg", head_dim=128)
     plain = {"optim.frozen": (), **IMAGENET}
-    yield "hyp-resnet50,hyp-vit", COMMON | pooled | plain | batches
+    for loss in ("hyp", "sph"):
+        followed = COMMON | pooled | plain | batches | of_objective(**LOSSES[loss])
+        yield f"{loss}-resnet50,hyp-vit", followed
     moco = of_objective(name="supcon", temperature=0.1, space="poincare", memory_decay=0.999)
     yield "moco-dino", moco | batches | {"objective.memory_only": True}
     changes = group("data", colour_jitter=(0.4, 0.4, 0.4, 0.1), grey=0.2, blur=0.5)
