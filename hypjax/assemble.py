@@ -303,6 +303,8 @@ def _learner(config: ConfigDict, method: Method, mesh: Mesh) -> Learner:
         Group((f"log_{name}",), rate, weight_decay=0.0)
         for name, rate in zip(method.scalars, rates, strict=True)
     ]
+    # By the code of Radenović et al.: at SfM-120k's rate alone, the exponent would hardly move.
+    gem = [Group(("gem_exponent",), 10.0, weight_decay=0.0)] if config.model.learn_gem else []
     layer_rate = None
     if optim.layer_decay != 1:
         layer_rate = layer_rates(model.encoder.layers, optim.layer_decay, model.head_kind != "none")
@@ -316,6 +318,7 @@ def _learner(config: ConfigDict, method: Method, mesh: Mesh) -> Learner:
             schedule,
             objective.groups,
             groups,
+            gem,
             layer_rate=layer_rate,
             head_warmup_steps=train.head_warmup_steps,
         ),

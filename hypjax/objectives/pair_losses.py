@@ -157,7 +157,8 @@ def scalable_nca(
     An image's loss is −log of the probability that a neighbour, drawn with softmax(s/τ) among all
     other images, has the image's class, where s = −distance / 2 (on the sphere, the cosine up to a
     constant). The loss is the mean over the images with a positive. Neighbours are drawn from the
-    batch, or from the `references`; in the paper, from a memory of all training images.
+    batch, or from the `references`. The paper draws them only from a memory of all training images,
+    as a run does with `memory_only` and a memory of 1; without it, a run adds both losses.
     """
     pairs = compare_images(embeddings, labels, **options)
     logits = -pairs.distances / (2 * temperature)
@@ -356,7 +357,7 @@ MEMORY = {
     "memory": Field(0.0, _MEMORY_SIZE),  # Images of earlier batches to compare with.
     # Decay of the teacher that embeds the images of the memory; 0: the model that is trained.
     "memory_decay": Field(0.0, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")),
-    "memory_only": Field(False),  # Whether images are compared only with the memory (MoCo).
+    "memory_only": Field(False),  # Compare images only with the memory (MoCo, scalable NCA).
 }
 
 

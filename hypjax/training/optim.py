@@ -171,6 +171,7 @@ def configured_optimizer(
     schedule: optax.Schedule,
     objective_groups: Sequence[Group] = (),
     scalar_groups: Sequence[Group] = (),
+    encoder_groups: Sequence[Group] = (),
     **options: Any,
 ) -> optax.GradientTransformation:
     """Builds the optimiser of the fields of `config.optim`; `options` are `create_optimizer`'s."""
@@ -181,6 +182,7 @@ def configured_optimizer(
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in objective_groups),
         *(group._replace(path=GROUPS["space"] + group.path) for group in scalar_groups),
+        *(group._replace(path=GROUPS["encoder"] + group.path) for group in encoder_groups),
         *user_groups,
     ]
     names = inspect.signature(create_optimizer).parameters.keys() & {*optim.keys()}

@@ -184,6 +184,20 @@ def test_the_memory_alone_and_a_teacher_give_the_loss_of_moco(float64):
     assert_steps(configured("poincare", "supcon", **moco), 12, expected, taught=True)
 
 
+def test_the_memory_alone_gives_the_loss_of_scalable_nca(float64):
+    """The share of an image's class among all others in the memory (Wu et al., 2018, Eqs. 2, 4)."""
+
+    def expected(outputs, references, own):
+        weights = jnp.exp(SPHERE.embed(outputs) @ references.points.T / 0.05)
+        others = own[:, None] != jnp.arange(len(references.labels))[None]
+        weights *= others & (references.labels[None] >= 0)
+        same = weights * (LABELS[:, None] == references.labels[None])
+        return jnp.mean(-jnp.log(same.sum(axis=1) / weights.sum(axis=1)))
+
+    nca = {"memory": 12.0, "memory_only": True, "temperature": 0.05}
+    assert_steps(configured("sphere", "scalable_nca", **nca), 12, expected)
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(UserError, match="memory_only must be False unless memory is set"):
         objective_of(configured(memory_only=True))
