@@ -76,7 +76,8 @@ def main(
         sweep.print_tables(runs, field if config else None)
     if y:
         print(f"{y}, mean over the steps of training:")
-        print(aligned([[run.name, f"{sweep.mean_metric(run, y):.6g}"] for run in runs]))
+        means = sweep.mean_metrics(runs, y).items()
+        print(aligned([[name, f"{mean:.6g}"] for name, mean in means]))
 
 
 if __name__ == "__main__":

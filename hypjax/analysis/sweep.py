@@ -202,20 +202,24 @@ def draw(lines: Lines, field: str, output: pathlib.Path, metric: str | None = No
         save(_figure(drawn, values, label, _panels(runs, metric)), output)
 
 
-def mean_metric(run: FinishedRun, metric: str) -> float:
-    """A metric of training, averaged over the lines of metrics.jsonl, each of as many steps."""
-    logged = read_metrics(run.folder)
-    values = [line[metric] for line in logged if line.get(metric) is not None]
-    if not values:
-        names = {name for line in logged for name in line}
-        raise UserError(f"{run.name} did not log {metric}{nearest(metric, names)}")
-    return statistics.mean(values)
+def mean_metrics(runs: Sequence[FinishedRun], metric: str) -> dict[str, float]:
+    """A metric of training by run, averaged over the steps; runs that lack it are left out."""
+    logged = {run.name: read_metrics(run.folder) for run in runs}
+    values = {
+        name: [line[metric] for line in lines if line.get(metric) is not None]
+        for name, lines in logged.items()
+    }
+    if not any(values.values()):
+        names = {name for lines in logged.values() for line in lines for name in line}
+        raise UserError(f"no run logged {metric}{nearest(metric, names)}")
+    return {name: statistics.mean(x) for name, x in values.items() if x}
 
 
 def _panels(runs: Sequence[FinishedRun], metric: str | None) -> dict[tuple[str, str], Score]:
     """What each panel shows, by its title and the label of its vertical axis."""
     if metric:
-        return {("mean over the steps of training", metric): lambda run: mean_metric(run, metric)}
+        means = mean_metrics(runs, metric)
+        return {("mean over the steps of training", metric): lambda run: means.get(run.name)}
     recall = tables.selection_metric(runs[0].test["head"])
     titles = {"validation": "validation images (to choose by)", "test": "test images (to report)"}
 

@@ -75,7 +75,7 @@ def test_temperatures_of_the_sphere_are_drawn_in_the_cosines_unit(tmp_path, figu
 
 def test_a_metric_of_training_is_drawn_as_its_mean_over_the_steps(tmp_path, figures):
     runs = []
-    for name, value, logged in (("a", 0.1, (2, 4, None)), ("b", 0.2, (5,))):
+    for name, value, logged in (("a", 0.1, (2, 4, None)), ("b", 0.2, (5,)), ("c", 0.3, ())):
         (tmp_path / name).mkdir()
         lines = [json.dumps({"step": 10, "spread": x}) for x in logged]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines))
@@ -84,5 +84,5 @@ def test_a_metric_of_training_is_drawn_as_its_mean_over_the_steps(tmp_path, figu
     (axes,) = figures[0].axes
     assert axes.containers[0][0].get_xydata().tolist() == [[0.1, 3], [0.2, 5]]
     assert axes.get_ylabel() == "spread"
-    with pytest.raises(UserError, match=r"did not log spred.*spread"):
+    with pytest.raises(UserError, match=r"no run logged spred.*spread"):
         draw({"": runs}, TEMPERATURE, tmp_path / "spread.png", "spred")
