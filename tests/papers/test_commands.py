@@ -72,7 +72,13 @@ def run_main(spec, fields, flags, tmp_path):
 def write_weights(config, folder):
     encoder, rng = create_embedder(model_settings(config)).encoder, np.random.default_rng(3)
     shapes = encoder_shapes(encoder, config.data.channels)
-    params = jax.tree.map(lambda x: rng.normal(0, 0.02, x.shape).astype(np.float32), shapes)
+
+    def draw(path, leaf):
+        if path[-1].key == "var":  # Of a BatchNorm.
+            return np.ones(leaf.shape, np.float32)
+        return rng.normal(0, 0.02, leaf.shape).astype(np.float32)
+
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
     path = folder / "weights.safetensors"
     save_file(timm_state_dict(params, encoder), path)
     return path
