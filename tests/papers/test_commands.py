@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from hypjax import dry_run
 from hypjax.config import default_workdir, load_config, read_config
-from hypjax.config.model_settings import model_settings
+from hypjax.config.settings import model_settings
 from hypjax.errors import UserError
 from hypjax.geometry import layout
 from hypjax.models import create_embedder
