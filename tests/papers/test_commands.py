@@ -112,6 +112,20 @@ def run_documented(line, tmp_path, capsys):
         run_main(words[0], fields, flags, tmp_path)
 
 
+@pytest.mark.hygiene
+def test_each_command_of_the_table_has_a_valid_configuration():
+    """As documented: with the paper's encoders and sizes."""
+    for line in dict.fromkeys(rows()):
+        words = shlex.split(line)
+        fields = [x.removeprefix("--config.") for x in words if x.startswith("--config.")]
+        if words[0] == "launch/sweep.sh":
+            _, spec, field, *values = [word for word in words if not word.startswith("--")]
+            for value in values:
+                load_config(spec, [*fields, f"{field}={value}"])
+        elif words[0] != "python":
+            load_config(f"configs/{words[0]}", fields)
+
+
 @pytest.mark.slow
 def test_each_command_of_the_table_runs(data_dir, folder, tmp_path, monkeypatch, capsys):
     # UMAP compiles for long, as does the step that `_print_gpu_hours` counts.
