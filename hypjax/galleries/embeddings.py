@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from hypjax.errors import UserError, counted, explained, require_utf8, writing
 from hypjax.galleries import feature_files
-from hypjax.galleries.feature_files import FeatureTable, as_names, feature_table
+from hypjax.galleries.feature_files import FeatureTable, feature_table
 from hypjax.galleries.search import ArrayGallery, Gallery
 from hypjax.geometry import Space, Sphere
 from hypjax.geometry.registry import describe_space, space_of
@@ -193,27 +193,20 @@ class Embeddings(ArrayGallery):
         with explained(f"{source} is damaged", "; embed the images again"):
             file_space = space_of(json.loads(str(arrays["space"])))
             unreadable = dict(np.asarray(arrays.get("unreadable", ())).tolist())
-            vectors = arrays["features" if "features" in arrays else "vectors"]
+            holds_features = "features" in arrays
+            vectors = arrays["features" if holds_features else "vectors"]
             ids, labels = arrays["ids"], arrays["labels"]
             versions = arrays.get("versions", np.zeros(ids.shape, np.int64))
             if versions.shape != ids.shape:
                 raise ValueError("not every image has a version")
-        if "features" in arrays:
-            table = feature_table(arrays, source)
+        table = feature_table({**arrays, "features": vectors, "labels": labels}, source)
+        if holds_features:
             embeddings = cls._embedded(table, space or file_space, overwrite=overwrite)
-        else:  # Other programs may write files with labels that are numbers.
-            splits, coarse_labels = (
-                as_names(arrays.get(name), name, len(vectors), source)
-                for name in ("splits", "coarse_labels")
-            )
-            names = as_names(labels, "labels", len(vectors), source)
-            assert names is not None  # None stands for a missing column.
-            table = FeatureTable(vectors, ids, names, splits, coarse_labels)
-            if space is not None and describe_space(space) != describe_space(file_space):
-                features = np.asarray(file_space.features(vectors), np.float32)
-                embeddings = cls._embedded(table._replace(features=features), space)
-            else:
-                embeddings = cls._of_table(table, file_space)
+        elif space is not None and describe_space(space) != describe_space(file_space):
+            features = np.asarray(file_space.features(table.features), np.float32)
+            embeddings = cls._embedded(table._replace(features=features), space)
+        else:
+            embeddings = cls._of_table(table, file_space)
         return dataclasses.replace(
             embeddings,
             unreadable=unreadable,

@@ -96,7 +96,7 @@ def feature_table(arrays: Mapping[str, Column | None], source: str) -> FeatureTa
             raise UserError(f"features of {source}: row {rows.start + infinite[0]} is not finite")
     count = len(features)
     ids, labels, splits, coarse_labels = (
-        as_names(arrays.get(name), name, count, source) for name in FeatureTable._fields[1:]
+        _as_names(arrays.get(name), name, count, source) for name in FeatureTable._fields[1:]
     )
     ids = np.arange(count).astype(str) if ids is None else ids
     labels = np.full(count, "") if labels is None else labels
@@ -106,7 +106,7 @@ def feature_table(arrays: Mapping[str, Column | None], source: str) -> FeatureTa
     return FeatureTable(features, ids, labels, splits, coarse_labels)
 
 
-def as_names(
+def _as_names(
     column: Column | None, name: str, count: int, source: str
 ) -> Shaped[np.ndarray, " n"] | None:
     """Converts a column of labels, ids or splits to strings; None if there is no column."""

@@ -60,7 +60,9 @@ _CANDIDATES = (  # Numbers of candidates to choose from.
 )
 _STRAY_CANDIDATES = 64  # An image that does not find itself among so many is a stray.
 _STRAY_SHARE = 0.01  # With a larger share of strays, other links are tried.
-_PENALTIES = (0.0, 0.5, 1.0)  # Exponents of the ratio of gaps, see `_compile_separation`.
+# Exponents of the ratio of gaps, see `_compile_separation`, and orders of insertion: from the
+# centre of the ball outwards (1), or inwards (-1).
+_LINKS = ((0.0, 1), (0.0, -1), (0.5, 1), (1.0, 1))
 _TREE_SEPARATIONS = 1500  # A search of a graph computes about as many, or more.
 _BLOCK = 4096  # Images to search for at once.
 # Links of a point, and candidates when a point is added, for short and for long vectors.
@@ -120,27 +122,36 @@ class IndexedGallery(ArrayGallery):
         sample_rows, graph_rows = (distinct[part] for part in parts)
         other_rows = np.flatnonzero(np.isin(first, graph_rows))
         sample = points[sample_rows]
-        columns = embeddings.ids, embeddings.labels, points, np.zeros(len(points), bool), first
-        facts = space, embeddings.fingerprint
+        gallery = cls(
+            None,
+            embeddings.ids,
+            embeddings.labels,
+            points,
+            np.zeros(len(points), bool),
+            first,
+            space,
+            embeddings.fingerprint,
+            model=embeddings.model,
+        )
         if space.ball() is not None and points.size <= LARGEST:
-            tree = BoxTree.build(points, space)
-            k = min(NEAREST, len(points))
-            if len(points) <= _TREE_SEPARATIONS or tree.cost(sample, k) <= _TREE_SEPARATIONS:
-                return cls(tree, *columns, *facts, model=embeddings.model)
+            gallery.index = BoxTree.build(points, space)
+            if len(points) <= _TREE_SEPARATIONS:
+                return gallery
+            if gallery.index.cost(sample, NEAREST) <= _TREE_SEPARATIONS:
+                return gallery
         k = min(NEAREST, len(other_rows))
         _, neighbours = search(sample, None, points[other_rows], k=k, space=space)
         pairs = np.repeat(np.arange(len(sample)), k), other_rows[neighbours].ravel()
         exact = euclidean.rank(sample, points, *pairs, k=k, space=space)
-        rounded = _can_round(sample, points[exact[1][:, -1]], space)
-        gallery = cls(None, *columns, *facts, rounded, model=embeddings.model)
-        penalty = gallery._link(graph_rows)
+        gallery.rounded = _can_round(sample, points[exact[1][:, -1]], space)
+        links = gallery._link(graph_rows)
 
         def search_sample(candidates: int) -> inputs.Nearest:
             gallery.candidates = candidates
             return gallery._search(sample, k, candidates)
 
         gallery.recall = euclidean.tune(search_sample, exact, _CANDIDATES)
-        gallery._insert(sample_rows, penalty)
+        gallery._insert(sample_rows, *links)
         gallery._mark_strays(distinct)
         return gallery
 
@@ -151,19 +162,19 @@ class IndexedGallery(ArrayGallery):
             _, nearest = self._search(self.vectors[block], 1, candidates)
             self.stray[block] |= nearest[:, 0] != block
 
-    def _link(self, rows: Int[np.ndarray, " r"]) -> float:
-        """Makes the graph of these rows, with links that leave few strays; returns the penalty."""
+    def _link(self, rows: Int[np.ndarray, " r"]) -> tuple[float, int]:
+        """Makes the graph of these rows, and returns those of `_LINKS` that leave few strays."""
         attempts = []
-        for penalty in _PENALTIES if self.space.ball() else [0.0]:
+        for links in _LINKS if self.space.ball() else _LINKS[:1]:
             self.index = _create_index(self.space, self.vectors.shape[1], rounded=self.rounded)
             self.stray = np.zeros(len(self), bool)
-            self._insert(rows, penalty)
+            self._insert(rows, *links)
             self._mark_strays(rows)
-            attempts.append((self.stray.sum(), penalty, self.index, self.stray))
+            attempts.append((self.stray.sum(), links, self.index, self.stray))
             if self.stray.sum() <= _STRAY_SHARE * len(rows):
                 break
-        _, penalty, self.index, self.stray = min(attempts, key=lambda attempt: attempt[:2])
-        return penalty
+        _, links, self.index, self.stray = min(attempts, key=lambda attempt: attempt[0])
+        return links
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -179,26 +190,20 @@ class IndexedGallery(ArrayGallery):
     @classmethod
     def _read(cls, path: pathlib.Path) -> Self:
         facts = files.check_json(json.loads((path / _FACTS).read_text(encoding="utf-8")))
-        folder, checksums = path / facts.pop("export"), facts.pop("checksums")
-        names = (_GRAPH, _POINTS, _IMAGES)[facts["index"] == "tree" :]
-        # usearch crashes on damaged files.
-        files.check_files(folder, {name: checksums[name] for name in names})
+        folder = path / facts.pop("export")
+        files.check_files(folder, facts.pop("checksums"))  # usearch crashes on damaged files.
         facts["space"] = space_of(facts["space"])
         rows = pyarrow.parquet.read_table(folder / _IMAGES)
         ids, labels = (np.array(rows[name].to_pylist(), str) for name in ("id", "label"))
         points = np.load(folder / _POINTS, mmap_mode="r")
         stray, first = np.array(rows["stray"]), np.array(rows["first"])
-        if len(points) != len(ids):
-            raise ValueError(f"{len(points)} points and {len(ids)} images")
         if facts.pop("index") == "tree":
             index = BoxTree.build(points, facts["space"])
-            return cls(index, ids, labels, points, stray, first, **facts)
-        index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
-        metric = index.metric
-        index.view(str(folder / _GRAPH))
-        index.metric = metric  # The file does not hold the metric.
-        if len(index) != len(np.unique(first)):
-            raise ValueError(f"{len(index)} vectors for {len(np.unique(first))} different points")
+        else:
+            index = _create_index(facts["space"], points.shape[1], rounded=facts["rounded"])
+            metric = index.metric
+            index.view(str(folder / _GRAPH))
+            index.metric = metric  # The file does not hold the metric.
         return cls(index, ids, labels, points, stray, first, **facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -290,10 +295,11 @@ class IndexedGallery(ArrayGallery):
         counts = np.bincount(self.first, minlength=len(self))
         return np.argsort(self.first, kind="stable"), np.cumsum(counts) - counts, counts
 
-    def _insert(self, rows: Int[np.ndarray, " r"], penalty: float) -> None:
-        # From the centre outwards: a point keeps links to the nearest points, and points near the
-        # centre are near to all. Added last, they would displace the links among the others.
-        rows = rows[np.argsort(np.linalg.norm(self.vectors[rows], axis=1), kind="stable")]
+    def _insert(self, rows: Int[np.ndarray, " r"], penalty: float, order: int) -> None:
+        # Points near the centre are near to all. Added last, they may displace links among others;
+        # added first, they may be the only ones to which others, equally far from them, are linked.
+        norms = np.linalg.norm(self.vectors[rows], axis=1)
+        rows = rows[np.argsort(order * norms, kind="stable")]
         # With several threads, some points may get no links to them: of 8,000 points in 8
         # coordinates at c = 1, two threads lost 28, which no number of candidates finds.
         vectors, dim = _graph_vectors(self.vectors[rows], self.space), self.vectors.shape[1]

@@ -1,7 +1,7 @@
 """ONNX's products of matrices, convolutions and maxima of windows, as `onnx_rules` has them."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +40,7 @@ def dot_general(graph: Graph, params: Params, outputs: list, x: Value, y: Value)
     """A product of matrices, in batches; by a constant matrix, also of channels in images."""
     (sums, batches), out = params["dimension_numbers"], outputs[0]
     first, second = (
-        _Factor(value, batch, [*_others(range(len(value.shape)), (*summed, *batch))], summed)
+        _Factor(value, batch, sorted({*range(len(value.shape))} - {*summed, *batch}), summed)
         for value, summed, batch in zip((x, y), sums, batches, strict=True)
     )
     rank, batch_rank, first_rank = len(out.shape), len(first.batch), len(first.free)
@@ -57,10 +57,6 @@ def dot_general(graph: Graph, params: Params, outputs: list, x: Value, y: Value)
         product = _matrix_product(graph, second, first, like)
         return product._replace(order=tuple(axes[i] for i in product.order), shape=tuple(out.shape))
     return _matrix_product(graph, first, second, out)
-
-
-def _others(axes: Iterable[int], removed: Collection[int]) -> Iterator[int]:
-    return (axis for axis in axes if axis not in removed)
 
 
 def _matrix_product(graph: Graph, first: _Factor, second: _Factor, out: Any) -> Tensor:

@@ -12,14 +12,7 @@ import jax
 import numpy as np
 from onnx import TensorProto
 
-from hypjax.integrations.onnx_graph import (
-    TYPES,
-    Graph,
-    Reduction,
-    Tensor,
-    UntranslatedError,
-    Value,
-)
+from hypjax.integrations.onnx_graph import TYPES, Graph, Reduction, Tensor, UntranslatedError, Value
 from hypjax.integrations.onnx_products import Params, convolution, dot_general, max_pool
 
 
@@ -34,8 +27,16 @@ def _elementwise(graph: Graph, kind: str, like: Any, *inputs: Value) -> Tensor:
     return graph.add(kind, names, like, order)
 
 
-def _simple(kind: str) -> Callable[..., Tensor]:
-    return lambda graph, _, outputs, *inputs: _elementwise(graph, kind, outputs[0], *inputs)
+def _simple(kind: str, *then: str) -> Callable[..., Tensor]:
+    """The rule of an operation on elements, and of others on its result."""
+
+    def rule(graph: Graph, _: Params, outputs: list, *inputs: Value) -> Tensor:
+        result = _elementwise(graph, kind, outputs[0], *inputs)
+        for other in then:
+            result = _elementwise(graph, other, outputs[0], result)
+        return result
+
+    return rule
 
 
 def _like(x: Tensor, number: float) -> np.ndarray:
@@ -58,11 +59,6 @@ def _product(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tens
             root = factor._replace(name=graph.made_by[factor.name].input[0])
             return _elementwise(graph, "Div", outputs[0], other, root)
     return _elementwise(graph, "Mul", outputs[0], x, y)
-
-
-def _reciprocal_root(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
-    root = _elementwise(graph, "Sqrt", x, x)
-    return _elementwise(graph, "Reciprocal", x, root)
 
 
 def _power(graph: Graph, params: Params, outputs: list, x: Tensor) -> Tensor:
@@ -99,11 +95,6 @@ def _expm1(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
     add = functools.partial(_elementwise, graph)
     tanh = add("Tanh", x, add("Mul", x, x, _like(x, 0.5)))
     return add("Mul", x, tanh, add("Add", x, add("Exp", x, x), _like(x, 1)))
-
-
-def _not_equal(graph: Graph, _: Params, outputs: list, x: Value, y: Value) -> Tensor:
-    equal = _elementwise(graph, "Equal", outputs[0], x, y)
-    return _elementwise(graph, "Not", outputs[0], equal)
 
 
 def _is_finite(graph: Graph, _: Params, outputs: list, x: Tensor) -> Tensor:
@@ -354,10 +345,10 @@ RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     "log1p": _log1p,
     "logistic": _simple("Sigmoid"),
     "mul": _product,
-    "ne": _not_equal,
+    "ne": _simple("Equal", "Not"),
     "pad": _pad,
     "reduce_window_max": max_pool,
-    "rsqrt": _reciprocal_root,
+    "rsqrt": _simple("Sqrt", "Reciprocal"),
     "select_n": _select,
     "slice": _slice,
     "split": _split,

@@ -1,7 +1,7 @@
 """Galleries in PostgreSQL with pgvector, as tables that other queries may join.
 
-Each shell has an HNSW index. One index of all images finds fewer neighbours near the boundary in
-the same time.
+There is an HNSW index of all images, or one of each shell. The first export builds both kinds, and
+keeps the one with which held-out queries need fewer candidates.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from hypjax.errors import UserError, explained
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.galleries.search import GalleryItem
 from hypjax.integrations.servers import Batch, ServerGallery, Wanted, spellings
 from hypjax.retrieval import euclidean
@@ -35,7 +36,11 @@ WHERE (old.label, old.point) IS DISTINCT FROM (excluded.label, excluded.point)
 """
 _INDEX = f"""
 CREATE INDEX IF NOT EXISTS {{index}} ON {{table}} USING hnsw (point vector_l2_ops)
-WITH (m = {euclidean.LINKS}, ef_construction = {euclidean.ADDED}) WHERE shell = {{shell}}
+WITH (m = {euclidean.LINKS}, ef_construction = {euclidean.ADDED}) {{where}}
+"""
+_INDEXES = """
+SELECT relname, indpred IS NOT NULL FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+JOIN pg_am ON pg_am.oid = relam WHERE amname = 'hnsw' AND indrelid = to_regclass(%s)
 """
 _IMAGES = "SELECT key::text, id, label, point::real[] FROM {table} "
 # A scan goes on after images that are left out, or were removed and are still linked.
@@ -54,8 +59,6 @@ CROSS JOIN LATERAL (
 class PostgresGallery(ServerGallery):
     """A gallery in a table, at postgresql://host:5432/database/table; options as in libpq's URI."""
 
-    _repeated = ()
-
     def __init__(self, url: str) -> None:
         super().__init__(url)
         location, mark, options = url.partition("?")
@@ -63,6 +66,7 @@ class PostgresGallery(ServerGallery):
         if database.count("/") < 3 or not self._table:
             example = "postgresql://localhost/photos/birds"
             raise UserError(f"{url} names no database and table, as {example} does")
+        self._quoted = sql.Identifier(self._table).as_string()
         self._database = database + mark + options
         self._connection: Any = None
 
@@ -71,8 +75,7 @@ class PostgresGallery(ServerGallery):
 
     def _load_facts(self) -> str | None:
         comment = "SELECT coalesce(obj_description(oid, 'pg_class'), '') FROM pg_class "
-        name = sql.Identifier(self._table).as_string()
-        rows = self._ask(comment + "WHERE oid = to_regclass(%s)", [name])
+        rows = self._ask(comment + "WHERE oid = to_regclass(%s)", [self._quoted])
         return rows[0][0] if rows else None
 
     def _save_facts(self, text: str) -> None:
@@ -93,13 +96,27 @@ class PostgresGallery(ServerGallery):
 
     def _add(self, batches: Iterable[Batch]) -> None:
         with self._transaction():  # A killed export changes nothing.
+            kinds = self._kinds() or super()._kinds()
             for batch in batches:  # A statement may not insert equal keys.
                 rows = {x.key: (*x[:3], str(x.point.tolist()), shell) for x, shell in batch}
                 self._ask(_UPSERT, list(map(list, zip(*rows.values(), strict=True))))
-            for shell in self.shells:
-                index = sql.Identifier(f"{self._table}_shell_{shell}")
-                self._ask(_INDEX, index=index, shell=str(shell))
+            parts = {"all": ""} if False in kinds else {}
+            if True in kinds:
+                parts |= {f"shell_{shell}": f"WHERE shell = {shell}" for shell in self.shells}
+            for name, where in parts.items():
+                self._ask(_INDEX, index=sql.Identifier(f"{self._table}_{name}"), where=where)
         self._ask("ANALYZE {table}")
+
+    def _kinds(self) -> set[bool]:
+        return {of_shell for _, of_shell in self._ask(_INDEXES, [self._quoted])}
+
+    def _tune(self, embeddings: Embeddings) -> float:
+        recall = super()._tune(embeddings)
+        if len(self._kinds()) > 1:  # An image shall be in one index only.
+            for name, of_shell in self._ask(_INDEXES, [self._quoted]):
+                if of_shell != self.by_shell:
+                    self._ask("DROP INDEX {index}", index=sql.Identifier(name))
+        return recall
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._ask("DELETE FROM {table} WHERE key = ANY(%s::uuid[])", [list(keys)])

@@ -21,8 +21,6 @@ _SCAN_KILOBYTES = 10_000  # Up to this size of vectors, Qdrant builds no graph: 
 class QdrantGallery(ServerGallery):
     """A gallery in a collection of Qdrant, at qdrant://host:6333/name, or qdrant+https://."""
 
-    _repeated = (64, 128, 256, 512, 1024)
-
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._client, self._collection = _connect(url)

@@ -30,7 +30,8 @@ from hypjax.system.progress import Bar
 
 _UPLOAD_BATCH = 500  # Images to add in one request.
 _CLASSES_SAMPLE = 1000  # Images whose classes `classes` lists.
-_IN_SHELL = (12, 16, 24, 32, 64, 128, 256, 512, 1024)  # Candidates to try in each shell.
+# Candidates to try in a search of all images, and of a shell.
+_REPEATED, _IN_SHELL = (64, 128, 256, 512, 1024), (12, 16, 24, 32, 64, 128, 256, 512, 1024)
 _SCANNED = 5  # Candidates of a scan for each neighbour: servers round centres to float32.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FACTS = ("fingerprint", "model", "candidates", "by_shell", "shells")
@@ -61,7 +62,6 @@ class ServerGallery:
     shells: Sequence[int] = ()  # Numbers of the shells with images.
 
     # What a server does. The points of its images lie in the ball.
-    _repeated: Sequence[int]  # Candidates to try in repeated searches; () without their index.
     _create: Callable[[int], None]  # Creates a missing collection, for points with d coordinates.
     _load_facts: Callable[[], str | None]  # Text that was saved; None if there is no collection.
     _save_facts: Callable[[str], None]
@@ -194,12 +194,16 @@ class ServerGallery:
             return self._search(embeddings.vectors[sample_rows], k, wanted)[1:]
 
         # The number of all candidates, whether by shell, and the number in each search.
-        ways = [(2 * n, False, n) for n in self._repeated]
-        if len(self.shells) > 1 or not ways:
-            ways += [(len(self.shells) * n, True, n) for n in _IN_SHELL]
+        ways = [(2 * n, False, n) for n in _REPEATED]
+        ways += [(len(self.shells) * n, True, n) for n in _IN_SHELL]
+        ways = [way for way in ways if way[1] in self._kinds()]
         recall = euclidean.tune(search_sample, search_sample(ways[0], exact=True), sorted(ways))
         self._write_facts()
         return recall
+
+    def _kinds(self) -> set[bool]:
+        """Ways to search that may be chosen: repeatedly (False), and in each shell (True)."""
+        return {False, len(self.shells) > 1}
 
     def _search(self, points: Points, k: int, wanted: Wanted) -> _Results:
         """Finds the k nearest of the wanted images for each query."""

@@ -57,16 +57,15 @@ class BoxTree:
 
     @classmethod
     def build(cls, points: Points, space: Space) -> "BoxTree":
-        """Builds the tree of at least one point; takes O(n·log n) time."""
+        """Builds the tree of at least one point, in O(n·log n) time."""
         in_ball = euclidean.in_ball(np.asarray(points, np.float32), space)
         num_leaves = 1 << max((-(-len(in_ball) // _LEAF) - 1).bit_length(), 0)
         padding = -len(in_ball) % num_leaves
         # Copies of points, so that boxes stay as they are; from everywhere, so that no leaf fills.
         rows = np.arange(len(in_ball))
         rows = np.append(rows, np.linspace(0, len(in_ball) - 1, padding).astype(int))
-        order = _order(
-            in_ball[rows], euclidean.separation_factors(in_ball, space)[rows], num_leaves
-        )
+        factors = euclidean.separation_factors(in_ball, space)
+        order = _order(in_ball[rows], factors[rows], num_leaves)
         leaf_points = np.ascontiguousarray(in_ball[rows[order]].swapaxes(1, 2))
         # Each sum has the same order, so that copies of a point have equal factors.
         norms = np.square(leaf_points, dtype=np.float64).sum(axis=1)
@@ -107,11 +106,9 @@ class BoxTree:
                 box_search.search(in_ball[block], factors[block], *tree, *results)
 
         blocks = inputs.blocks(len(queries), _BLOCK)
-        if len(blocks) > 1:
-            with ThreadPoolExecutor(usable_cores()) as pool:
-                list(pool.map(search_block, blocks))
-        else:  # Threads would take longer to start.
-            list(map(search_block, blocks))
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            # For a single block, a thread would take longer to start.
+            list((pool.map if len(blocks) > 1 else map)(search_block, blocks))
         return (separations, rows), counts
 
     def cost(self, queries: Points, k: int) -> float:

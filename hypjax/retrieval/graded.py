@@ -88,10 +88,8 @@ def graded_scores(
     for name in metrics:
         if name not in GRADED:
             raise UserError(f"unknown graded metric {name!r}{nearest(name, GRADED)}")
-    item_levels: Sequence[Shaped[ArrayLike, " m"] | None]
-    item_levels = () if gallery_levels is None else gallery_levels
-    if gallery is None and gallery_levels is None:
-        item_levels = [None] * len(levels)
+    no_levels: Sequence[None] = () if gallery is not None else [None] * len(levels)
+    item_levels = no_levels if gallery_levels is None else gallery_levels
     if not 0 < len(levels) == len(item_levels):
         raise UserError("queries and gallery need labels at the same levels, at least one")
     labels, gallery_labels = [], []

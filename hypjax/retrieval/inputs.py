@@ -23,9 +23,8 @@ GalleryPoints = Float[np.ndarray, "m d"]
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.
 SomeRows = Int[np.ndarray, " r2"]  # Some of these rows.
 OwnIds = Int[np.ndarray, " n"] | None  # Gallery index of each query's own image, −1 for none.
-OwnRows = (
-    Sequence[Sequence[int]] | Int[np.ndarray, "n k"]
-)  # Gallery rows of each query's own image; () for no rows at all.
+# Gallery rows of each query's own image; () for no rows at all.
+OwnRows = Sequence[Sequence[int]] | Int[np.ndarray, "n k"]
 Ids = Int[np.ndarray, "n l"]  # Gallery indices.
 # Distances or separations, ascending, and ids.
 Nearest = tuple[Float[np.ndarray, "n k"], Int[np.ndarray, "n k"]]

@@ -227,8 +227,12 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
     length = int(max(lengths.values(), default=0))
     scores: _Scores = {}
     nearest_ranks = np.full(len(searches.matches), NO_MATCH)
-    if listed:
-        scores, nearest_ranks = _scores_of_lists(searches, listed, length)
+    streamed, most = StreamedGallery(searches.gallery.points), _largest_k(nearest)
+    # A tree lists so many neighbours in less time than products take to count.
+    if most > length and streamed.tree(searches.space, searches.queries.points, most + 1):
+        length = most
+    if length:
+        scores, nearest_ranks = _scores_of_lists(searches, streamed, listed, length)
     if nearest:
         scores |= _scores_of_nearest(searches, nearest, nearest_ranks, length)
     if full:
@@ -242,15 +246,19 @@ def _scores_by_labels(searches: _Searches, metrics: _Metrics, all_ranks: bool) -
     return scores
 
 
-def _scores_of_lists(searches: _Searches, metrics: _Metrics, length: int) -> tuple[_Scores, _Ranks]:
-    """Scores from lists of the nearest items, and ranks of nearest matches.
+def _largest_k(metrics: _Metrics) -> int:
+    """The largest K of metrics of nearest matches; 0 if one of them takes no K."""
+    ks = [metric.k or 0 for metric in metrics.values()]
+    return max(ks, default=0) if all(ks) else 0
 
-    The rank is `NO_MATCH` for queries without a match in their list.
-    """
+
+def _scores_of_lists(
+    searches: _Searches, streamed: StreamedGallery, metrics: _Metrics, length: int
+) -> tuple[_Scores, _Ranks]:
+    """Scores from lists of nearest items, and each nearest match's rank, `NO_MATCH` if unlisted."""
     gallery, reranked = searches.gallery, searches.reranked
     scores = {name: np.empty(len(searches.matches)) for name in metrics}
     nearest_ranks = np.empty(len(searches.matches), int)
-    streamed = StreamedGallery(gallery.points)
     for block in inputs.blocks(len(searches.matches), _MAX_ENTRIES // length):
         queries = searches.queries.take(block)
         ids = search(queries.points, queries.ids, streamed, k=length, space=searches.space)[1]
@@ -272,12 +280,10 @@ def _scores_of_nearest(
 ) -> _Scores:
     """Scores from the ranks of nearest matches; `ranks` are `NO_MATCH` beyond lists of `length`."""
     queries, gallery, space, matches, _, reranked = searches
-    ks = [metric.k for metric in metrics.values() if metric.k is not None]
-    needs_ranks = len(ks) < len(metrics)  # Some metric needs the ranks themselves.
-    unknown = np.flatnonzero(ranks == NO_MATCH)
-    if len(unknown) and (needs_ranks or max(ks) > length):
-        unknown_queries = searches.take(unknown).queries
-        ranks[unknown] = first_ranks(unknown_queries, gallery, space, None if needs_ranks else ks)
+    most, unknown = _largest_k(metrics), np.flatnonzero(ranks == NO_MATCH)
+    if len(unknown) and (not most or most > length):
+        ks = [metric.k or 0 for metric in metrics.values()] if most else None
+        ranks[unknown] = first_ranks(searches.take(unknown).queries, gallery, space, ks)
     if reranked is not None:
         is_match = gallery.labels[reranked] == queries.labels[:, None]
         ranks = np.where(is_match.any(axis=1), is_match.argmax(axis=1), ranks)

@@ -50,8 +50,7 @@ class Relevance(NamedTuple):
     def of_items(self, num_queries: int, num_items: int) -> Iterator[ItemRelevance]:
         """Iterates over the queries; raises UserError before the first one if a list is wrong."""
         positives = _checked("positives", self.positives, num_queries, num_items)
-        no_items = [np.empty(0, int)] * num_queries
-        ignored = no_items if self.ignored is None else self.ignored
+        ignored = [()] * num_queries if self.ignored is None else self.ignored
         ignored = _checked("ignored", ignored, num_queries, num_items)
         for query, lists in enumerate(zip(positives, ignored, strict=True)):
             if len(overlap := np.intersect1d(*lists)):

@@ -15,12 +15,10 @@ from jaxtyping import Array, Float, Int
 from hypjax.geometry import Space
 from hypjax.retrieval import inputs, scores, subtraction, tiles
 from hypjax.retrieval.inputs import Labelled, Rows, SomeRows
-from hypjax.retrieval.neighbors import search
 from hypjax.retrieval.scores import Factors, Score, widened
 from hypjax.retrieval.selection import StreamedGallery
 
 NO_MATCH = np.iinfo(np.int32).max
-_LISTED = 2**22  # Largest number of neighbours in memory at once.
 _Scores = Float[Array, "h w"]  # Scores, or bounds, of a tile's queries and items.
 
 
@@ -35,15 +33,6 @@ def first_ranks(
     ranks from 0, int32, `NO_MATCH` for queries without a match.
     """
     ranks = np.empty(len(query_set.labels), np.int32)
-    streamed = StreamedGallery(gallery_set.points)
-    most = max(ks or [0])
-    if most and streamed.tree(space, query_set.points, most + 1):
-        for rows in inputs.blocks(len(ranks), _LISTED // most):  # Slices copy no points.
-            queries = query_set.take(rows)
-            _, ids = search(queries.points, queries.ids, streamed, k=most, space=space)
-            is_match = gallery_set.labels[ids] == queries.labels[:, None]
-            ranks[rows] = np.where(is_match.any(axis=1), is_match.argmax(axis=1), NO_MATCH)
-        return ranks
 
     def by_products(rows: Rows, score: Score) -> SomeRows:
         bounds = _bound_ranks(query_set, rows, gallery_set, score)
@@ -61,7 +50,7 @@ def first_ranks(
                 own_id = -1 if query_set.ids is None else int(query_set.ids[row])
                 ranks[row] = _nearest_rank(separations, matches[matches != own_id], own_id)
 
-    score = Score.around(space, streamed.centre)
+    score = Score.around(space, StreamedGallery(gallery_set.points).centre)
     inputs.check_in_space(space, query_set.points)
     if gallery_set is not query_set:
         inputs.check_in_space(space, gallery_set.points)
@@ -83,10 +72,9 @@ def _bound_ranks(
     query_set: Labelled, rows: Rows, gallery_set: Labelled, score: Score
 ) -> Int[np.ndarray, "r 2"]:
     """Lower and upper bounds on the ranks of the nearest matches of some queries."""
-    # The bounds are the numbers of items that surely, and that may, precede the match. With points
-    # sorted by class, matches lie in few tiles of the score matrix. Scores of these tiles are
-    # computed twice: to bound the nearest match, then to count the items before it. Every other
-    # item takes one score, two comparisons, and no sort.
+    # With points sorted by class, matches lie in few tiles of the score matrix. Scores of these
+    # tiles are computed twice: to bound the nearest match, then to count the items that surely,
+    # and that may, precede it. Every other item takes one score, two comparisons, and no sort.
     mesh = Mesh(jax.local_devices(), tiles.AXIS)
     queries = tiles.SortedPoints(query_set, rows, score, mesh, "query")
     all_items = np.arange(len(gallery_set.labels))

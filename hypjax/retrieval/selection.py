@@ -72,9 +72,8 @@ class StreamedGallery:
         self._kept: tuple[object, list[Chunk]] = None, []
         self._on_devices: Array | None = None
         self._num_pairs = 0  # Of queries and items so far.
-        self._tree = tree
+        self._given_tree, self._tree = tree, tree
         self._is_tree_faster: dict[tuple[str, int], bool] = {}  # By space and number of neighbours.
-        self._has_given_tree = tree is not None
 
     def __len__(self) -> int:
         return len(self.array)
@@ -91,8 +90,8 @@ class StreamedGallery:
     def tree(self, space: Space, queries: Points, k: int) -> BoxTree | None:
         """A tree that answers searches of queries for k items sooner than products, or None."""
         inputs.check_space(space)
-        if self._has_given_tree:
-            return self._tree
+        if self._given_tree is not None:
+            return self._given_tree
         self._num_pairs += len(queries) * len(self)
         can_have_tree = self.on_host and space.ball() is not None and self.array.size <= LARGEST
         if not can_have_tree or self._num_pairs < _TREE_PAIRS or not can_search():

@@ -1,6 +1,10 @@
 """Galleries in a tree or a graph."""
 
+import builtins
+import os
 import pathlib
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +68,34 @@ def test_the_promise_holds_where_images_have_copies(tmp_path, graphs):
         check_neighbours(found_in(gallery, queries, k), queries, points, BALL, gallery.recall)
 
 
+@pytest.mark.parametrize("space", [Sphere(), PoincareBall(0.0, None), BALL], ids=str)
+def test_a_point_that_is_near_to_all_others_hides_none(space, graphs):
+    """On a sphere, the mean is nearer to each point than most others are."""
+    directions = np.random.default_rng(0).normal(0.5, 1, size=(1500, 24))
+    directions *= 2 / np.linalg.norm(directions, axis=1, keepdims=True)
+    near = directions.mean(axis=0) + np.linspace(0, 1e-3, 24)
+    roots = [0 * near if space.ball() else -near, directions.mean(axis=0), near]
+    points = np.asarray(space.embed(np.float32([*roots, *directions])))
+    points, queries = points[:1000], points[1000:]
+    gallery = IndexedGallery.build(embeddings(points, space))
+    assert gallery.recall >= 0.98 and gallery.stray.mean() <= 0.05
+    for k in (1, 10):
+        check_neighbours(found_in(gallery, queries, k), queries, points, space, 0.98)
+    assert (found_in(gallery, points, 1)[1][:, 0] == np.arange(1000)).mean() >= 0.98
+
+
+@pytest.mark.parametrize("kind", ["tree", "graph"])
+def test_all_copies_of_an_image_are_found(monkeypatch, kind):
+    monkeypatch.setattr(ann, "_TREE_SEPARATIONS", 1500 if kind == "tree" else 0)
+    distinct = clusters(BALL, 40)
+    gallery = IndexedGallery.build(embeddings(np.repeat(distinct, 50, axis=0), BALL))
+    expected = np.arange(2000).reshape(40, 50)
+    np.testing.assert_array_equal(found_in(gallery, distinct, 50)[1], expected)
+    own = expected[:, 7]
+    others = np.delete(expected, 7, axis=1)
+    np.testing.assert_array_equal(found_in(gallery, distinct, 49, own)[1], others)
+
+
 def test_wrong_points_are_refused():
     points = clusters(BALL, 60)
     gallery = IndexedGallery.build(embeddings(points, BALL))
@@ -84,6 +116,26 @@ def test_all_images_find_themselves_among_64_candidates(monkeypatch, tmp_path, g
     opened = IndexedGallery.open(path)
     opened.candidates = 64
     assert (found_in(opened, points, 1)[1][:, 0] == np.arange(1500)).all()
+
+
+@pytest.mark.parametrize("space", [PoincareBall(1.0, None), Lorentz(1.0, None)], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 400])
+def test_a_tree_finds_all_but_own_images_also_in_a_class(space, count, tmp_path):
+    points = np.asarray(space.from_ball(galleries.tree(1.0, 4)[-count:]))
+    assert "exact" in export_ann(embeddings(points, space), tmp_path / "gallery.ann")
+    gallery = open_gallery(tmp_path / "gallery.ann")
+    assert gallery.recall == 1
+    check_neighbours(found_in(gallery, points, count), points, points, space, 1)
+    assert [gallery.has_class(name) for name in ("odd", "even", "none")] == [True, count > 1, False]
+    own = np.arange(count)
+    if count > 1:
+        others = found_in(gallery, points, count - 1, own)
+        check_neighbours(others, points, points, space, 1, own)
+    paths = [os.path.realpath(f"{i}.png") for i in own]
+    hits = gallery.nearest(points, count, paths, label="odd")
+    expected = search(points, None, points[::2], k=len(points[::2]), space=space)[1] * 2
+    for i, (of_query, rows) in enumerate(zip(hits, expected, strict=True)):
+        assert of_query.ids == [f"{row}.png" for row in rows if row != i]
 
 
 @pytest.mark.parametrize("kind", ["tree", "graph"])
@@ -128,6 +180,69 @@ def test_a_reader_of_a_gallery_that_is_replaced_has_the_old_or_the_new(
         check_neighbours(found, after.vectors, after.vectors, BALL, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["gallery.ann"]
     assert len([*path.iterdir()]) == 2  # Facts, and the files of one export.
+
+
+def states_during(call, folder, into):
+    """What a kill may leave of a folder: a copy of each state between calls of C functions."""
+    copies, last = [], None
+
+    def keep_state(frame, event, function):
+        nonlocal last
+        owner = getattr(function, "__self__", None)  # Most calls, which change no file, are fast.
+        if not event.startswith("c_") or owner is builtins or isinstance(owner, str | list | dict):
+            return
+        files = [entry for root, *_ in os.walk(folder) for entry in os.scandir(root)]
+        state = sorted((x.path, x.inode(), x.stat().st_size) for x in files)
+        if state != last and folder.exists():
+            copies.append(into / f"{len(copies)}.ann")
+            shutil.copytree(folder, copies[-1])
+        last = state
+
+    sys.setprofile(keep_state)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return copies
+
+
+@pytest.mark.parametrize("kinds", ["tree graph", "graph tree", "graph graph"])
+def test_a_kill_leaves_the_old_or_the_new_gallery(kinds, tmp_path, monkeypatch):
+    made = []
+    for kind, count in zip(kinds.split(), (60, 80), strict=True):
+        monkeypatch.setattr(ann, "_TREE_SEPARATIONS", 1500 if kind == "tree" else 0)
+        points = clusters(BALL, count, seed=count)
+        made.append(IndexedGallery.build(embeddings(points, BALL, first=count)))
+    path = tmp_path / "gallery.ann"
+    made[0].save(path)
+    states = states_during(lambda: made[1].save(path), path, tmp_path)
+    opened = [IndexedGallery.open(state) for state in states]
+    is_new = [len(gallery) == len(made[1]) for gallery in opened]
+    assert sorted(is_new) == is_new and not is_new[2] and is_new[-2]
+    for new, gallery in zip(is_new, opened, strict=True):
+        np.testing.assert_array_equal(gallery.vectors, made[new].vectors)
+        assert gallery.ids.tolist() == made[new].ids.tolist()
+        assert type(gallery.index) is type(made[new].index)
+        assert (gallery.search_rows(gallery.vectors, 1)[1][:, 0] == np.arange(len(gallery))).all()
+    for state in states:  # What was left is used or removed.
+        made[0].save(state)
+        assert len(IndexedGallery.open(state)) == 60 and len([*state.iterdir()]) == 2
+
+
+def test_a_kill_in_the_first_export_leaves_a_gallery_or_none(tmp_path):
+    path, gallery = (
+        tmp_path / "gallery.ann",
+        IndexedGallery.build(embeddings(clusters(BALL, 60), BALL)),
+    )
+    gallery.save(tmp_path / "imported.ann")  # Imports what would be recorded.
+    states = states_during(lambda: gallery.save(path), path, tmp_path)
+    assert not (states[-3] / "gallery.json").exists()
+    for state in states:
+        if (state / "gallery.json").exists():
+            assert len(IndexedGallery.open(state)) == 60
+        else:
+            with pytest.raises(UserError, match="export the gallery again"):
+                open_gallery(state)
 
 
 def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys, graphs):

@@ -6,7 +6,7 @@ import pytest
 from hypjax.errors import UserError
 from hypjax.galleries.embeddings import find_export, open_gallery
 from hypjax.geometry import Lorentz, PoincareBall, Sphere
-from hypjax.retrieval import nearest_neighbors
+from hypjax.retrieval import euclidean, nearest_neighbors
 from tests.helpers import galleries
 from tests.helpers.galleries import check_neighbours, clusters, embeddings, found_in
 
@@ -46,10 +46,20 @@ def test_it_finds_the_neighbours_and_their_distances(url, graphs, space):
 def test_a_tree_is_searched_by_shells_up_to_the_boundary(url, graphs):
     points = galleries.tree(1.0, 8, levels=8)
     said, gallery = export(url, embeddings(points, BALL))
-    assert gallery.by_shell and len(gallery.shells) > 4
+    assert gallery.by_shell and len(gallery.shells) > 4 and gallery._kinds() == {True}
     assert float(said.split("finds ")[1].split("%")[0]) > 98
     queries = np.random.default_rng(0).choice(points, 100)
     check_neighbours(found_in(gallery, queries, 10), queries, points, BALL, 0.98)
+
+
+def test_held_out_queries_choose_one_index_where_shells_need_more_candidates(url, graphs):
+    points = clusters(BALL, 300, dim=8)
+    assert len(set(euclidean.shells_of(points, BALL).tolist())) > 1
+    _, gallery = export(url, embeddings(points[:200], BALL))
+    assert not gallery.by_shell and gallery._kinds() == {False}
+    said, gallery = export(url, embeddings(points, BALL))
+    assert not gallery.by_shell and gallery._kinds() == {False} and "holds 300 images" in said
+    check_neighbours(found_in(gallery, points[:25], 10), points[:25], points, BALL, 0.98)
 
 
 def test_images_are_added_read_replaced_and_removed(url, graphs):

@@ -69,6 +69,26 @@ def test_results_are_those_of_measuring_all_points(
     assert all(len(set(of_query)) == k for of_query in rows.tolist())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("space", [PoincareBall(1.0, None), Lorentz(1.0, None)], ids=str)
+def test_mapped_points_find_all_others_but_their_own(tmp_path, space, dtype):
+    """Coordinates in float64 stand for their roundings to float32, as in all searches."""
+    with jax.enable_x64(True):
+        points = np.asarray(space.from_ball(np.float64(galleries.tree(1.0, 8)[-300:])))
+    points = (points * (1 + 1e-9)).astype(dtype)
+    np.save(tmp_path / "points.npy", points)
+    mapped = np.load(tmp_path / "points.npy", mmap_mode="r")
+    gallery = StreamedGallery(mapped, tree=BoxTree.build(mapped, space))
+    own = np.where(np.arange(300) % 2, np.arange(300), -1)
+    distances, rows = search(mapped, own, gallery, k=299, space=space)
+    expected = separations(space, points.astype(np.float32), points.astype(np.float32)).copy()
+    expected[1::2][np.arange(150), own[1::2]] = np.inf
+    found = np.take_along_axis(expected, rows, axis=1)
+    np.testing.assert_allclose(found, np.sort(expected, axis=1)[:, :299], rtol=1e-8)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(distances, space.distance_at(found), rtol=1e-6)
+
+
 @pytest.fixture
 def near_boundary(monkeypatch):
     """Points of a random tree, of which even few searches are worth a tree of boxes."""
