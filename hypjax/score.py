@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 from hypjax import command
 from hypjax.catalogue import DatasetName
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError, counted, require_package
 
 _DEFAULT_KS = (1, 2, 4, 8, 10, 100, 1000)
+# Modules that --compare imports, with the packages that have them.
+_PEERS = {"torchmetrics": {"torchmetrics": "torchmetrics"}}
+_PEERS |= {"pml": {"pytorch_metric_learning": "pytorch-metric-learning", "faiss": "faiss-cpu"}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,7 @@ def main(
     ks: tuple[command.Positive, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     keep_self: bool = False,
+    compare: tuple[Literal["torchmetrics", "pml"], ...] | None = None,
     output: command.Numbers | None = None,
 ) -> None:
     """Prints the scores with confidence intervals, and can write them to a file.
@@ -75,6 +79,8 @@ def main(
             asi. Default: recall, map@r and r_precision, and with coarse labels h_ap, ndcg and asi;
             with a ground truth map.
         keep_self: Let queries that are in the gallery find themselves.
+        compare: Libraries whose scores are printed beside hypjax's, with the reason where they
+            differ; pml is pytorch-metric-learning.
         output: File to write the scores to, such as scores.json.
 
     Example:
@@ -91,13 +97,20 @@ def main(
 
     caches.keep_compiled_programs()
     _require_metrics(metrics or ())
+    for library in compare or ():
+        for module, package in _PEERS[library].items():
+            require_package(module, f"--compare={library}", package)
     task = _task(source, external, batch_size, _space(space, c, clip_radius), keep_self)
     defaults = ["recall", "map@r", "r_precision", *scoring.graded_metrics(task)]
+    if compare and task.ground_truth:
+        raise UserError("--compare needs classes, but these images have a ground truth instead")
     chosen = metrics or (["map"] if task.ground_truth is not None else defaults)
     default_ks = [k for k in _DEFAULT_KS if k < task.num_items] or [1]
     found_ks = scoring.findable(ks, task.num_items, "--ks") if ks else default_ks
     scores = scoring.score(task, metric_names(chosen, found_ks))
     _print(scores, task, "Euclidean space" if space == "euclidean" else task.queries.space)
+    for library in compare or ():
+        _compare(library, scores, task)
     if output:
         command.write_numbers(output, _numbers(scores, task))
 
@@ -159,6 +172,20 @@ def _print(scores: dict[str, Any], task: Any, space: object) -> None:
         interval = "{:.4f} to {:.4f}".format(*score["interval"])
         rows.append((name, "", f"{score['mean']:.4f}", interval))
     print(aligned(rows))
+
+
+def _compare(library: str, scores: dict[str, Any], task: Any) -> None:
+    """Prints another library's scores beside hypjax's, and why they differ."""
+    from hypjax.integrations import metric_libraries
+    from hypjax.runs.tables import aligned
+
+    figures = getattr(metric_libraries, f"by_{library}")(task, [*scores])
+    rows = [("", "", "hypjax", library, "")]
+    for name, (theirs, value, why) in figures.items():
+        ours = scores[name]["mean"]
+        why = "" if abs(ours - value) < 5e-5 else f"  docs/differences.md: {why}"
+        rows.append((name, theirs, f"{ours:.4f}", f"{value:.4f}", why))
+    print(f"\n{aligned(rows)}")
 
 
 def _task(

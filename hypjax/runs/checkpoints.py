@@ -140,6 +140,8 @@ class Checkpoints:
         # before it returns: the next step overwrites the state.
         trees = jax.tree.map(np.asarray, trees)
         self.wait()
+        if score is not None and math.isnan(score):  # NaN is neither larger nor smaller.
+            score = None
         metadata = {
             "score": score,
             "checksums": {name: checksum(tree) for name, tree in trees.items()},

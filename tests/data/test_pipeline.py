@@ -63,7 +63,7 @@ def test_batches_follow_their_plans(crop, channels, cached, tmp_path):
             np.testing.assert_array_equal(shown, pixels.resize(cropped, 16))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_run_and_worker_processes_see_the_same_pixels(workers):
     """As in a notebook, nothing has parsed absl's flags, which Grain's workers read."""
     rest = batches(random_dataset(), first=3, workers=workers)

@@ -49,6 +49,18 @@ def test_distance_equals_the_formula_of_the_paper(float64, c):
     np.testing.assert_allclose(matrix, expected[10:], rtol=1e-9)
 
 
+@pytest.mark.parametrize("radius", [10, 20, 30])
+def test_distances_far_out_have_no_bound(float64, radius):
+    """From the origin, between opposites, and along a ray."""
+    rows = [(0, radius), (-radius, radius), (radius, radius + 2)]
+    ends = np.tanh(np.array(rows, float) / 2)[:, :, None] * [1, 0]
+    expected = [abs(x - y) for x, y in rows]
+    # Coordinates near 1 are spaced by 1e-16.
+    np.testing.assert_allclose(programs.dist(ends[:, 0], ends[:, 1], 1.0), expected, atol=2e-3)
+    matrix = np.diagonal(programs.dist_matrix(ends[:, 0], ends[:, 1], 1.0))
+    np.testing.assert_allclose(matrix, expected, atol=2e-3)
+
+
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.05, 1.0])
 @pytest.mark.parametrize("dim", [2, 128])
 def test_float32_distances_are_accurate_at_the_clip_radius(dim, spread):

@@ -106,6 +106,14 @@ def test_the_arrangement_for_tensor_cores_changes_rounding_only(params):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+def test_norms_keep_the_deviation_of_tokens_far_from_zero():
+    x = np.float32(1000 + 0.1 * np.random.default_rng(0).normal(size=(4, 384)))
+    centred = x - x.mean(axis=1, keepdims=True, dtype=np.float64)
+    expected = centred / np.sqrt(np.mean(centred**2, axis=1, keepdims=True) + 1e-6)
+    actual = layers._normalized(jnp.asarray(x), jnp.dtype("float32"), 1e-6)
+    np.testing.assert_allclose(actual, expected, atol=2e-3)
+
+
 @pytest.mark.parametrize("name", ["norm", "product", "weights"])
 def test_gradients_of_norms_and_products_are_those_of_their_formulas(name):
     x, kernel = jnp.asarray(3 * images[0, 0] + 2), jnp.asarray(images[1, 0, :5])

@@ -1,6 +1,7 @@
 """Checkpoints: which are kept, and damaged ones."""
 
 import contextlib
+import math
 import shutil
 import sys
 from types import SimpleNamespace
@@ -50,6 +51,15 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     assert on_disk(path) == [8, 9, 10]
     empty_folder = Checkpoints(tmp_path / "none")
     assert empty_folder.restore_latest(model=state(0)) is None and empty_folder.best == (None, None)
+
+
+@pytest.mark.parametrize("scores", [(0.9, 0.5, math.nan), (math.nan, 0.9, 0.5)])
+def test_a_score_that_is_no_number_is_never_the_best(scores, tmp_path):
+    steps = dict(enumerate([*scores, None, None], 1))
+    path = save_all(tmp_path, steps)
+    best = scores.index(0.9) + 1
+    assert on_disk(path) == [best, 4, 5]
+    assert Checkpoints(path, read_only=True).best == (best, 0.9)
 
 
 def flip_a_bit(folder):
