@@ -37,7 +37,7 @@ from chdb import session
 rng = np.random.default_rng(0)
 points = np.repeat(rng.normal(size=(100, 8)), 20, axis=0)
 points /= np.linalg.norm(points, axis=1, keepdims=True)
-points += 1e-2 * rng.normal(size=points.shape)
+points += 1e-3 * rng.normal(size=points.shape)
 points *= (1 - 1e-4) / np.linalg.norm(points, axis=1, keepdims=True)
 points = points.astype(np.float32)
 server = session.Session(sys.argv[1])
