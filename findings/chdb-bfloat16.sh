@@ -13,7 +13,7 @@
 # Expected: the distances that the expression in the query names, for the rows that are found.
 #
 # Seen: with an index, the column `L2Distance(vector, q)` is computed from the index's bfloat16: it is
-# off by a tenth and more, and a point at another place is at distance 0. With the setting, or with
+# off by 13% in the median, and a point at another place is at distance 0. With the setting, or with
 # 'f32' as the index's quantisation, it is right.
 #
 # Why it matters: the same query changes its results when an index is added. Points near the surface

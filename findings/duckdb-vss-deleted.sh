@@ -12,7 +12,7 @@
 #
 # Expected: ten rows of other clusters, as the query without the index returns them.
 #
-# Seen: a tenth to a half of these queries return no row at all, with 1,000 candidates and after
+# Seen: a third to four fifths of these queries return no row at all, with 1,000 candidates and after
 # compaction, too; the rest return ten. Queries in other clusters return ten rows.
 #
 # Why it matters: after a product is taken off the shop, a search for its photograph should show what
