@@ -39,7 +39,12 @@ from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
 from hypjax.experiment import engines
-from hypjax.experiment.captions import caption_facts, caption_vectors
+from hypjax.experiment.captions import (
+    caption_facts,
+    caption_parents,
+    caption_vectors,
+    with_phrases,
+)
 from hypjax.experiment.embedding import DatasetEmbedder, part_of
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.method import Method
@@ -168,14 +173,19 @@ def assemble(
     }
     engines.choose(method.embedding.engine, mesh)  # Refuses one that is missing.
     embedder = _embedder(config, method, splits, mesh)
-    texts = None
+    texts = parents = None
     if config.model.text.kind == FEATURES:
         texts = caption_vectors(splits, config.data.name, config.model.text.encoder)
+        if config.objective.phrases:
+            parents = caption_parents(splits.training_images())
+            texts = with_phrases(texts, parents, config.model.text.encoder)
         dim, width = len(next(iter(texts.values()))), config.model.text.width
         if dim != width:
             refuse("model.text.width", width, f"{dim}, the dimension of the texts' vectors")
         provenance |= caption_facts(splits, config.model.text.encoder)
-    return Experiment(method, splits, mesh, embedder, provenance, name, workdir, parts, texts)
+    return Experiment(
+        method, splits, mesh, embedder, provenance, name, workdir, parts, texts, parents
+    )
 
 
 def saved_experiment(

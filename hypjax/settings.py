@@ -73,6 +73,7 @@ class ModelSettings:
     head: str  # Kind of the head, see `hypjax.models.Embedder`.
     head_dim: int  # Ignored if the head is "none".
     towers: Mapping[str, "ModelSettings"] = dataclasses.field(default_factory=dict)
+    max_norm: float | None = None  # That the head's outputs approach, see `Embedder`.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,5 +179,5 @@ class Batch(NamedTuple):
 class Outputs(NamedTuple):
     """Outputs of a tower for a batch, before a space embeds them; float32."""
 
-    pooled: Float[Array, "batch encoder_dim"]  # The encoder's embedding.
-    projected: Float[Array, "batch head_dim"]  # The head's output.
+    pooled: Float[Array, "*batch encoder_dim"]  # The encoder's embedding.
+    projected: Float[Array, "*batch head_dim"]  # The head's output.

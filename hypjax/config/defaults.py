@@ -151,6 +151,7 @@ _FIELDS = {
     "model.text.kind": Field("clip", one_of("clip", "siglip", "features")),
     "model.text.encoder": Field(None, _NOT_EMPTY, kind=str, optional=True),  # st:NAME, onnx:FILE.
     "model.text.head": Field("linear", one_of("dense", "linear", "none")),
+    "model.text.max_norm": Field(None, ABOVE_0, kind=float, optional=True),  # None: any.
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),  # Of products.
     # The optimiser, its learning rate, and which parameters are frozen.

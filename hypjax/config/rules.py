@@ -117,6 +117,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.norm_eps", "model.architecture is vit", lambda c: c.model.architecture == "vit"),
     ("model.pool_first", *_TRANSFORMER),
     ("model.text.encoder", *_TEXTS),
+    ("model.text.max_norm", *_TEXTS),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),

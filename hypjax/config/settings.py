@@ -37,7 +37,9 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
         activation=model.activation,
     )
     if model.text.width:
-        towers[TEXTS] = ModelSettings(_text_encoder(config), model.text.head, model.head_dim)
+        towers[TEXTS] = ModelSettings(
+            _text_encoder(config), model.text.head, model.head_dim, max_norm=model.text.max_norm
+        )
     return ModelSettings(encoder, model.head, model.head_dim, towers)
 
 

@@ -1,10 +1,12 @@
 """Scores of searches for images by their captions, and for captions by their images."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from hypjax.data import phrases
 from hypjax.data.dataset import Dataset
 from hypjax.data.sentences import (
     TextVectors,
@@ -38,6 +40,22 @@ def query_classes(images: Dataset, metric: str) -> Int[np.ndarray, " queries"]:
         for text in captions:
             class_of.setdefault(text, label)
     return np.array([class_of[text] for text in distinct_captions(images)])
+
+
+def caption_parents(images: Dataset) -> dict[str, tuple[str, ...]]:
+    """The sentences, phrases and nouns of each caption, see `hypjax.data.phrases`."""
+    return {text: phrases.parents(text) for text in distinct_captions(images)}
+
+
+def with_phrases(
+    vectors: TextVectors, parents: Mapping[str, Sequence[str]], encoder: str | None
+) -> TextVectors:
+    """Adds the vectors of captions' parents to those of captions."""
+    if encoder is None:
+        problem = "objective.phrases needs an encoder of phrases"
+        raise UserError(f"{problem}; name it by --config.model.text.encoder")
+    added = {*itertools.chain.from_iterable(parents.values())} - vectors.keys()
+    return {**vectors, **text_vectors(encoder, sorted(added))} if added else vectors
 
 
 def caption_vectors(splits: Splits, name: str, encoder: str | None) -> TextVectors:

@@ -47,6 +47,7 @@ class Experiment:
         workdir: Folder or URL of a trained run.
         parts: Parts of the model to score, "head" and "encoder".
         texts: Vectors of the images' captions, which a tower of the model takes; None without any.
+        parents: More general texts of each training caption, if a loss compares them.
     """
 
     method: Method
@@ -58,6 +59,7 @@ class Experiment:
     workdir: str = ""
     parts: Sequence[str] = ("head", "encoder")
     texts: TextVectors | None = None
+    parents: Mapping[str, Sequence[str]] | None = None
     # The last parameters for which projections were fitted, and these projections.
     _fitted: list[tuple[PyTree, Projections]] = dataclasses.field(default_factory=list, init=False)
 

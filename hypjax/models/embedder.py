@@ -11,6 +11,7 @@ from flax.core import FrozenDict
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
+from hypjax.geometry import arithmetic
 from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import check_encoder, create_encoder
 from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
@@ -29,7 +30,7 @@ class Embedder(nn.Module):
     zero bias (Hyp-ViT, Section 3.2); "norm_dense", a LayerNorm without parameters (ε = 1e-5, as in
     HIER's code) and then this layer; "linear", a Dense layer without bias, as in CLIP and MERU; or
     "none" (IRT), with the encoder's dimension as `head_dim`. The head's output is not yet embedded
-    in a space.
+    in a space. With `max_norm` m, an output v is shortened to v·m/(m + ‖v‖), shorter than m.
 
     `towers` embed further inputs, such as texts: their encoders take these, and their parameters
     lie below "towers_NAME".
@@ -39,6 +40,7 @@ class Embedder(nn.Module):
     head_dim: int
     head_kind: str = "dense"
     towers: Mapping[str, "Embedder"] = FrozenDict()
+    max_norm: float | None = None
 
     def setup(self) -> None:
         """Declares the head."""
@@ -69,13 +71,18 @@ class Embedder(nn.Module):
         pooled = self.encoder(inputs, drop_path_masks=drop_path_masks)
         return self.project(pooled.astype(jnp.float32))
 
-    def project(self, pooled: Float[ArrayLike, "batch encoder_dim"]) -> Outputs:
+    def project(self, pooled: Float[ArrayLike, "*batch encoder_dim"]) -> Outputs:
         """Applies the head to the encoder's embeddings."""
         pooled = jnp.asarray(pooled)
         if self.head_kind == "none":
             return Outputs(pooled=pooled, projected=pooled)
         features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
-        return Outputs(pooled=pooled, projected=self.head(features))
+        projected = self.head(features)
+        if self.max_norm is not None:
+            # A clip would leave entailment no gradient by which to shorten a text.
+            length = arithmetic.sqrt(arithmetic.square_norm(projected))
+            projected = projected * self.max_norm / (self.max_norm + length)
+        return Outputs(pooled=pooled, projected=projected)
 
     def embed(
         self,
@@ -101,7 +108,7 @@ def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -
     encoder = _create_encoder(settings.encoder, device)
     dim = encoder.dim if settings.head == "none" else settings.head_dim
     towers = {name: create_embedder(tower, device) for name, tower in settings.towers.items()}
-    return Embedder(encoder, dim, settings.head, FrozenDict(towers))
+    return Embedder(encoder, dim, settings.head, FrozenDict(towers), settings.max_norm)
 
 
 def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device | None) -> Encoder:

@@ -158,6 +158,6 @@ class FeatureEncoder(Encoder):
         """A float32 batch of one zero embedding."""
         return jnp.zeros((1, self.dim))
 
-    def __call__(self, features: Float[ArrayLike, "batch dim"]) -> Float[ArrayLike, "batch dim"]:
+    def __call__(self, features: Float[ArrayLike, "*batch dim"]) -> Float[ArrayLike, "*batch dim"]:
         """Returns the embeddings."""
         return features

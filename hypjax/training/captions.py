@@ -1,6 +1,6 @@
-"""Batches with captions: the vector of one caption of each image, and what texts describe what."""
+"""Batches with captions: one caption of each image, a phrase of it, and which texts describe it."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,21 +17,29 @@ def with_captions(
     images: Dataset,
     texts: TextVectors,
     rows: range,
+    parents: Mapping[str, Sequence[str]] | None = None,
 ) -> Generator[Batch, None, None]:
     """Adds captions to a run's batches; rows that pad a batch are zeros.
 
-    A step's captions, one drawn for each image, are a function of the run's seed and the step.
+    A step's captions, one drawn for each image, are a function of the run's seed and the step. With
+    `parents`, the more general texts of each caption, a row has two vectors: the caption's, and
+    that of one drawn parent, or again the caption's if it has none.
     """
     assert images.captions is not None
     for step, batch in zip(steps, batches, strict=True):
-        captions = images.captions[batch.ids]
-        draws = plans.rng(CAPTIONS, step).random(len(captions))
+        captions, rng = images.captions[batch.ids], plans.rng(CAPTIONS, step)
+        draws = rng.random(len(captions))
         chosen = [x[int(draw * len(x))] for x, draw in zip(captions, draws, strict=True)]
         number_of = {text: number for number, text in enumerate(dict.fromkeys(chosen))}
         describes = np.zeros((len(captions), len(number_of)), bool)
         for row, own in enumerate(captions):
             describes[row, [number_of[text] for text in own if text in number_of]] = True
         vectors = np.stack([texts[text] for text in chosen]).astype(np.float32)
+        if parents is not None:
+            above = [parents[text] or (text,) for text in chosen]
+            draws = rng.random(len(above))
+            drawn = [texts[x[int(draw * len(x))]] for x, draw in zip(above, draws, strict=True)]
+            vectors = np.stack([vectors, np.stack(drawn).astype(np.float32)], axis=1)
         positives = describes[:, [number_of[text] for text in chosen]]
         inputs = {TEXTS: padded_rows(vectors, rows, 0)}
         inputs[POSITIVES] = padded_rows(positives, rows, False)

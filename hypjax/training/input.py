@@ -46,7 +46,8 @@ class Input:
         batches = self._images(steps, plans, rows)
         if experiment.texts is None:
             return batches
-        return with_captions(batches, steps, plans, self.training.images, experiment.texts, rows)
+        images, texts, parents = self.training.images, experiment.texts, experiment.parents
+        return with_captions(batches, steps, plans, images, texts, rows, parents)
 
     def _images(self, steps: range, plans: Plans, rows: range) -> Generator[Batch, None, None]:
         """What the tower of images takes."""

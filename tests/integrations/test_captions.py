@@ -13,6 +13,7 @@ import hypjax
 from hypjax import dry_run, train
 from hypjax.assemble import assemble_training, choose_dataset, saved_experiment
 from hypjax.config import load_config
+from hypjax.data.phrases import parents
 from hypjax.errors import UserError
 from hypjax.evaluate import score_queries
 from hypjax.experiment.captions import caption_facts
@@ -76,6 +77,19 @@ def test_a_batch_marks_all_texts_that_describe_an_image(pairs):
         np.testing.assert_array_equal(batch.inputs[POSITIVES], expected)
     (again,) = source.batches(range(1, 2), built.plans)  # As after a restart.
     jax.tree.map(np.testing.assert_array_equal, again, batches[1])
+
+
+def test_a_batch_has_a_phrase_of_each_caption(pairs):
+    built = assemble_training(config_of(pairs, "hyp", "objective.phrases=0.2"))
+    state = random_state(built.learner, built.sizes)
+    vectors, captions = built.experiment.texts, built.images.captions
+    for batch in open_input(built, range(2), state.params["model"]).batches(range(2), built.plans):
+        rows = batch.inputs[TEXTS]
+        assert rows.shape == (len(batch.ids), 2, sentences.DIM)
+        for i, (caption, phrase) in zip(batch.ids, rows, strict=True):
+            drawn = [text for text in captions[i] if np.array_equal(vectors[text], caption)]
+            above = [*parents(drawn[0]), *([] if parents(drawn[0]) else drawn)]
+            assert any(np.array_equal(vectors[text], phrase) for text in above)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +165,7 @@ def test_words_find_images(run, pairs, tmp_path):
     (hits,) = model.search(gallery, text="a red flat leaf", k=5)
     head = model.params["towers_texts"]["head"]
     words = sentences.expected("a red flat leaf") @ head["kernel"] + head["bias"]
+    words = words * 0.4 / (0.4 + np.linalg.norm(words))  # As model.text.max_norm says.
     distances = model.space.distance(model.space.embed(words), gallery.vectors)
     np.testing.assert_allclose(hits.distances, np.sort(distances)[:5], rtol=1e-4)
     np.savez(tmp_path / "f.npz", features=arrays["features"], ids=arrays["ids"])
@@ -161,7 +176,9 @@ def test_words_find_images(run, pairs, tmp_path):
 
 @pytest.mark.parametrize("variant", ["sph", "lorentz", "product"])
 def test_each_space_learns(variant, pairs, tmp_path):
-    results = train.train_and_evaluate(config_of(pairs, variant, "eval.every=0"), tmp_path / "run")
+    weight = 0.0 if variant == "sph" else 0.2
+    config = config_of(pairs, variant, "eval.every=0", f"objective.phrases={weight}")
+    results = train.train_and_evaluate(config, tmp_path / "run")
     final, untrained = (results[x]["head"]["text_to_image/map"] for x in ("final", "untrained"))
     assert final > untrained
 
@@ -180,6 +197,10 @@ def test_a_dry_run_estimates_the_time(pairs, capsys):
         ),
         (["objective.name=proxy_anchor"], "model.text.kind is 'features'; it must be features if"),
         (["objective.space=sphere"], "has no cones; leave out --config.objective.entailment"),
+        (
+            ["objective.space=sphere", "objective.entailment=0.0", "objective.phrases=0.1"],
+            "has no cones; leave out --config.objective.phrases",
+        ),
         (["model.text.width=7"], "model.text.width is 7; it must be 6, the dimension of the texts"),
         (["model.text.encoder=None"], "has texts, but no text_features; name an encoder"),
     ],

@@ -3,13 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, PoincareBall, Product, Sphere
+from hypjax.models import Embedder
+from hypjax.models.encoder import FeatureEncoder
 from hypjax.objectives import create_objective
 from hypjax.objectives.base import LossSettings
 from hypjax.objectives.captions import caption_loss
+from hypjax.types import IMAGES, TEXTS, Batch
+from hypjax.types import POSITIVES as MARKS
 from tests.objectives.test_image_text import outside
 
 C, TAU, WEIGHT = 0.4, 0.3, 0.7
@@ -83,6 +88,66 @@ def test_positives_do_not_repel():
     np.testing.assert_array_equal(signs, np.where(POSITIVES, 1, -1))
 
 
+@pytest.mark.parametrize("name", ["ball", "hyperboloid", "product"])
+def test_captions_are_held_by_the_cones_of_their_phrases(name):
+    space = SPACES[name]
+    with jax.enable_x64(True):
+        images, texts, phrases = (points(space, seed) for seed in range(3))
+        phrases = phrases.at[1].set(texts[1])  # A caption without phrases adds nothing.
+
+        def loss(**phrases):
+            return caption_loss(images, texts, POSITIVES, space, temperature=TAU, **phrases)
+
+        differs = np.array([0, 2, 3, 4])
+        pairs = zip(parted(space, texts[differs]), parted(space, phrases[differs]), strict=True)
+        parts = space.parts or ((space, 1),)
+        angles = [
+            outside(on_hyperboloid(part, y), on_hyperboloid(part, x), C)
+            for (part, _), (x, y) in zip(parts, pairs, strict=True)
+            if not isinstance(part, Sphere)
+        ]
+        found = loss(phrases=phrases, phrase_entailment=WEIGHT) - loss()
+        np.testing.assert_allclose(found, WEIGHT * np.mean(angles) * 4 / 5, rtol=1e-9)
+
+
+def test_texts_of_a_small_norm_learn_to_hold_their_images():
+    """Without the bound, texts move to the radius of the images, where cones are narrow."""
+    rng = np.random.default_rng(0)
+    kinds = rng.normal(size=(12, 8)).astype(np.float32)
+    labels = np.repeat(np.arange(12), 4)
+    inputs = kinds[labels] + 0.3 * rng.normal(size=(48, 8)).astype(np.float32), kinds[labels]
+    positives = labels[:, None] == labels
+    fields = {"name": "captions", "space": "poincare", "temperature": 0.2, "curvatures": ()}
+    fields |= {"c": 0.1, "clip_radius": 2.3, "entailment": 0.2, "phrases": 0.0}
+    objective = create_objective(LossSettings(fields, None, False, 0))
+
+    def shares(max_norm):
+        heads = [Embedder(FeatureEncoder(8), 8, max_norm=x) for x in (None, max_norm)]
+        keys = jax.random.split(jax.random.key(0))
+        params = [x.init(key, y) for x, key, y in zip(heads, keys, inputs, strict=True)]
+
+        def loss(params):
+            outputs = [x.apply(p, y) for x, p, y in zip(heads, params, inputs, strict=True)]
+            batch = Batch({MARKS: positives}, labels, labels, labels > 99)
+            return objective.loss(dict(zip((IMAGES, TEXTS), outputs, strict=True)), batch)
+
+        @jax.jit
+        def step(params, state):
+            gradient, metrics = jax.grad(loss, has_aux=True)(params)
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(params, updates), state, metrics["entailed_share"]
+
+        optimizer = optax.adam(0.03)
+        state, found = optimizer.init(params), []
+        for _ in range(100):
+            params, state, share = step(params, state)
+            found.append(float(share))
+        return found
+
+    bounded = shares(0.4)
+    assert bounded[-1] > max(bounded[0], shares(None)[-1]) + 0.5
+
+
 def test_equal_points_have_finite_gradients():
     x = jnp.zeros((3, 4)).at[1].set(0.1)
     pairs = np.eye(3, dtype=bool)
@@ -96,8 +161,8 @@ def test_equal_points_have_finite_gradients():
 def test_a_space_without_cones_has_no_entailment():
     fields = {"name": "captions", "space": "sphere", "temperature": 0.1, "curvatures": ()}
     with pytest.raises(UserError, match="objective.space=sphere has no cones; leave out"):
-        create_objective(LossSettings(fields | {"entailment": 0.2}, None, False, 0))
-    create_objective(LossSettings(fields | {"entailment": 0.0}, None, False, 0))
+        create_objective(LossSettings(fields | {"entailment": 0.2, "phrases": 0.0}, None, False, 0))
+    create_objective(LossSettings(fields | {"entailment": 0.0, "phrases": 0.0}, None, False, 0))
 
 
 def test_gradients_by_temperature_and_curvature_are_finite_differences(float64):
