@@ -73,7 +73,7 @@ def main(
         model = external.open(workdir, embedding, batch_size, tokenizer=tokenizer, engine=engine)
         embeddings = model.embed_texts(listed, template or ())
         _save_texts(embeddings, output)
-        return _export_and_report(output, embeddings, exports, existed=False, noun="text")
+        return _export_and_report(output, embeddings, exports, existed=False)
     splits = dataset and open_prepared(dataset, data_dir)
     table = splits.images() if splits else find_images(str(images), exclude or ())
     keep_compiled_programs()
@@ -106,18 +106,14 @@ def _find_exports(names: Sequence[str]) -> dict[str, Callable]:
 
 
 def _export_and_report(
-    output: pathlib.Path,
-    embeddings: Any,
-    exports: dict[str, Any],
-    existed: bool,
-    noun: str = "image",
+    output: pathlib.Path, embeddings: Any, exports: dict[str, Any], existed: bool
 ) -> None:
     """Writes the exports; prints the files and the images that could not be read."""
     from hypjax.monitoring.health import warn_if_collapsed
 
     consequence = "searches find rounding errors; train again with a lower optim.learning_rate"
     warn_if_collapsed(embeddings.vectors, consequence)
-    images = f"the embeddings of {counted(len(embeddings), noun)}"
+    images = f"the embeddings of {counted(len(embeddings), embeddings.noun)}"
     done = f"{output} already holds {images}, so nothing was embedded"
     print(done if existed else f"wrote {images} to {output}")
     for name, export in exports.items():

@@ -92,7 +92,7 @@ def main(
     for queries, table in embedded:
         results += find_hits(queries, table, opened_gallery, k, postprocessing, keep_self=keep_self)
     if output:
-        _draw(results, output)
+        _draw(results, output, opened_gallery.noun)
     for hits in results:
         print(hits)
 
@@ -146,7 +146,7 @@ def _feature_queries(features: Any, gallery: Gallery, names: tuple[str, str]) ->
     return dataclasses.replace(queries, fingerprint=gallery.fingerprint)
 
 
-def _draw(results: Sequence[Hits], output: pathlib.Path) -> None:
+def _draw(results: Sequence[Hits], output: pathlib.Path, noun: str) -> None:
     """Draws the hits, of which some must be image files."""
     from hypjax.system import console
 
@@ -156,8 +156,9 @@ def _draw(results: Sequence[Hits], output: pathlib.Path) -> None:
 
         console.say(f"wrote {', '.join(map(str, draw(results, output)))}")
         return
+    problem = "no hit is an image file" if noun == "image" else "its hits are texts"
     example = f", such as {paths[0]}" if paths else ""
-    console.warn(f"{output} is not drawn: no hit is an image file{example}")
+    console.warn(f"{output} is not drawn: {problem}{example}")
 
 
 if __name__ == "__main__":

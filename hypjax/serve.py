@@ -82,11 +82,11 @@ def serve(
     # Images that are too large are refused, so Pillow need not warn.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     with app.listen(host, port) as listener:
-        console.say("laying out some of the gallery's images in the Poincaré disk")
+        console.say(f"laying out some of the gallery's {gallery.noun}s in the Poincaré disk")
         searcher = Searcher(model, gallery)
         if not app.is_loopback(listener):
             console.warn("anyone who reaches this address can see and search the gallery")
-        images = counted(searcher.about["images"], "image")
+        images = counted(searcher.about["images"], gallery.noun)
         print(f"{images} at {app.url_of(listener)} (Ctrl-C ends it)", flush=True)
         app.create_server(searcher, [host, *names]).run(sockets=[listener])
 

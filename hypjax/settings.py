@@ -28,14 +28,15 @@ class Start:
 class EncoderSettings:
     """An encoder and how it is computed."""
 
-    architecture: str  # timm's name, "vit", "features", or the name of a user's encoder.
+    architecture: str  # timm's name, "features", a user's name, or `UNSIZED`'s.
     view: View
     pooling: str = "cls"
     precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
-    patch_size: int = 0  # Only of "vit", like depth and number of heads.
-    width: int = 0  # Of "vit", or the dimension of "features".
+    patch_size: int = 0  # Only of `UNSIZED` architectures, like the other sizes.
+    width: int = 0  # Also the dimension of "features".
     depth: int = 0
     num_heads: int = 0
+    mlp_ratio: float = 4.0
     pool_first: bool | None = None  # Whether pooling precedes a Transformer's norm; None: as timm.
     gem_exponent: float = 3.0
     learn_gem: bool = False

@@ -120,17 +120,18 @@ _FIELDS = {
     "data.test_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
     "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.
     # The encoder (images to embeddings) and the head (a linear map to fewer dimensions).
-    "model.architecture": Field("vit_small_patch16_224"),  # timm's name, 'features' or 'vit'.
-    "model.patch_size": Field(0, within(0, SIDE)),  # Side, in pixels. 0 unless 'vit'.
-    "model.width": Field(0, within(0, DIM), optional=True),  # 0 unless 'vit' or 'features'.
-    "model.depth": Field(0, within(0, 64)),  # Number of blocks. 0 unless 'vit'.
-    "model.num_heads": Field(0, within(0, DIM)),  # Per block. 0 unless 'vit'.
+    "model.architecture": Field("vit_small_patch16_224"),  # timm's, 'features' or of `UNSIZED`.
+    "model.patch_size": Field(0, within(0, SIDE)),  # Side, in pixels; 0 if the name implies it.
+    "model.width": Field(0, within(0, DIM), optional=True),  # 0 likewise.
+    "model.depth": Field(0, within(0, 64)),  # Number of blocks; 0 likewise.
+    "model.num_heads": Field(0, within(0, DIM)),  # Per block; 0 likewise.
+    "model.mlp_ratio": Field(4.0, ABOVE_0),  # Width of perceptrons, relative to that of tokens.
     "model.weights": Field(None, _NOT_EMPTY, kind=str, optional=True),  # None: random weights.
     "model.load_head": Field(False),  # Whether the head starts from model.weights, too.
     "model.pooling": Field("cls"),  # In training, see `layers.poolings`.
     "model.eval_pooling": Field("cls"),
     "model.pool_first": Field(None, kind=bool, optional=True),  # timm's fc_norm; None: as timm.
-    "model.norm_eps": Field(None, ABOVE_0, kind=float, optional=True),  # Of 'vit'; None: 1e-6.
+    "model.norm_eps": Field(None, ABOVE_0, kind=float, optional=True),  # None: the family's.
     "model.activation": Field(None, _ACTIVATION, kind=str, optional=True),  # None: the family's.
     # Above about 6.3, `gem`'s smallest value to that power would be 0 in float32.
     "model.gem_exponent": Field(3.0, within(0.1, 6)),

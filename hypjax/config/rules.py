@@ -14,7 +14,7 @@ from hypjax.errors import UserError, nearest
 from hypjax.geometry import SPACES
 from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.registry import has_parts, is_product, named_parts
-from hypjax.models.architectures import ARCHITECTURES, is_transformer, supported
+from hypjax.models.architectures import ARCHITECTURES, UNSIZED, is_transformer, supported
 from hypjax.models.custom import CUSTOM_ENCODERS, SIZES
 from hypjax.models.encoder import FEATURES
 from hypjax.objectives import OBJECTIVES
@@ -84,6 +84,7 @@ _CURVED = (
 _PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
 _TEXTS = "model.text.kind is features", lambda c: c.model.text.kind == FEATURES
 _HEAD = "model.head is set", lambda c: c.model.head != "none"
+_UNSIZED = f"it is {' or '.join(UNSIZED)}", lambda c: c.model.architecture in UNSIZED
 _TRANSFORMER = "it is a Transformer", lambda c: is_transformer(c.model.architecture)
 _TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
 # Fields that must have their default unless a condition holds.
@@ -114,7 +115,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),
     ("model.load_head", *_HEAD),
     ("model.activation", *_TRANSFORMER),
-    ("model.norm_eps", "model.architecture is vit", lambda c: c.model.architecture == "vit"),
+    ("model.mlp_ratio", *_UNSIZED),
+    ("model.norm_eps", *_TRANSFORMER),
     ("model.pool_first", *_TRANSFORMER),
     ("model.text.encoder", *_TEXTS),
     ("model.text.max_norm", *_TEXTS),
@@ -180,19 +182,21 @@ def _model_rules(config: ConfigDict) -> Rules:
     model = config.model
     is_wrong = (model.architecture == FEATURES) != (config.data.name == FEATURES)
     yield is_wrong, "model.architecture", "features if data.name is features, and nowhere else"
-    if model.architecture not in ("vit", FEATURES, *ARCHITECTURES, *CUSTOM_ENCODERS):
+    if model.architecture not in (FEATURES, *UNSIZED, *ARCHITECTURES, *CUSTOM_ENCODERS):
         rule = f"{supported(model.architecture)}, or vit with sizes of your own"
         if model.architecture.startswith(CUSTOM):
             rule = "known in this process: pass encoder=, or call hypjax.register_encoder first"
         yield True, "model.architecture", rule
     for name in SIZES:
-        if model.architecture == "vit":
-            yield model[name] == 0, f"model.{name}", "at least 1 if model.architecture is vit"
+        if model.architecture in UNSIZED:
+            rule = f"at least 1 if model.architecture is {model.architecture}"
+            yield model[name] == 0, f"model.{name}", rule
         elif model.architecture != FEATURES or name != "width":
             rule = "0 if model.architecture has sizes of its own"
             yield model[name] != 0, f"model.{name}", rule
     rule = f"a multiple of model.num_heads ({model.num_heads})"
-    yield model.architecture == "vit" and model.width % model.num_heads, "model.width", rule
+    is_wrong = model.architecture in UNSIZED and model.width % model.num_heads
+    yield is_wrong, "model.width", rule
     text, name = model.text, config.objective.name
     is_wrong = (text.kind == FEATURES) != (name == "captions")
     yield is_wrong, "model.text.kind", "features if objective.name is captions, and nowhere else"

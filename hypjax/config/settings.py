@@ -28,6 +28,7 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
         width=model.width,
         depth=model.depth,
         num_heads=model.num_heads,
+        mlp_ratio=model.mlp_ratio,
         pool_first=model.pool_first,
         gem_exponent=model.gem_exponent,
         learn_gem=model.learn_gem,

@@ -27,7 +27,7 @@ from hypjax.system import console, hub, integrations
 from hypjax.system.files import contiguous, missing, replacing
 
 _COLUMNS = ("ids", "labels", "splits", "coarse_labels", "versions")  # Of files, as are:
-_ORIGIN = ("fingerprint", "images_fingerprint", "model")
+_ORIGIN = ("fingerprint", "images_fingerprint", "model", "noun")
 _BY_IMAGE = ("vectors", "raw_features", "clipped", *_COLUMNS)
 Arrays = dict[str, np.ndarray]  # By name.
 
@@ -48,6 +48,7 @@ class Embeddings(ArrayGallery):
         splits: Names of the images' splits; None if unknown.
         coarse_labels: Names of the images' coarse classes; None if unknown.
         model: Name of the model that embedded the images, for messages; '' if unknown.
+        noun: What has the points, for messages: "image" or "text".
         versions: Numbers that change with the images' files; 0 or None if unknown.
         clipped: Marks images whose features the space clips; None if not computed, see `load`.
     """
@@ -63,6 +64,7 @@ class Embeddings(ArrayGallery):
     splits: Shaped[np.ndarray, " n"] | None = None
     coarse_labels: Shaped[np.ndarray, " n"] | None = None
     model: str = ""
+    noun: str = "image"
     versions: Int[np.ndarray, " n"] | None = None
     clipped: Bool[np.ndarray, " n"] | None = None
 
@@ -127,9 +129,9 @@ class Embeddings(ArrayGallery):
             parts = [getattr(table, name) for table in (self, other)]
             lacking = [i for i, column in enumerate(parts) if column is None]
             if len(lacking) == 1 and name in ("splits", "coarse_labels"):
-                number = len((self, other)[lacking[0]])
-                parts[lacking.pop()] = np.full(number, "")
-                console.warn(f"{name} of {counted(number, 'image')} are unknown; scores need them")
+                rows = len((self, other)[lacking[0]])
+                parts[lacking.pop()] = np.full(rows, "")
+                console.warn(f"{name} of {counted(rows, self.noun)} are unknown; scores need them")
             columns[name] = None if lacking else np.concatenate(parts)
         return dataclasses.replace(self, **columns)
 
@@ -190,7 +192,7 @@ class Embeddings(ArrayGallery):
                 embeddings.check()
                 return embeddings
             return cls._embedded(table, space, overwrite=overwrite)
-        with explained(f"{source} is damaged", "; embed the images again"):
+        with explained(f"{source} is damaged", "; embed them again"):
             file_space = space_of(json.loads(str(arrays["space"])))
             unreadable = dict(np.asarray(arrays.get("unreadable", ())).tolist())
             holds_features = "features" in arrays
@@ -214,6 +216,7 @@ class Embeddings(ArrayGallery):
             fingerprint=str(arrays.get("fingerprint", "")),
             images_fingerprint=str(arrays.get("images_fingerprint", "")),
             model=str(arrays.get("model", "")),
+            noun=str(arrays.get("noun", "image")),
         )
 
     def all_clipped(self) -> bool:

@@ -55,6 +55,10 @@ class Gallery(Protocol):
     def model(self) -> str:
         """Name of the model, for messages; '' if unknown."""
 
+    @property
+    def noun(self) -> str:
+        """What has the points, for messages: "image" or "text"."""
+
     def __len__(self) -> int:
         """Number of images."""
 
@@ -90,6 +94,7 @@ class ArrayGallery:
     space: Space
     fingerprint: str
     model: str = ""
+    noun: str = "image"
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -56,7 +56,7 @@ def require_searchable(gallery: Gallery, k: int, postprocessing: Postprocessing)
     if postprocessing != NO_POSTPROCESSING and not isinstance(gallery, Embeddings):
         raise UserError("expansion and re-ranking need the .npz gallery")
     if not len(gallery):
-        raise UserError("there are no images in the gallery")
+        raise UserError(f"there are no {gallery.noun}s in the gallery")
     check_count(k)
 
 

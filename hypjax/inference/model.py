@@ -33,7 +33,7 @@ from hypjax.inference.image_embedder import Embedded, ImageEmbedder
 from hypjax.inference.released import find_released, read_released
 from hypjax.inference.save import describe
 from hypjax.inference.text_embedder import SentenceEmbedder, TextEmbedder, TowerEmbedder
-from hypjax.models import ARCHITECTURES
+from hypjax.models.architectures import ARCHITECTURES, UNSIZED
 from hypjax.models.custom import is_custom
 from hypjax.models.text import TextTransformer
 from hypjax.models.tokens import find_tokenizer, open_tokenizer
@@ -144,13 +144,11 @@ class Model(ImageEmbedder):
         """
         given, prompts = given_texts(texts), given_texts(templates) if templates else []
         points = self._text_embedder.points(given, prompts)
-        names = np.array(given, str)
-        embeddings = Embeddings(points, names, np.full(len(given), ""), self.space)
-        embeddings.check()
+        columns = np.array(given, str), np.full(len(given), ""), self.space, self.fingerprint
         origin = fingerprint_of([given, prompts])
-        return dataclasses.replace(
-            embeddings, fingerprint=self.fingerprint, model=self.name, images_fingerprint=origin
-        )
+        embeddings = Embeddings(points, *columns, origin, model=self.name, noun="text")
+        embeddings.check()
+        return embeddings
 
     @functools.cached_property
     def _text_embedder(self) -> TextEmbedder:
@@ -301,7 +299,7 @@ def _open(source: str, part: str, encoder: nn.Module | None) -> _Opened:
         name = saved_fields(folder).get("model.architecture")
         if encoder is not None and name is not None:  # Without a name, reading reports the error.
             is_other_module = name.startswith(CUSTOM) and custom_name(encoder) != name
-            if is_other_module or name in ("vit", "features", *ARCHITECTURES):
+            if is_other_module or name in ("features", *UNSIZED, *ARCHITECTURES):
                 problem = f"the encoder of this model is {name.removeprefix(CUSTOM)}"
                 advice = "pass that module as encoder=, or no encoder if it is hypjax's"
                 raise UserError(f"{problem}; {advice}")

@@ -13,6 +13,7 @@ from hypjax.config.custom import custom_name, write_space
 from hypjax.errors import UserError, explained
 from hypjax.experiment.trained import TrainedModel
 from hypjax.inference.save import describe, replacing_model, write_model
+from hypjax.models.custom import SIZES
 from hypjax.models.language_image import LanguageImage, read_language_image
 from hypjax.models.tokens import MERGES, find_tokenizer, open_tokenizer
 from hypjax.models.weight_files import weights_in
@@ -43,8 +44,7 @@ def find_released(source: str | os.PathLike[str]) -> pathlib.Path | None:
             raise UserError(f"the repository {repository} has no file {name}")
         return folder / name
     if hub.is_repository(location):
-        wanted = ["*.safetensors", *_IN_REPOSITORIES, *files.MODEL_FILES]
-        folder = hub.download(location, wanted)
+        folder = hub.download(location, ["*.safetensors*", *_IN_REPOSITORIES, *files.MODEL_FILES])
         return folder if weights_in(folder) and not files.is_published(folder) else None
     if location.startswith(("http://", "https://")) and location.endswith(_SUFFIXES):
         import pooch
@@ -82,9 +82,10 @@ def save_released(source: str, folder: pathlib.Path, tokenizer: str | None = Non
         raise UserError(f"{problem}; name a file or folder of weights by its authors")
     released = _read(path)
     trained = _trained_model(released)
-    beside = find_tokenizer(path if path.is_dir() else path.parent)
-    if tokenizer:
-        beside = pathlib.Path(tokenizer).expanduser()
+    folder_of_weights = path if path.is_dir() else path.parent
+    beside = (
+        pathlib.Path(tokenizer).expanduser() if tokenizer else find_tokenizer(folder_of_weights)
+    )
     if beside is None:
         console.warn(f"{path} has no tokenizer beside it; name one by --tokenizer=FILE for texts")
     texts = cast(TextSettings, released.settings.towers[TEXTS].encoder)
@@ -108,11 +109,11 @@ def _trained_model(released: LanguageImage) -> TrainedModel:
     config.data.update(test_view=view.test, channels=view.channels)
     config.data.update(mean=pixels.mean, std=pixels.std)
     config.optim.frozen = ()
-    config.model.update(architecture=encoder.architecture, patch_size=encoder.patch_size)
-    config.model.update(width=encoder.width, depth=encoder.depth, num_heads=encoder.num_heads)
-    config.model.update(norm_eps=encoder.norm_eps, activation=encoder.activation)
-    config.model.update(pooling=encoder.pooling, eval_pooling=encoder.pooling)
-    config.model.update(head=settings.head, head_dim=settings.head_dim)
+    for name in ("architecture", *SIZES, "mlp_ratio", "norm_eps", "activation", "pooling"):
+        config.model[name] = getattr(encoder, name)
+    config.model.update(
+        eval_pooling=encoder.pooling, head=settings.head, head_dim=settings.head_dim
+    )
     for name in {*config.model.text} - {"encoder"}:  # That of another library.
         config.model.text[name] = texts.head if name == "head" else getattr(texts.encoder, name)
     write_space(config, released.space)

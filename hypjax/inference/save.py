@@ -22,7 +22,7 @@ from hypjax.experiment.trained import TrainedModel
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.models import Embedder
-from hypjax.models.architectures import is_in_timm
+from hypjax.models.architectures import UNSIZED, is_in_timm
 from hypjax.models.custom import CustomEncoder
 from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import save_timm, timm_config
@@ -110,7 +110,7 @@ def describe(method: Method) -> str:
     images = "images from Python" if fields["data.name"] == IN_MEMORY else fields["data.name"]
     if encoder == FEATURES:
         return f"features of {model.encoder.dim} coordinates with {head}, trained by {loss}"
-    if encoder == "vit":
+    if encoder in UNSIZED:
         encoder = f"ViT ({fields['model.depth']} blocks of width {model.encoder.dim})"
     side = method.pixels.view.side
     if model.head_kind == "none":

@@ -103,6 +103,7 @@ class IndexedGallery(ArrayGallery):
     candidates: int = _STRAY_CANDIDATES
     recall: float = 1.0
     model: str = ""
+    noun: str = "image"
 
     @classmethod
     def build(cls, embeddings: Embeddings) -> Self:
@@ -132,6 +133,7 @@ class IndexedGallery(ArrayGallery):
             space,
             embeddings.fingerprint,
             model=embeddings.model,
+            noun=embeddings.noun,
         )
         if space.ball() is not None and points.size <= LARGEST:
             gallery.index = BoxTree.build(points, space)
@@ -217,7 +219,7 @@ class IndexedGallery(ArrayGallery):
             raise UserError(f"{path} holds other files than a gallery's; name another folder")
         columns = {"id": self.ids.tolist(), "label": self.labels.tolist(), "stray": self.stray}
         columns["first"] = self.first
-        fields = ("fingerprint", "model", "rounded", "candidates", "recall")
+        fields = ("fingerprint", "model", "noun", "rounded", "candidates", "recall")
         facts = {x: getattr(self, x) for x in fields} | {"space": describe_space(self.space)}
         facts["index"] = "tree" if isinstance(self.index, BoxTree) else "graph"
         with writing(path), files.locked(path, f"writing {path}", beside=True):

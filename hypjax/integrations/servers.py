@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, counted, redacted
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.galleries.search import ArrayGallery, GalleryItem, Neighbours
 from hypjax.geometry import Space
@@ -34,7 +34,7 @@ _CLASSES_SAMPLE = 1000  # Images whose classes `classes` lists.
 _REPEATED, _IN_SHELL = (64, 128, 256, 512, 1024), (12, 16, 24, 32, 64, 128, 256, 512, 1024)
 _SCANNED = 5  # Candidates of a scan for each neighbour: servers round centres to float32.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FACTS = ("fingerprint", "model", "candidates", "by_shell", "shells")
+_FACTS = ("fingerprint", "model", "noun", "candidates", "by_shell", "shells")
 
 
 class Wanted(NamedTuple):
@@ -94,14 +94,15 @@ class ServerGallery:
         gallery = cls(url)
         gallery._create(embeddings.vectors.shape[1])
         gallery.space, gallery.model = embeddings.space, embeddings.model
-        gallery.fingerprint = embeddings.fingerprint
+        gallery.fingerprint, gallery.noun = embeddings.fingerprint, embeddings.noun
         if len(gallery):
             gallery._read_facts()
         if embeddings.fingerprint != gallery.fingerprint:
-            raise UserError(f"{gallery.name} holds images of another model; choose another name")
+            raise UserError(f"{gallery.name} holds points of another model; choose another name")
         gallery._upsert(embeddings)
         recall = f"{gallery._tune(embeddings):.1%} of the {NEAREST} nearest neighbours"
-        return f"{gallery.name}, which now holds {len(gallery)} images; it finds {recall}"
+        held = counted(len(gallery), gallery.noun)
+        return f"{gallery.name}, which now holds {held}; it finds {recall}"
 
     def __len__(self) -> int:
         return self._count(None)
@@ -174,7 +175,7 @@ class ServerGallery:
             return list(zip(images, shells[block].tolist(), strict=True))
 
         blocks = inputs.blocks(len(embeddings), _UPLOAD_BATCH)
-        self._add(map(batch, Bar(blocks, unit=f" {_UPLOAD_BATCH} images", disable=None)))
+        self._add(map(batch, Bar(blocks, unit=f" {_UPLOAD_BATCH} {self.noun}s", disable=None)))
 
     def _tune(self, embeddings: Embeddings) -> float:
         """Chooses and saves how to search, and returns the recall of such searches.

@@ -20,6 +20,7 @@ from hypjax.models.efficientnet import EfficientNetLite
 from hypjax.models.encoder import Encoder
 from hypjax.models.resnet import ResNet
 from hypjax.models.vit import VisionTransformer
+from hypjax.settings import EncoderSettings
 from hypjax.types import View
 
 
@@ -59,6 +60,7 @@ _SIZES = {  # Width, blocks, heads.
     "so400m": (1152, 27, 16),
     "huge": (1280, 32, 20),
     "giant": (1536, 40, 24),
+    "gigantic": (1664, 48, 16),
 }
 
 
@@ -69,7 +71,7 @@ def _sized(*patterns: str, **options: Any) -> dict[str, dict[str, Any]]:
         alternatives = [choices.split(",") for choices in re.split("[{}]", pattern)]
         for name in map("".join, itertools.product(*alternatives)):
             width, depth, num_heads = _SIZES[next(size for size in _SIZES if size in name)]
-            members[name] = {"width": width, "depth": depth, "num_heads": num_heads, **options}
+            members[name] = {"width": width, "depth": depth, "num_heads": num_heads} | options
     return members
 
 
@@ -81,8 +83,12 @@ _DINO3_ROTARY = Rotary(temperature=100, centred=True, halves=True)
 _DINO3_BLOCKS = BlockDesign(norm_eps=1e-5, qkv_bias="", layer_scale=True, rotary=_DINO3_ROTARY)
 _GATED_DINO3_BLOCKS = dataclasses.replace(_DINO3_BLOCKS, activation="silu", gate="separate")
 _CLIP_BLOCKS = BlockDesign(norm_eps=1e-5)
-_SO400M = {"mlp_ratio": 3.7362, "attention_pool": 16}
+_QUICK_BLOCKS = dataclasses.replace(_CLIP_BLOCKS, activation="quick_gelu")
+_CLIP = {"pre_norm": True, "blocks": _CLIP_BLOCKS}
+_SIGLIP = {"class_tokens": 0}
+_SO400M = {"mlp_ratio": 4304 / 1152, "attention_pool": 16}
 _TANH_BLOCKS = BlockDesign(activation="gelu_tanh")
+_GIANTOPT = {"num_heads": 16, "attention_pool": 16, "blocks": _TANH_BLOCKS}
 _EVA_BLOCKS = BlockDesign(
     activation="silu", gate="packed", qkv_bias="qv", rotary=Rotary(reference=16)
 )
@@ -168,9 +174,10 @@ FAMILIES = (
         )
         | _sized("vit_large_patch16_siglip_{256,384,512}", attention_pool=16)
         | _sized("vit_so400m_patch14_siglip_{224,378}", **_SO400M)
-        | _sized("vit_so400m_patch16_siglip_{256,384,512}", **_SO400M, blocks=_TANH_BLOCKS),
+        | _sized("vit_so400m_patch16_siglip_{256,384,512}", **_SO400M, blocks=_TANH_BLOCKS)
+        | _sized("vit_giantopt_patch16_siglip_{256,384}", **_GIANTOPT),
         (Weights("*webli*", *HALF_PIXELS, _APACHE),),
-        options={"class_tokens": 0},
+        options=_SIGLIP,
         pooling="map",
     ),
     Family(
@@ -180,11 +187,12 @@ FAMILIES = (
             "vit_base_patch16_clip_{224,384}",
             "vit_large_patch14_clip_{224,336}",
         )
-        | _sized(
-            "vit_base_patch{32,16}_clip_quickgelu_224",
-            "vit_large_patch14_clip_quickgelu_{224,336}",
-            blocks=dataclasses.replace(_CLIP_BLOCKS, activation="quick_gelu"),
-        ),
+        | _sized("vit_base_patch{32,16}_clip_quickgelu_224", blocks=_QUICK_BLOCKS)
+        | _sized("vit_large_patch14_clip_quickgelu_{224,336}", blocks=_QUICK_BLOCKS)
+        | _sized("vit_huge_patch14_clip_{224,336,378}", num_heads=16)
+        | _sized("vit_huge_patch14_clip_quickgelu_{224,378}", num_heads=16, blocks=_QUICK_BLOCKS)
+        | _sized("vit_giant_patch14_clip_224", width=1408, num_heads=16, mlp_ratio=48 / 11)
+        | _sized("vit_gigantic_patch14_clip_{224,378}", mlp_ratio=64 / 13),
         (
             Weights("*.dfn*", *CLIP_PIXELS, "apple-ascl"),
             Weights("*.apple_mclip*", *CLIP_PIXELS, "apple-amlr"),
@@ -193,7 +201,7 @@ FAMILIES = (
             Weights("vit_large_*.laion2b*", *HALF_PIXELS, _APACHE),
             Weights("*", *CLIP_PIXELS, _APACHE),
         ),
-        options={"pre_norm": True, "blocks": _CLIP_BLOCKS},
+        options=_CLIP,
     ),
     Family(
         "Perception Encoder (Bolya et al., 2025)",
@@ -257,6 +265,8 @@ FAMILIES = (
 )
 _FAMILY_OF = {name: family for family in FAMILIES for name in family.members}
 ARCHITECTURES = tuple(_FAMILY_OF)
+# Transformers whose sizes are the configuration's, with the options of their design.
+UNSIZED: dict[str, dict[str, Any]] = {"vit": {}, "vit_clip": _CLIP, "vit_siglip": _SIGLIP}
 _MAX_LISTED = 5  # Names in a message.
 _SIMILARITY = 0.6  # Least ratio of `difflib` of a name in a message that shares no word.
 
@@ -296,10 +306,20 @@ def create_encoder(
     return check_encoder(family.encoder(**options))
 
 
+def create_unsized(settings: EncoderSettings) -> VisionTransformer:
+    """Builds a Transformer of the settings' sizes; SigLIP's pools by as many heads as blocks."""
+    sizes = settings.patch_size, settings.width, settings.depth, settings.num_heads
+    encoder = VisionTransformer(settings.view.side, *sizes, **UNSIZED[settings.architecture])
+    heads, ratio = 0 if encoder.class_tokens else settings.num_heads, settings.mlp_ratio
+    return encoder.clone(
+        attention_pool=heads, mlp_ratio=ratio, pool_first=settings.pool_first or False
+    )
+
+
 def is_transformer(architecture: str) -> bool:
-    """Whether an architecture, named as in timm or 'vit', is a Vision Transformer."""
+    """Whether an architecture, named as in timm or unsized, is a Vision Transformer."""
     family = _FAMILY_OF.get(architecture)  # None for a user's encoder.
-    return architecture == "vit" or (family is not None and family.encoder is VisionTransformer)
+    return architecture in UNSIZED or (family is not None and family.encoder is VisionTransformer)
 
 
 def published_weights(name: str) -> Weights | None:

@@ -148,7 +148,7 @@ class Block(nn.Module):
     def _hidden(self, x: Array, affine: Affine) -> Array:
         """Applies the perceptron up to the input of its last layer."""
         activation, gate = self.design.activation, self.design.gate
-        width = int(x.shape[-1] * self.mlp_ratio)
+        width = int(x.shape[-1] * self.mlp_ratio + 1e-6)  # 56 · (488 / 56) is below 488.
         if gate == "packed":
             packed = Dense(2 * width, self.heads.dtype, name="fc_1")
             gated = packed(x, affine, part=0, parts=2)

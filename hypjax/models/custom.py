@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hypjax.errors import UserError, explained, require_free
-from hypjax.models.architectures import ARCHITECTURES, is_in_timm, pool_first_field, timm_name
+from hypjax.models import architectures
 from hypjax.models.encoder import FEATURES, Encoder
 from hypjax.models.layers import Images
 from hypjax.models.vit import VisionTransformer
@@ -26,7 +26,8 @@ def register_encoder(name: str, module: nn.Module) -> None:
     channels] to [images, dim] and has no variables except parameters. A later registration of a
     name replaces an earlier one. Raises a `UserError` for a name that hypjax uses.
     """
-    require_free("an architecture", name, ("vit", FEATURES, *ARCHITECTURES))
+    taken = FEATURES, *architectures.UNSIZED, *architectures.ARCHITECTURES
+    require_free("an architecture", name, taken)
     if not isinstance(module, nn.Module):
         raise UserError(f"{module!r} is not a Flax module; pass an instance of flax.linen.Module")
     CUSTOM_ENCODERS[name] = module.clone(name=None, parent=None)
@@ -84,10 +85,10 @@ def known_fields(encoder: nn.Module) -> dict[str, Any] | None:
     """Fields of `config.model` from which hypjax builds this encoder; None if it cannot."""
     if not isinstance(encoder, Encoder):
         return None
-    fields = {"pool_first": pool_first_field(encoder)}
-    if name := timm_name(encoder):  # The name implies the sizes.
+    fields = {"pool_first": architectures.pool_first_field(encoder)}
+    if name := architectures.timm_name(encoder):  # The name implies the sizes.
         return {"architecture": name, **fields, **dict.fromkeys(SIZES, 0)}
-    if type(encoder) is VisionTransformer and is_in_timm(encoder):
+    if type(encoder) is VisionTransformer and architectures.is_in_timm(encoder):
         sizes = {size: getattr(encoder, size) for size in SIZES}
         return {"architecture": "vit", **fields, **sizes}
     return None

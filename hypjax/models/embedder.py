@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 from hypjax.geometry import arithmetic
 from hypjax.geometry.learned import Scalars, initial_parameters
-from hypjax.models.architectures import check_encoder, create_encoder
+from hypjax.models.architectures import UNSIZED, check_encoder, create_encoder, create_unsized
 from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
 from hypjax.models.layers import compute_dtype, on_tensor_cores
@@ -114,16 +114,15 @@ def create_embedder(settings: ModelSettings, device: jax.Device | None = None) -
 def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device | None) -> Encoder:
     if isinstance(settings, TextSettings):
         return create_text_encoder(settings, device)
-    architecture, side, pool_first = settings.architecture, settings.view.side, settings.pool_first
+    architecture = settings.architecture
     if architecture == FEATURES:
         return FeatureEncoder(settings.width)
     if architecture in CUSTOM_ENCODERS:
         encoder = custom_encoder(architecture, settings.view)
-    elif architecture == "vit":
-        patch_size, width, depth = settings.patch_size, settings.width, settings.depth
-        encoder = VisionTransformer(side, patch_size, width, depth, settings.num_heads)
-        encoder = encoder.clone(pool_first=bool(pool_first))
+    elif architecture in UNSIZED:
+        encoder = create_unsized(settings)
     else:
+        side, pool_first = settings.view.side, settings.pool_first
         encoder = create_encoder(architecture, image_size=side, pool_first=pool_first)
     if isinstance(encoder, CustomEncoder):
         return encoder

@@ -1,8 +1,8 @@
 """Reads models of images and texts from the files of their authors; never executes their code.
 
-These are CLIP (Radford et al., ICML 2021) under the names of OpenAI, open_clip and Transformers,
-SigLIP (Zhai et al., ICCV 2023) under Transformers' names, and MERU (Desai et al., ICML 2023) with
-its successors HyCoCLIP and UNCHA, and the CLIP that each is compared with.
+These are CLIP (Radford et al., ICML 2021) and SigLIP (Zhai et al., ICCV 2023) under the names of
+OpenAI, open_clip and Transformers, and MERU (Desai et al., ICML 2023) with its successors HyCoCLIP
+and UNCHA, and the CLIP that each is compared with.
 """
 
 import dataclasses
@@ -13,17 +13,19 @@ import re
 import zipfile
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from hypjax.errors import UserError, explained
 from hypjax.geometry import Lorentz, Space, Sphere
-from hypjax.models.architectures import ARCHITECTURES, CLIP_PIXELS, HALF_PIXELS, create_encoder
+from hypjax.models import architectures
+from hypjax.models.architectures import CLIP_PIXELS, HALF_PIXELS
 from hypjax.models.embedder import Embedder, create_embedder
 from hypjax.models.encoder import renamed
 from hypjax.models.pretrained import check_head, convert_timm
 from hypjax.models.weight_files import StateDict, read_state_dict, weights_in
-from hypjax.models.weight_names import OPTIMISER, check_names
+from hypjax.models.weight_names import OPTIMISER, check_names, preferred
 from hypjax.settings import EncoderSettings, ModelSettings, Pixels, TextSettings
 from hypjax.system import console
 from hypjax.types import TEXTS, View
@@ -48,11 +50,13 @@ class LanguageImage(NamedTuple):
 
 # The embeddings of tokens, whose names tell the sources apart.
 _ANCHOR = re.compile(
-    r"((?:.+?\.)??)(textual\.token_embed|text_model\.embeddings\.token_embedding|token_embedding)"
-    r"\.weight"
+    r"((?:.+?\.)??)(textual\.token_embed|(text_model\.embeddings\.|text\.)?token_embedding)\.weight"
 )
 # Patterns of the sources' names, and timm's names by tower.
 _NAMES = (
+    (r"^text\.", ""),  # open_clip's CustomTextCLIP, whose images may have a tower of timm.
+    (r"^visual\.trunk\.", "visual."),
+    (r"^visual\.head\.proj\.", "visual_proj."),
     (r"^vision_model\.head\.(attention\.)?", "visual.attn_pool."),
     (r"^vision_model\.", "visual."),
     (r"^(text_model\.head|text_projection)\.", "textual_proj."),
@@ -78,13 +82,15 @@ _NAMES = (
     (r"\.token_embed(ding)?\.weight$", ".token_embed"),
     (r"\.(posit_embed|position(al)?_embedding(\.weight)?)$", ".pos_embed"),
 )
-# Numbers beside the weights that their shapes tell, too.
-_REDUNDANT = re.compile(r"input_resolution|context_length|vocab_size|.*\.position_ids")
+# Numbers beside the weights that their shapes tell, too, and a count of averages.
+_REDUNDANT = re.compile(r"input_resolution|context_length|vocab_size|n_averaged|.*\.position_ids")
 _MERU = {"curv", "visual_alpha", "textual_alpha"}
 _OPTIONAL = {"logit_bias", "global_logit_scale", "local_logit_scale", "global_local_logit_scale"}
-_ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+_OPTIONAL |= {"visual_proj.kernel", "visual_proj.bias", "textual_proj.bias"}
 # Where a config.json names none, Transformers assumes these; of kinds that it has.
 _ACTIVATION_OF = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}
+# Heads of towers of images by width, if not of 64 numbers: of MERU, SigLIP, and large CLIPs.
+_HEADS = {384: 12, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
 
 
 def read_language_image(path: str | pathlib.Path) -> LanguageImage | None:
@@ -98,7 +104,7 @@ def read_language_image(path: str | pathlib.Path) -> LanguageImage | None:
     file = pathlib.Path(path).expanduser()
     if file.is_dir():
         # Repositories for open_clip may hold the tower of images a second time.
-        files = sorted(file.glob("open_clip_model.*")) or weights_in(file)
+        files = sorted(file.glob("open_clip_model.*"))[-1:] or weights_in(file)
         file = files[0] if len(files) == 1 else file
     if not (file.is_file() or weights_in(file)):
         return None
@@ -117,12 +123,16 @@ def read_language_image(path: str | pathlib.Path) -> LanguageImage | None:
 def _arrays(content: StateDict) -> StateDict:
     """The model's arrays by timm's names and tower; none without embeddings of tokens."""
     matches = (_ANCHOR.fullmatch(name) for name in content if not OPTIMISER.search(name))
-    if (match := next(filter(None, matches), None)) is None:
+    prefixes = [match[1] for match in matches if match]
+    if not prefixes:
         return {}
+    start = preferred(prefixes)
+    passed_over = tuple(x for x in prefixes if x.startswith(start) and x != start)
     arrays: StateDict = {}
     for name, array in content.items():
-        short = name.removeprefix(match[1])
-        if not name.startswith(match[1]) or _REDUNDANT.fullmatch(short):
+        short = name.removeprefix(start)
+        is_other = not name.startswith(start) or name.startswith(passed_over)
+        if is_other or _REDUNDANT.fullmatch(short) or OPTIMISER.search(short):
             continue
         name = renamed(short, _NAMES)
         if name.endswith("_proj.weight"):
@@ -153,14 +163,15 @@ def _model(arrays: StateDict, file: pathlib.Path) -> LanguageImage:
     if is_meru := "pixel_mean" in others:
         kind = "MERU" if "curv" in others else "MERU's CLIP"
     expected = {"logit_scale", "textual_proj.kernel"}
-    expected |= {"logit_bias", "textual_proj.bias"} if kind == "SigLIP" else {"visual_proj.kernel"}
+    expected |= {"visual_proj.kernel"} if kind != "SigLIP" else set()
     if is_meru:
         expected |= {"pixel_mean", "pixel_std"} | (_MERU if _MERU & others.keys() else set())
     check_names(expected - others.keys(), others.keys() - expected - _OPTIONAL)
 
     image, text = _encoders(kind, visual, textual, file)
     dim = others["textual_proj.kernel"].shape[1]
-    heads = ("none", "dense") if kind == "SigLIP" else ("linear", "linear")
+    kinds = "none", "linear", "dense"  # By the number of arrays.
+    heads = [kinds[sum(name.startswith(f"{tower}_proj.") for name in others)] for tower in towers]
     settings = ModelSettings(image, heads[0], dim, {TEXTS: ModelSettings(text, heads[1], dim)})
     model = create_embedder(settings)
     params = _parameters("visual", visual, others, model)
@@ -180,82 +191,85 @@ def _model(arrays: StateDict, file: pathlib.Path) -> LanguageImage:
 def _encoders(
     kind: str, visual: StateDict, textual: StateDict, file: pathlib.Path
 ) -> tuple[EncoderSettings, TextSettings]:
-    """Settings of both towers, from the shapes of their arrays."""
-    config = _transformers_config(file)
+    """Settings of both towers, from the shapes of their arrays and files beside them."""
     kernel = visual["patch_embed.proj.weight"]
-    activations = _activations(kind, kernel, file)
-    width, depth, hidden = _sizes(visual)
-    side = kernel.shape[-1] * math.isqrt(visual["pos_embed"].shape[1])  # Less any class token.
+    image, text = _configs(kind, kernel, file)
+    patch, grid = kernel.shape[-1], math.isqrt(visual["pos_embed"].shape[1])  # Less a class token.
+    side = patch * (image.get("image_size", 0) // patch or grid)
     prepared = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
-    is_squashed = kind == "SigLIP" or prepared.get("resize_mode") == "squash"
-    view = View(side, side, kernel.shape[1], "squash" if is_squashed else "centre_crop")
-    if kind in _ACTIVATION_OF:
-        sizes = width, depth, kernel.shape[-1], hidden
-        image = _named_encoder(kind, view, sizes, activations[0])
-    else:
-        heads = 12 if width == 384 else width // 64
-        image = EncoderSettings("vit", view, "cls", "auto", kernel.shape[-1], width, depth, heads)
-        image = dataclasses.replace(image, norm_eps=1e-5)
-    width, depth, hidden = _sizes(textual)
-    heads = config.get("text_config", {}).get("num_attention_heads")
-    text = TextSettings(
-        width,
-        depth,
-        heads or (16 if width == 1152 else width // 64),
-        vocabulary=len(textual["token_embed"]),
-        context=textual["pos_embed"].shape[1],
-        activation=activations[1],
-        norm_eps=1e-6 if kind == "SigLIP" else 1e-5,
-        mlp_ratio=hidden / width,
-        kind="siglip" if kind == "SigLIP" else "clip",
-    )
-    return image, text
+    resize = prepared.get("resize_mode", "squash" if kind == "SigLIP" else "shortest")
+    view = View(side, side, kernel.shape[1], "squash" if resize == "squash" else "centre_crop")
+    name, pooling = f"vit_{kind.lower()}", "map" if kind == "SigLIP" else "cls"
+    name = name if name in architectures.UNSIZED else "vit"
+    width, depth, ratio = _sizes(visual)
+    heads = image.get("num_attention_heads") or _usual_heads(width, _HEADS)
+    settings = EncoderSettings(name, view, pooling, "auto", patch, width, depth, heads, ratio)
+    activations = [tower["hidden_act"].replace("pytorch_", "") for tower in (image, text)]
+    norm_eps = image.get("layer_norm_eps")
+    settings = dataclasses.replace(settings, norm_eps=norm_eps, activation=activations[0])
+    encoder = create_embedder(ModelSettings(settings, "none", 0)).encoder
+    if known := architectures.timm_name(encoder):
+        settings = EncoderSettings(known, view, pooling)
+    width, depth, ratio = _sizes(textual)
+    heads = text.get("num_attention_heads") or _usual_heads(width, {1152: 16})
+    vocabulary, context = len(textual["token_embed"]), textual["pos_embed"].shape[1]
+    eps = text.get("layer_norm_eps") or (1e-6 if kind == "SigLIP" else 1e-5)
+    form, sizes = "siglip" if kind == "SigLIP" else "clip", (width, depth, heads, vocabulary)
+    return settings, TextSettings(*sizes, context, activations[1], eps, ratio, form)
 
 
-def _sizes(state: StateDict) -> tuple[int, int, int]:
-    """Width, depth and the perceptrons' width of a tower."""
+def _sizes(state: StateDict) -> tuple[int, int, float]:
+    """Width and depth of a tower, and the width of its perceptrons relative to it."""
     hidden, width = state["blocks.0.mlp.fc1.weight"].shape
-    return width, len({name.split(".")[1] for name in state if name.startswith("blocks.")}), hidden
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    return width, depth, hidden / width
 
 
-def _named_encoder(
-    kind: str, view: View, sizes: tuple[int, int, int, int], activation: str
-) -> EncoderSettings:
-    """The architecture of a width, depth, patch and perceptron, if possible of an activation."""
-    candidates: dict[str, Any] = {}
-    for name in (name for name in ARCHITECTURES if f"_{kind.lower()}_" in name):
-        x: Any = create_encoder(name)
-        if (x.width, x.depth, x.patch_size, int(x.width * x.mlp_ratio)) == sizes:
-            candidates[name] = x
-    if not candidates:
-        tower = "its tower of images has {1} blocks of width {0} and patches of {2} pixels"
-        problem = f"and no {kind} of docs/encoders.md has these sizes"
-        raise UserError(f"{tower.format(*sizes)}, {problem}")
-    name = max(candidates, key=lambda name: candidates[name].blocks.activation == activation)
-    changed = None if candidates[name].blocks.activation == activation else activation
-    return EncoderSettings(name, view, candidates[name].pooling, activation=changed)
+def _usual_heads(width: int, by_width: dict[int, int]) -> int:
+    """The heads of a tower where no file beside the weights tells them: of 64 numbers, mostly."""
+    if width % 64 and width not in by_width:
+        raise UserError(f"no (open_clip_)config.json beside it tells the heads of width {width}")
+    return by_width.get(width, width // 64)
 
 
-def _activations(kind: str, kernel: np.ndarray, file: pathlib.Path) -> list[str]:
-    """Activations of the towers of images and of texts, see `read_language_image`."""
+def _configs(kind: str, kernel: np.ndarray, file: pathlib.Path) -> list[dict[str, Any]]:
+    """What files tell of the towers of images and texts, in Transformers' names; an activation."""
     if kind not in _ACTIVATION_OF:
-        return ["gelu", "gelu"]
-    config, open_clip = _transformers_config(file), _beside(file, "open_clip_config.json")
-    if config or kind == "SigLIP":
-        towers = (config.get(f"{tower}_config", {}) for tower in ("vision", "text"))
-        return [_ACTIVATIONS[tower.get("hidden_act", _ACTIVATION_OF[kind])] for tower in towers]
-    is_quick = open_clip.get("model_cfg", {}).get("quick_gelu", False)
-    if not open_clip:
-        is_quick = np.array_equal(kernel, kernel.astype(np.float16))
-        guess = "quick GELU, as in OpenAI's" if is_quick else "GELU, unlike in OpenAI's"
-        remedy = "a config.json or open_clip_config.json beside it would tell"
-        console.say(f"{file} is read with {guess} files of half precision; {remedy}")
-    return ["quick_gelu" if is_quick else "gelu"] * 2
+        return [{"hidden_act": "gelu", "layer_norm_eps": 1e-5}] * 2
+    if "model_cfg" in (open_clip := _beside(file, "open_clip_config.json")):
+        return _open_clip_configs(kind, open_clip["model_cfg"])
+    config, usual = _beside(file, "config.json"), {"hidden_act": _ACTIVATION_OF[kind]}
+    if config.get("model_type") in ("clip", "siglip") or kind == "SigLIP":  # It may be timm's.
+        return [usual | config.get(f"{tower}_config", {}) for tower in ("vision", "text")]
+    halves = [kernel.astype(dtype).astype(kernel.dtype) for dtype in (np.float16, jnp.bfloat16)]
+    is_quick = [np.array_equal(kernel, half) for half in halves] == [True, False]
+    guess = "quick GELU, as in OpenAI's" if is_quick else "GELU, unlike in OpenAI's"
+    remedy = "a config.json or open_clip_config.json beside it would tell"
+    console.say(f"{file} is read with {guess} files of half precision; {remedy}")
+    return [{"hidden_act": "quick_gelu" if is_quick else "gelu"}] * 2
 
 
-def _transformers_config(file: pathlib.Path) -> dict[str, Any]:
-    config = _beside(file, "config.json")  # It may be timm's.
-    return config if config.get("model_type") in ("clip", "siglip") else {}
+def _open_clip_configs(kind: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of a model of open_clip, whose tower of images may be timm's, as `_configs`."""
+    configs, towers = [], [config.get(f"{tower}_cfg", {}) for tower in ("vision", "text")]
+    rule = towers[1].get("no_causal_mask", False), towers[1].get("pool_type", "argmax")
+    if towers[1] and rule != ((True, "last") if kind == "SigLIP" else (False, "argmax")):
+        told = "no_causal_mask={}, pool_type={}".format(*rule)
+        raise UserError(f"the texts' open_clip_config.json sets {told}, unlike {kind}'s")
+    for tower in towers:
+        activation = f"gelu_{(tower.get('act_kwargs') or {}).get('approximate', '')}".strip("_")
+        told = {"hidden_act": "quick_gelu" if config.get("quick_gelu") else activation}
+        told["layer_norm_eps"] = (tower.get("norm_kwargs") or {}).get("eps", 1e-5)
+        heads = tower.get("width", 0) // tower.get("head_width", 64)
+        told |= {"num_attention_heads": tower.get("heads", heads)}
+        configs.append(told | {"image_size": tower.get("image_size", 0)})
+    if name := towers[0].get("timm_model_name"):
+        blocks = name in architectures.ARCHITECTURES and architectures.create_encoder(name).blocks
+        configs[0] |= {
+            "hidden_act": blocks.activation if blocks else "gelu",
+            "layer_norm_eps": None,
+        }
+    return configs
 
 
 def _beside(file: pathlib.Path, name: str) -> dict[str, Any]:
@@ -286,9 +300,8 @@ def _parameters(tower: str, state: StateDict, others: StateDict, model: Embedder
         if model.head_kind != "none":
             leaves = ("kernel", "bias")[: 1 + (model.head_kind == "dense")]
             head = {leaf: others[f"{tower}_proj.{leaf}"] for leaf in leaves}
-            alpha = others.get(f"{tower}_alpha", np.zeros(1))
-            head["kernel"] = head["kernel"] * np.float32(_exp(alpha, 0.0, 1.0))
-            params["head"] = check_head(head, model)
+            alpha = np.float32(_exp(others.get(f"{tower}_alpha", np.zeros(1)), 0.0, 1.0))
+            params["head"] = check_head({leaf: alpha * x for leaf, x in head.items()}, model)
         return params
     except UserError as error:
         raise UserError(f"{tower} tower: {error}") from error

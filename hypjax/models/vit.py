@@ -263,5 +263,5 @@ class AttentionPool(nn.Module):
         mixed = rearrange(attend(query, key, value, kernel="xla"), "b 1 h d -> b (h d)")
         x = Dense(width, self.dtype, name="proj")(mixed).astype(jnp.float32)
         y, affine = LayerNorm(self.dtype, self.design.norm_eps, name="norm")(x)
-        y = Dense(int(width * self.mlp_ratio), self.dtype, name="fc_1")(y, affine)
+        y = Dense(int(width * self.mlp_ratio + 1e-6), self.dtype, name="fc_1")(y, affine)
         return x + Dense(width, self.dtype, name="fc_2")(activate(y, self.design.activation))

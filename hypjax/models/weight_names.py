@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hypjax.errors import UserError, nearest
 from hypjax.models.encoder import renamed
@@ -61,14 +61,19 @@ def find_encoder(
     largest = max(map(len, encoders.values()), default=0)
     if 2 * largest >= len(expected):  # Fewer are accidental names of another model.
         prefixes = [prefix for prefix, known in encoders.items() if len(known) == largest]
-        start = next(filter(_AVERAGED.search, prefixes), prefixes[0])
-        if len(prefixes) > 1:
-            passed_over = " and ".join(x[:-1] for x in prefixes if x != start)
-            remedy = "FILE?key=NAME names another"
-            console.say(f"the weights' {start[:-1]} is read, not {passed_over}; {remedy}")
+        start = preferred(prefixes, "; FILE?key=NAME names another")
     known = encoders[start]
     others = [x for x in inside if x.startswith(start) and x not in known.values()]
     return {x.removeprefix(start): x for x in others} | _heads(names, start) | known
+
+
+def preferred(prefixes: Sequence[str], remedy: str = "") -> str:
+    """The prefix of the first average over training, or else the first; a line says so."""
+    start = next(filter(_AVERAGED.search, prefixes), prefixes[0])
+    if len(prefixes) > 1:
+        passed_over = " and ".join(x[:-1] or "the rest" for x in prefixes if x != start)
+        console.say(f"the weights' {start[:-1] or 'top'} is read, not {passed_over}{remedy}")
+    return start
 
 
 def _heads(names: Collection[str], start: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Losses of images and texts: CLIP, SigLIP, MERU, HyCoCLIP and PHyCLIP.
+"""Losses of images and texts: CLIP, SigLIP, MERU, HyCoCLIP, PHyCLIP and UNCHA.
 
 Pure functions of the points of a global batch, [n, d], in which row i of the images and row i of
 the texts are a pair. Points lie on the hyperboloid, as in `hypjax.geometry.lorentz`. A number c is
@@ -7,13 +7,13 @@ distance is the points' (PHyCLIP). All is computed in float32, or in float64 if 
 
 Sources: Radford et al. (CLIP, ICML 2021), Figure 3; Zhai et al. (SigLIP, ICCV 2023), Eq. 1; Desai
 et al. (MERU, ICML 2023), Section 3; Pal et al. (HyCoCLIP, ICLR 2025), Section 3; PHyCLIP (ICLR
-2026).
+2026); UNCHA (CVPR 2026), whose total is that of the released code.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import AnyArray, Cols, Matrix, Rows, Scalar
@@ -24,7 +24,7 @@ Positives = Bool[AnyArray, "n m"]
 # Of the learned scalars in all of these models, see `hypjax.geometry.learned.within_bounds`. A
 # scale multiplies distances or cosines; alphas multiply the features of images and texts.
 BOUNDS = {"scale": (1e-3, 100.0), "c": (0.1, 10.0), "alpha": (1e-6, 1.0)}
-_TEXT, _BOX = 0.7, 1.2  # η of a text's cone for its image, and of a box's for the whole.
+_TEXT, _BOX, _SLOPE = 0.7, 1.2, 0.1  # η of texts' and boxes' cones, and UNCHA's slope.
 
 
 def distances(x: Rows, y: Cols, c: Curvatures) -> Matrix:
@@ -151,3 +151,38 @@ def hycoclip_loss(
         + pair_entailment(box_texts, texts, c, eta=_BOX)
     )
     return whole / 2 + (by_box_image + by_box_text) / 4 + weight / 2 * jnp.mean(entailed)
+
+
+def uncha_loss(
+    images: Rows,
+    texts: Rows,
+    box_images: Float[AnyArray, "boxes d"],
+    box_texts: Float[AnyArray, "boxes d"],
+    owners: Int[AnyArray, " boxes"],
+    *,
+    c: Scalar,
+    scales: tuple[Scalar, Scalar, Scalar],
+    weight: float = 0.2,
+) -> Float[Array, ""]:
+    """UNCHA's loss of images, texts, and any number of boxes, each of a row in `owners`.
+
+    `scales` are those of wholes among wholes, of boxes among boxes, and of boxes that search their
+    whole in the other modality, where it is listed once for each box. Logits of the last are less
+    sharp for boxes of large uncertainty u, which lie near the origin.
+    """
+    box_images, box_texts = arithmetic.floating(box_images, box_texts)
+    loss = contrastive_loss(-scales[0] * distances(images, texts, c))
+    loss += contrastive_loss(-scales[1] * distances(box_images, box_texts, c))
+    entailed = pair_entailment(texts, images, c, eta=_TEXT, slope=_SLOPE).mean() / 2
+    entailed += pair_entailment(box_texts, box_images, c, eta=_TEXT, slope=_SLOPE).mean() / 2
+    for boxes, wholes, others in ((box_images, images, texts), (box_texts, texts, images)):
+        u = jax.nn.softplus(-arithmetic.sqrt(arithmetic.square_norm(boxes)))  # 0.7 at the origin.
+        scale = scales[2] * lax.stop_gradient(jnp.exp(-u / 2))
+        logits = -scale * jnp.take(distances(boxes, others, c), owners, axis=1)
+        entailment = pair_entailment(boxes, jnp.take(wholes, owners, 0), c, eta=_BOX, slope=_SLOPE)
+        loss += cross_entropy(logits) / 2
+        # The entailment, without gradient, calibrates u: it is to grow with the uncertainty.
+        errors = lax.stop_gradient(entailment) / (jnp.exp(u[:, 0]) + 1e-6)
+        entropy = -jnp.sum(jax.nn.softmax(u, axis=0) * jax.nn.log_softmax(u, axis=0))
+        entailed += entailment.mean() / 4 + 10 * (jnp.mean(errors + u[:, 0]) / 2 + entropy)
+    return loss + weight * entailed

@@ -11,6 +11,7 @@ import pytest
 import hypjax
 from hypjax.config import default_config
 from hypjax.errors import UserError
+from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference import released as released_models
 from tests.helpers.commands import call
@@ -111,6 +112,14 @@ def test_commands_take_words_and_files_of_weights(weights, photos_folder, tmp_pa
     (hits,) = model.search(tmp_path / "t.npz", text="a plum", k=1)
     assert hits.paths == ["a plum"] and hits.distances[0] < 1e-5
     assert json.loads(str(np.load(tmp_path / "t.npz")["space"]))["name"] == "lorentz"
+    flags = f"--gallery={tmp_path / 't.npz'}", "--text=x", f"--output={tmp_path / 'hits.png'}"
+    call("search", common, *flags)
+    assert "hits.png is not drawn: its hits are texts, such as " in capsys.readouterr().err
+    texts, images = (Embeddings.load(tmp_path / name) for name in ("t.npz", "g.npz"))
+    assert (texts.noun, images.noun) == ("text", "image")
+    for table in (texts, images):
+        with pytest.raises(UserError, match=f"there are no {table.noun}s in the gallery"):
+            model.search(table.take(np.array([], int)), text="x")
 
 
 def test_an_unreadable_query_does_not_stop_words(weights, photos_folder, tmp_path, capsys):

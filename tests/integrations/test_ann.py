@@ -1,6 +1,7 @@
 """Galleries in a tree or a graph."""
 
 import builtins
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -257,3 +258,11 @@ def test_the_documented_lines_need_no_hypjax(tmp_path, monkeypatch, capsys, grap
     distances, found = search(points[:1], None, points, k=10, space=BALL)
     assert [name for _, name in printed] == [f"{i}.png" for i in found[0]]
     np.testing.assert_allclose([float(d) for d, _ in printed], distances[0], atol=1e-3)
+
+
+def test_galleries_keep_that_they_hold_texts(tmp_path, monkeypatch):
+    texts = dataclasses.replace(embeddings(clusters(BALL, 200, dim=8), BALL), noun="text")
+    for name, separations in (("tree.ann", ann._TREE_SEPARATIONS), ("graph.ann", 0)):
+        monkeypatch.setattr(ann, "_TREE_SEPARATIONS", separations)
+        export_ann(texts, tmp_path / name)
+        assert open_gallery(tmp_path / name).noun == "text"

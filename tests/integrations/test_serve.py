@@ -300,6 +300,7 @@ def test_words_search_a_gallery_of_texts(tmp_path, monkeypatch):
     model = hypjax.load(tmp_path / "meru.pth")
     searcher = Searcher(model, model.embed_texts(["1/2 cup", "a plum"]))
     assert searcher.about["texts"] and searcher.about["sample"][0]["name"] == "1/2 cup"
+    assert searcher.about["noun"] == "text"
     (point,) = model.embed_texts("1/2 cup").vectors
     ((hit, _),) = [x["hits"] for x in searcher.search([Query(point, None, 2, None, False)])]
     assert (hit["name"], hit["key"]) == ("1/2 cup", "0") and hit["distance"] < 1e-5

@@ -3,12 +3,13 @@
 import json
 import zipfile
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hypjax.errors import UserError
 from hypjax.geometry import Lorentz, Sphere
-from hypjax.models import architectures, language_image
 from hypjax.models.language_image import read_language_image
 from hypjax.system.files import write_safetensors
 from hypjax.types import TEXTS
@@ -135,22 +136,12 @@ for norm in ("visual.ln_pre", "visual.ln_post", "ln_final"):
     CLIP |= {f"{norm}.weight": (64,), f"{norm}.bias": (64,)}
 
 
-def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(
-    tmp_path, capsys, monkeypatch
-):
-    name, family = (
-        "vit_tiny_patch8_clip_tiny",
-        architectures._FAMILY_OF["vit_base_patch32_clip_224"],
-    )
-    sizes = {"width": 64, "depth": 1, "num_heads": 4, "image_size": 16}
-    monkeypatch.setitem(family.members, name, sizes)
-    monkeypatch.setitem(architectures._FAMILY_OF, name, family)
-    for module in (architectures, language_image):
-        monkeypatch.setattr(module, "ARCHITECTURES", (*module.ARCHITECTURES, name))
+def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     half = np.float32(np.float16(np.full((64, 3, 8, 8), 0.1)))
     for kernel, beside, quick in (
         (half, None, True),
+        (half.astype(jnp.bfloat16), None, False),
         (half + np.float32(1e-6), None, False),
         (half, {"quick_gelu": False}, False),
         (half + np.float32(1e-6), {"quick_gelu": True}, True),
@@ -161,9 +152,8 @@ def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(
             (tmp_path / "open_clip_config.json").write_text(content)
         found = read_language_image(path)
         assert (found.kind, found.space) == ("CLIP", Sphere())
-        assert found.settings.encoder.architecture == name
-        assert found.settings.encoder.activation == ("quick_gelu" if quick else None)
-        expected = "quick_gelu" if quick else "gelu"
+        encoder, expected = found.settings.encoder, "quick_gelu" if quick else "gelu"
+        assert (encoder.architecture, encoder.activation) == ("vit_clip", expected)
         assert found.settings.towers[TEXTS].encoder.activation == expected
         assert found.pixels.mean[0] == 0.48145466
         said = capsys.readouterr()
@@ -171,3 +161,105 @@ def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(
     content = json.dumps({"preprocess_cfg": {"resize_mode": "squash"}})
     (tmp_path / "open_clip_config.json").write_text(content)
     assert read_language_image(path).pixels.view == (16, 16, 3, "squash")
+
+
+SIGLIP = {f"text.{name}": shape for name, shape in CLIP.items() if name.startswith("transformer.")}
+SIGLIP |= {
+    f"visual.trunk.{name}": MERU[f"visual.{name}"]
+    for name in map(
+        timm_block,
+        (
+            *(f"blocks.0.{x}" for x in BLOCK),
+            "norm.weight",
+            "norm.bias",
+            "patch_embed.proj.weight",
+            "patch_embed.proj.bias",
+        ),
+    )
+}
+SIGLIP |= {"visual.trunk.pos_embed": (1, 4, 64), "text.token_embedding.weight": (50, 64)}
+SIGLIP |= {"text.positional_embedding": (9, 64), "text.text_projection.weight": (64, 64)}
+SIGLIP |= {f"text.ln_final.{x}": (64,) for x in ("weight", "bias")}
+SIGLIP |= {"text.text_projection.bias": (64,), "logit_scale": (1,), "logit_bias": (1,)}
+POOL = {"latent": (1, 1, 64), "q.weight": (64, 64), "kv.weight": (128, 64), "kv.bias": (128,)}
+POOL |= {f"{x}.bias": (64,) for x in ("q", "proj", "norm", "mlp.fc2")} | {"mlp.fc1.bias": (256,)}
+POOL |= {"proj.weight": (64, 64), "norm.weight": (64,), "mlp.fc1.weight": (256, 64)}
+POOL |= {"mlp.fc2.weight": (64, 256)}
+SIGLIP |= {f"visual.trunk.attn_pool.{name}": shape for name, shape in POOL.items()}
+
+
+def halves(arrays, dtype):
+    return {name: x.astype(dtype) for name, x in arrays.items()}
+
+
+def averaged(arrays):
+    """A model beside its average over training, and what optimisers keep of it."""
+    other = {f"model.{name}": 2 * x for name, x in arrays.items()}
+    moments = {f"optimizer.exp_avg.{name}": x for name, x in arrays.items()}
+    return other | moments | {f"model_ema.{name}": x for name, x in arrays.items()}
+
+
+def beside_average(arrays):
+    counts = {"ema.n_averaged": np.float32(3)}
+    return {name: 2 * x for name, x in arrays.items()} | counts | prefixed(arrays, "ema.")
+
+
+def prefixed(arrays, prefix):
+    return {f"{prefix}{name}": x for name, x in arrays.items()}
+
+
+AWKWARD = {
+    "as it is": (dict, 0),
+    "a prefix": (lambda arrays: prefixed(arrays, "module."), 0),
+    "entries": (lambda arrays: prefixed(arrays, "state_dict.module."), 0),
+    "bfloat16": (lambda arrays: halves(arrays, jnp.bfloat16), 1e-2),
+    "half precision": (lambda arrays: halves(arrays, np.float16), 1e-3),
+    "averages": (averaged, 0),
+    "averages beside it": (beside_average, 0),
+}
+
+
+@pytest.mark.parametrize("change", AWKWARD)
+@pytest.mark.parametrize("shapes", [CLIP, SIGLIP], ids=["CLIP", "SigLIP"])
+def test_awkward_files_are_read(shapes, change, tmp_path):
+    path = tmp_path / "open_clip_model.safetensors"
+    arrays = write(path, shapes)
+    quick = {"open_clip_config.json": {"model_cfg": {"quick_gelu": False}}}
+    for name, content in quick.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    expected = read_language_image(path)
+    form, error = AWKWARD[change]
+    write_safetensors(path, form(arrays))
+    found = read_language_image(tmp_path)
+    assert (found.kind, found.settings) == (expected.kind, expected.settings)
+    ours, theirs = jax.tree.leaves(found.params), jax.tree.leaves(expected.params)
+    for leaf, other in zip(ours, theirs, strict=True):
+        assert leaf.dtype == np.float32
+        np.testing.assert_allclose(leaf, other, rtol=error, atol=error)
+    assert (found.scale, found.bias) == pytest.approx((expected.scale, expected.bias), rel=error)
+
+
+def test_weights_in_several_parts_without_a_bias_and_of_another_context(tmp_path):
+    arrays = write(tmp_path / "whole.safetensors", SIGLIP, {"logit_bias": None})
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    arrays["text.positional_embedding"] = np.ones((16, 64), np.float32)
+    (tmp_path / "whole.safetensors").unlink()
+    parts = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(sorted(arrays))}
+    for part in set(parts.values()):
+        write_safetensors(tmp_path / part, {x: arrays[x] for x in arrays if parts[x] == part})
+    index = json.dumps({"weight_map": parts})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    found = read_language_image(tmp_path)
+    assert (found.kind, found.bias) == ("SigLIP", 0)
+    assert found.settings.towers[TEXTS].encoder.context == 16
+    (tmp_path / parts["logit_scale"]).unlink()
+    with pytest.raises(UserError, match="missing beside"):
+        read_language_image(tmp_path)
+
+
+def test_heads_of_odd_widths_are_asked_for(tmp_path):
+    narrow = {name: tuple(48 if x == 64 else x for x in shape) for name, shape in MERU.items()}
+    narrow = {name: tuple(144 if x == 192 else x for x in shape) for name, shape in narrow.items()}
+    write(tmp_path / "meru.safetensors", narrow, SCALARS)
+    with pytest.raises(UserError, match="tells the heads of width 48"):
+        read_language_image(tmp_path / "meru.safetensors")

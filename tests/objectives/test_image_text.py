@@ -134,6 +134,59 @@ def test_meru_and_hycoclip(dim):
         compare(our_hycoclip, hycoclip, x, y, p, q, np.float32(c))
 
 
+OWNERS = np.array([0, 0, 3, 5, 5, 5, 6, 7, 8, 9, 10, 11], np.int32)
+
+
+def uncha(x, y, p, q, c):
+    def logits(a, b, scale):
+        return -scale * geodesic(a[:, None], b[None], c)
+
+    def both(table):
+        return (diagonal_cross_entropy(table) + diagonal_cross_entropy(table.T)) / 2
+
+    def pairs(apex, inner, eta):
+        angle = exterior(apex, inner, c)
+        return jnp.maximum(angle - eta * aperture(apex, c), 0) + 0.1 * angle
+
+    loss = both(logits(x, y, 14.3)) + both(logits(p, q, 20.0))
+    entailed = jnp.mean(pairs(y, x, 0.7)) / 2 + jnp.mean(pairs(q, p, 0.7)) / 2
+    for box, whole, other in ((p, x[OWNERS], y[OWNERS]), (q, y[OWNERS], x[OWNERS])):
+        u = jnp.log(1 + jnp.exp(-jnp.sqrt(jnp.sum(box**2, axis=-1))))
+        factor = jax.lax.stop_gradient(jnp.clip(jnp.exp(-u / 2), 0.1, 10))
+        loss += diagonal_cross_entropy(factor[:, None] * logits(box, other, 16.7)) / 2
+        pair = pairs(box, whole, 1.2)
+        share = jnp.exp(u) / jnp.sum(jnp.exp(u))
+        entropy = -jnp.sum(share * jnp.log(share))
+        error = jax.lax.stop_gradient(pair) / (jnp.clip(jnp.exp(u), 1e-6, 1e6) + 1e-6)
+        entailed += jnp.mean(pair) / 4 + 10 * jnp.mean(error / 2 + u / 2 + entropy)
+    return loss + 0.2 * entailed
+
+
+def our_uncha(x, y, p, q, c):
+    return image_text.uncha_loss(x, y, p, q, OWNERS, c=c, scales=(14.3, 20.0, 16.7))
+
+
+@pytest.mark.parametrize("dim", [4, 512])
+def test_uncha(dim):
+    for radius, c in [(0.5, 1.0), (3.0, 0.1), (7.0, 1.0), (7.0, 10.0)]:
+        compare(our_uncha, uncha, *points(4, dim, radius, c), np.float32(c))
+
+
+def test_uncha_s_boxes_may_be_more_than_images():
+    x, y, p, q = points(4, 8, 2.0, 1.0)
+    scales, few = (14.3, 20.0, 16.7), np.array([0, 2, 2, 1] * 3)
+    loss = jax.jit(image_text.uncha_loss)(x[:3], y[:3], p, q, few, c=1.0, scales=scales)
+    wholes = x[few], y[few]  # Repeated, they change the first group and the first relation only.
+    repeated = image_text.uncha_loss(*wholes, p, q, np.arange(N), c=1.0, scales=scales)
+
+    def own(a, b):
+        pair = image_text.pair_entailment(b, a, 1.0, eta=0.7, slope=0.1)
+        table = -14.3 * image_text.distances(a, b, 1.0)
+        return image_text.contrastive_loss(table) + 0.1 * jnp.mean(pair)
+
+    np.testing.assert_allclose(loss - own(x[:3], y[:3]), repeated - own(*wholes), rtol=1e-5)
+
+
 def test_phyclip():
     c = np.array([0.5, 1.0, 3.0], np.float32)
     for radius in (0.5, 7.0):

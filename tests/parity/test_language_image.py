@@ -8,8 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from hypjax.models import architectures, create_embedder, language_image
+from hypjax.errors import UserError
+from hypjax.models import create_embedder, language_image
 from hypjax.models.language_image import read_language_image
+from hypjax.settings import ModelSettings
 from hypjax.types import IMAGES, TEXTS
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch")
@@ -23,21 +25,6 @@ IMAGE_ARRAYS = np.random.default_rng(0).normal(size=(3, SIDE, SIDE, 3)).astype(n
 TEXT_IDS = np.zeros((3, 9), np.int32)
 for row, length in enumerate((3, 9, 6)):
     TEXT_IDS[row, :length] = [48, *range(row + 1, row + length - 1), END]
-
-
-@pytest.fixture(autouse=True)
-def tiny_towers(monkeypatch):
-    """Adds a tiny architecture to each family, because the real ones are large."""
-    for name, other, options in (
-        ("vit_tiny_patch8_clip_tiny", "vit_base_patch32_clip_224", {}),
-        ("vit_tiny_patch8_siglip_tiny", "vit_base_patch16_siglip_224", {"attention_pool": 4}),
-    ):
-        family = architectures._FAMILY_OF[other]
-        sizes = {"width": 64, "depth": 2, "num_heads": 4, "image_size": SIDE, **options}
-        monkeypatch.setitem(family.members, name, sizes)
-        monkeypatch.setitem(architectures._FAMILY_OF, name, family)
-        for module in (architectures, language_image):
-            monkeypatch.setattr(module, "ARCHITECTURES", (*module.ARCHITECTURES, name))
 
 
 def randomised(model):
@@ -90,20 +77,128 @@ def test_transformers(kind, tmp_path):
     check(found, *(getattr(x, "pooler_output", x) for x in (images, texts)))
 
 
+def save_open_clip(folder, model, config, **preprocess):
+    """Writes a model as the hub's repositories for open_clip have it."""
+    folder.mkdir(exist_ok=True)
+    state = {name: x.contiguous() for name, x in model.state_dict().items()}
+    safetensors.save_file(state, folder / "open_clip_model.safetensors")
+    content = {"model_cfg": config, "preprocess_cfg": preprocess}
+    (folder / "open_clip_config.json").write_text(json.dumps(content))
+
+
+def check_open_clip(model, config, folder, **preprocess):
+    save_open_clip(folder, model, config, **preprocess)
+    found = read_language_image(folder)
+    pixels, ids = as_torch()
+    check(found, model.encode_image(pixels), model.encode_text(ids))
+    return found
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_open_clip(quick, tmp_path):
     vision = dict(image_size=SIDE, layers=2, width=64, head_width=16, patch_size=PATCH)
     text = dict(context_length=9, vocab_size=50, width=128, heads=2, layers=2)
-    model = randomised(open_clip.CLIP(8, vision, text, quick_gelu=quick))
-    file = tmp_path / "open_clip_model.safetensors"
-    safetensors.save_file({k: v.contiguous() for k, v in model.state_dict().items()}, file)
-    config = {"model_cfg": {"quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}}
-    config["preprocess_cfg"] = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    config = {"quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}
+    for build in (open_clip.CLIP, open_clip.CustomTextCLIP):  # The second names texts "text.".
+        model = randomised(build(8, vision, text, quick_gelu=quick))
+        pixels = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+        found = check_open_clip(model, config, tmp_path / build.__name__, **pixels)
+        assert found.pixels.mean == (0.5,) * 3 and found.pixels.std == (0.25,) * 3
+        assert found.pixels.view.test == "centre_crop"
+
+
+def test_checkpoints_of_open_clip_for_images_of_another_side(tmp_path):
+    """Its training writes such files; position embeddings of another grid are interpolated."""
+    vision = dict(image_size=3 * PATCH, layers=1, width=64, head_width=16, patch_size=PATCH)
+    text = dict(context_length=9, vocab_size=50, width=64, heads=1, layers=1)
+    state = randomised(open_clip.CLIP(8, vision, text)).state_dict()
+    vision["image_size"] = SIDE
+    model = open_clip.CLIP(8, vision, text).eval()
+    entries = {f"module.{name}": x.bfloat16() for name, x in state.items()}
+    content = {"epoch": 3, "state_dict": entries, "optimizer": {"state": {0: Trap()}}}
+    torch.save(content, tmp_path / "epoch_3.pt")
+    config = {"model_cfg": {"vision_cfg": vision, "text_cfg": text}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    found = read_language_image(tmp_path)
-    assert found.pixels.mean == (0.5,) * 3 and found.pixels.std == (0.25,) * 3
+    state = {name: x.bfloat16().float() for name, x in state.items()}
+    open_clip.model.resize_pos_embed(state, model)
+    model.load_state_dict(state)
+    found = read_language_image(tmp_path / "epoch_3.pt")
     pixels, ids = as_torch()
     check(found, model.encode_image(pixels), model.encode_text(ids))
+
+
+# Numbers of a head, and the perceptrons' ratio, in LAION's ViT-H/14, ViT-g/14 and ViT-bigG/14.
+@pytest.mark.parametrize(("head", "ratio"), [(80, 4.0), (88, 4.3637), (104, 4.9231)])
+def test_open_clip_of_huge_towers(head, ratio, tmp_path):
+    vision = dict(image_size=SIDE, layers=2, width=2 * head, head_width=head, mlp_ratio=ratio)
+    vision |= dict(patch_size=PATCH)
+    text = dict(context_length=9, vocab_size=50, width=96, heads=3, layers=2)
+    config = {"vision_cfg": vision, "text_cfg": text}
+    model = randomised(open_clip.CLIP(8, vision, text))
+    found = check_open_clip(model, config, tmp_path)
+    encoder = found.settings.encoder
+    assert (encoder.architecture, encoder.num_heads, encoder.activation) == ("vit_clip", 2, "gelu")
+
+
+@pytest.mark.parametrize("name", ["ViT-H-14", "ViT-g-14", "ViT-bigG-14", "ViT-B-16-plus-240"])
+def test_settings_of_open_clip_s_models(name, tmp_path, monkeypatch):
+    """Sizes, without the numbers: all blocks but the first are left out."""
+    config = open_clip.get_model_config(name)
+    vision, text = (config[f"{tower}_cfg"] | {"layers": 1} for tower in ("vision", "text"))
+    with torch.device("meta"):
+        model = open_clip.CLIP(config["embed_dim"], vision, text)
+    monkeypatch.setattr(language_image, "_beside", lambda file, name: {"model_cfg": config})
+    state = {x: np.broadcast_to(np.float32(0), y.shape) for x, y in model.state_dict().items()}
+    arrays = language_image._arrays(state)
+    for tower in ("visual", "textual"):
+        blocks = {x: y for x, y in arrays.items() if x.startswith(f"{tower}.blocks.0.")}
+        depth = config["vision_cfg" if tower == "visual" else "text_cfg"]["layers"]
+        for i in range(1, depth):
+            arrays |= {x.replace("blocks.0", f"blocks.{i}"): y for x, y in blocks.items()}
+    towers = [
+        {x.partition(".")[2]: y for x, y in arrays.items() if x.startswith(tower)}
+        for tower in ("visual.", "textual.")
+    ]
+    image, text = language_image._encoders("CLIP", *towers, tmp_path)
+    encoder = create_embedder(ModelSettings(image, "none", 0)).encoder
+    vision, texts = config["vision_cfg"], config["text_cfg"]
+    assert encoder.num_heads == vision["width"] // vision.get("head_width", 64)
+    assert (encoder.width, encoder.depth) == (vision["width"], vision["layers"])
+    assert (text.width, text.depth, text.num_heads) == tuple(
+        texts[x] for x in ("width", "layers", "heads")
+    )
+    timm_name = {"ViT-H-14": "vit_huge", "ViT-g-14": "vit_giant", "ViT-bigG-14": "vit_gigantic"}
+    expected = f"{timm_name[name]}_patch14_clip_224" if name in timm_name else "vit_clip"
+    assert image.architecture == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "text"),
+    [
+        ("vit_base_patch16_siglip_224", "gelu", {}),  # SigLIP, and SigLIP 2.
+        ("vit_base_patch16_siglip_224", "gelu", {"act_kwargs": {"approximate": "tanh"}}),
+        ("vit_so400m_patch16_siglip_256", "gelu_tanh", {}),
+    ],
+)
+def test_open_clip_siglip(name, activation, text, tmp_path, monkeypatch):
+    sizes = dict(img_size=SIDE, patch_size=PATCH, embed_dim=64, depth=2, num_heads=1, mlp_ratio=3)
+    design = dict(class_token=False, global_pool="map", num_classes=0, act_layer=activation)
+    trunk = timm.models.VisionTransformer(**sizes, **design)
+    monkeypatch.setattr(timm, "create_model", lambda name, **kwargs: trunk)
+    vision = dict(image_size=SIDE, timm_model_name=name, timm_pool="map", timm_proj="none")
+    text = dict(context_length=9, vocab_size=50, width=96, heads=3, layers=2, **text)
+    text |= dict(no_causal_mask=True, proj_bias=True, pool_type="last", mlp_ratio=2.5)
+    text |= dict(norm_kwargs={"eps": 1e-6})
+    config = {"custom_text": True, "vision_cfg": vision, "text_cfg": text}
+    model = randomised(open_clip.CustomTextCLIP(64, vision, text, init_logit_bias=-10))
+    found = check_open_clip(model, config, tmp_path, resize_mode="squash")
+    assert (found.kind, found.bias) == ("SigLIP", -10)
+    assert found.scale == pytest.approx(model.logit_scale.exp().item())
+    assert found.pixels.view.test == "squash" and found.pixels.mean == (0.5,) * 3
+    text["no_causal_mask"] = False
+    save_open_clip(tmp_path, model, config)
+    with pytest.raises(UserError, match="open_clip_config.json sets no_causal_mask=False"):
+        read_language_image(tmp_path)
 
 
 class MeruBlock(torch.nn.Module):

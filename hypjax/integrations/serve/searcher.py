@@ -52,7 +52,7 @@ class Searcher:
         self.model, self._gallery = model, gallery
         sample = gallery.sample(_DISK_IMAGES)
         if not sample:
-            raise UserError("there are no images in the gallery")
+            raise UserError(f"there are no {gallery.noun}s in the gallery")
         self._root = _shared_folder([item.path for item in sample])
         points = np.stack([item.point for item in sample])
         positions = layout.lay_out(points, model.space)
@@ -61,6 +61,7 @@ class Searcher:
         )
         self.about: _Answer = {
             "images": len(gallery),
+            "noun": gallery.noun,
             "space": str(model.space),
             "texts": model.takes_texts,
             "classes": gallery.classes(),
@@ -113,7 +114,9 @@ class Searcher:
     def _answer(self, query: Query, neighbours: Neighbours) -> _Answer:
         """Describes the hits of a query."""
         if query.label is not None and not neighbours.keys:
-            raise HTTPException(404, f"there is no image of the class {query.label!r} to find")
+            raise HTTPException(
+                404, f"there is no {self._gallery.noun} of the class {query.label!r} to find"
+            )
         distances = dict(zip(neighbours.keys, neighbours.distances, strict=True))
         # On a server, another client may have removed an image meanwhile.
         items = self._gallery.read(neighbours.keys)
@@ -128,7 +131,7 @@ class Searcher:
         """The gallery's image with a key."""
         if items := self._gallery.read([key]):
             return items[0]
-        raise HTTPException(404, "the gallery has no image with this key")
+        raise HTTPException(404, f"the gallery has no {self._gallery.noun} with this key")
 
     def _describe(self, item: GalleryItem) -> _Answer:
         """Describes an image to clients, by its path below the images' common folder."""

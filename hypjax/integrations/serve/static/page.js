@@ -74,7 +74,7 @@ function show(found, upload, text) {
   at("hits").replaceChildren(...hits.map((hit, i) => item(hit, colours[hit.class], `${i + 1}. ${hit.distance.toFixed(3)}`)));
   draw([...gallery.sample, ...hits], colours, query.place);
   const count = hits.length === 1 ? "1 hit" : `${hits.length} hits`;
-  const none = at("class").value ? "No image of this class." : "No other image.";
+  const none = at("class").value ? `No ${gallery.noun} of this class.` : `No other ${gallery.noun}.`;
   say(hits.length ? count : none);
   document.title = `Search: ${at("asked").textContent}`;
 }
@@ -113,7 +113,7 @@ function draw(images, colours = {}, query = null) {
   });
   const star = query && element("path", { class: "query", d: "M0-.06.018-.018.06 0 .018.018 0 .06-.018.018-.06 0-.018-.018Z", transform: `translate(${query[0]} ${-query[1]})` });
   at("disk").replaceChildren(...grid(), ...circles, ...(star ? [star] : []));
-  at("caption").textContent = query ? "The star is the query; large circles are hits, coloured by class." : "Some images of the gallery.";
+  at("caption").textContent = query ? "The star is the query; large circles are hits, coloured by class." : `Some ${gallery.noun}s of the gallery.`;
 }
 
 // Geodesics orthogonal to the axes, at distances 0, 1, 2, ... from the origin: arcs of circles.
@@ -182,7 +182,7 @@ addEventListener("hashchange", search);
 
 answer("gallery").then((found) => {
   gallery = found;
-  at("about").textContent = `${found.images.toLocaleString("en")} images`;
+  at("about").textContent = `${found.images.toLocaleString("en")} ${found.noun}s`;
   at("words").hidden = !found.texts;
   at("classes").replaceChildren(...found.classes.map((label) => element("option", { value: label })));
   browse(found.sample);
