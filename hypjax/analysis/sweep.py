@@ -286,7 +286,7 @@ def _figure(
         for (label, curve), (colour, marker) in zip(lines.items(), styles, strict=False):
             points = []  # Position, mean score, and distances to the lowest and highest score.
             for value, runs in curve.items():
-                if scores := [x for run in runs if (x := score(run)) is not None]:
+                if scores := [one for run in runs if (one := score(run)) is not None]:
                     mean = statistics.mean(scores)
                     points.append((positions[value], mean, mean - min(scores), max(scores) - mean))
             x, means, *bars = np.array(points).reshape(-1, 4).T

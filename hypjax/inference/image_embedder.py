@@ -171,6 +171,7 @@ class ImageEmbedder(abc.ABC):
             space=self.space,
             fingerprint=self.fingerprint,
             model=self.name,
+            noun="image",
             images_fingerprint=images.fingerprint,
             unreadable={str(images.names[i]): reason for i, reason in reasons.items()},
         )

@@ -57,6 +57,7 @@ class ServerGallery:
     space: Space  # Isometric to a ball, or the sphere.
     fingerprint: str
     model: str
+    noun: str = "image"
     by_shell: bool = True  # Whether candidates come from a search of each shell.
     candidates: int = _IN_SHELL[-1]  # In one search for 10 neighbours; in proportion for more.
     shells: Sequence[int] = ()  # Numbers of the shells with images.

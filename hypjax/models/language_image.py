@@ -254,15 +254,18 @@ def _open_clip_configs(kind: str, config: dict[str, Any]) -> list[dict[str, Any]
     configs, towers = [], [config.get(f"{tower}_cfg", {}) for tower in ("vision", "text")]
     rule = towers[1].get("no_causal_mask", False), towers[1].get("pool_type", "argmax")
     if towers[1] and rule != ((True, "last") if kind == "SigLIP" else (False, "argmax")):
-        told = "no_causal_mask={}, pool_type={}".format(*rule)
-        raise UserError(f"the texts' open_clip_config.json sets {told}, unlike {kind}'s")
+        sets = "no_causal_mask={}, pool_type={}".format(*rule)
+        raise UserError(f"open_clip_config.json sets {sets} of the texts, unlike {kind}")
     for tower in towers:
         activation = f"gelu_{(tower.get('act_kwargs') or {}).get('approximate', '')}".strip("_")
-        told = {"hidden_act": "quick_gelu" if config.get("quick_gelu") else activation}
-        told["layer_norm_eps"] = (tower.get("norm_kwargs") or {}).get("eps", 1e-5)
+        settings: dict[str, Any] = {
+            "hidden_act": "quick_gelu" if config.get("quick_gelu") else activation
+        }
+        settings["layer_norm_eps"] = (tower.get("norm_kwargs") or {}).get("eps", 1e-5)
         heads = tower.get("width", 0) // tower.get("head_width", 64)
-        told |= {"num_attention_heads": tower.get("heads", heads)}
-        configs.append(told | {"image_size": tower.get("image_size", 0)})
+        settings["num_attention_heads"] = tower.get("heads", heads)
+        settings["image_size"] = tower.get("image_size", 0)
+        configs.append(settings)
     if name := towers[0].get("timm_model_name"):
         blocks = name in architectures.ARCHITECTURES and architectures.create_encoder(name).blocks
         configs[0] |= {

@@ -189,10 +189,11 @@ def _siglip(
     splitter.no_padding()
     splitter.no_truncation()
     end, end_of_gemma = splitter.token_to_id("</s>"), splitter.token_to_id("<eos>")
-    end, padding = (end, end) if end_of_gemma is None else (end_of_gemma, 0)  # SigLIP 2's.
+    if end_of_gemma is not None:  # SigLIP 2 has Gemma's vocabulary.
+        return Tokenizer(files, settings, splitter, _clean_siglip, (), end_of_gemma, padding=0)
     if end is None:
         raise ValueError("it is neither CLIP's nor SigLIP's")
-    return Tokenizer(files, settings, splitter, _clean_siglip, (), end, padding)
+    return Tokenizer(files, settings, splitter, _clean_siglip, (), end, padding=end)
 
 
 def _clean_siglip(text: str) -> str:

@@ -17,7 +17,6 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import Points
 from hypjax.system.files import contiguous, read_npz, replacing
 
-_ARRAYS = ("mean", "components", "variances")  # Of a projection, in its file.
 _BLOCK_BYTES = 32 * 2**20  # Largest size of a block of features, in float64.
 # Directions with a smaller share of the features' root mean square hold only rounding errors.
 _LEAST_DEVIATION = 2.0**-20
@@ -70,22 +69,31 @@ class Projection:
     def fingerprint(self, embeddings: str) -> str:
         """Fingerprint of projected embeddings: the projection's and the input's."""
         digest = hashlib.sha256(f"{embeddings} {self.whiten}".encode())
-        for name in _ARRAYS:
-            digest.update(contiguous(getattr(self, name)).data)
+        for array in (self.mean, self.components, self.variances):
+            digest.update(contiguous(array).data)
         return digest.hexdigest()[:32]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes mean, components, variances and `whiten` to an .npz file, atomically."""
-        arrays = {name: contiguous(getattr(self, name)) for name in (*_ARRAYS, "whiten")}
+        mean, components, variances = map(contiguous, (self.mean, self.components, self.variances))
         with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(
+                file,
+                mean=mean,
+                components=components,
+                variances=variances,
+                whiten=np.array(self.whiten),
+            )
 
     @classmethod
     def load(cls, path: pathlib.Path, space: Space) -> "Projection":
         """Reads a file that `save` wrote; raises UserError if it is damaged."""
         with explained(f"cannot read the projection {path}"):
             arrays = read_npz(path)
-            return cls(space, *(arrays[name] for name in _ARRAYS), bool(arrays["whiten"]))
+            mean, components, variances, whiten = (
+                arrays[name] for name in ("mean", "components", "variances", "whiten")
+            )
+            return cls(space, mean, components, variances, bool(whiten))
 
 
 def fit(
