@@ -126,7 +126,7 @@ def test_each_command_of_the_table_has_a_valid_configuration():
             load_config(f"configs/{words[0]}", fields)
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 def test_each_command_of_the_table_runs(data_dir, folder, tmp_path, monkeypatch, capsys):
     # UMAP compiles for long, as does the step that `_print_gpu_hours` counts.
     by_umap = lambda *args, neighbours=15, **fields: layout.lay_out(*args, **fields)  # noqa: E731
