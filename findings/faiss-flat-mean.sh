@@ -9,14 +9,14 @@
 # proportion to the vectors' lengths.
 #
 # Input: 4,000 vectors of 64 coordinates with deviation 1 around a mean of 1,000, and 2,000 of them
-# as noisy queries; and points of a hyperbolic tree, 200 parents with 20 children each, in 8
+# as noisy queries; and points of a hyperbolic tree, 200 parents with 100 children each, in 8
 # coordinates of the unit ball, within 3e-5 of its surface.
 #
 # Expected: a query has the same neighbours whatever other queries come with it.
 #
 # Seen: one query fewer than the threshold, and all 10 neighbours of each query are found. With one
 # more query, the same queries find about a quarter of theirs around the mean, and few near the
-# surface of the ball; many of the returned distances are 0 or negative before they are cut.
+# surface of the ball.
 #
 # Why it matters: a service that answers single queries is right, and its evaluation, in batches, is
 # wrong. Where points lie near the boundary of a ball, no mean can be subtracted. hypjax lets

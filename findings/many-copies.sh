@@ -7,8 +7,9 @@
 # Source: the engines' graphs (Vamana, DiskANN, HNSW) keep links to near items. No manual speaks of
 # equal vectors.
 #
-# Input: 300 random unit vectors of 32 coordinates, each fifty times, in random order, with the
-# engines' own settings. Each of the 300 is searched, with 10 results.
+# Input: 300 random unit vectors of 32 coordinates, each fifty times, in random order. Each of
+# the 300 is searched, with 10 results. libsql and pgvector have their own settings, SVS 32 links and
+# windows of 64 (building) and 100 (search).
 #
 # Expected: ten copies of the query, at distance 0, for each of the 300.
 #

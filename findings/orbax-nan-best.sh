@@ -47,5 +47,8 @@ for mode in ("max", "min"):
 if set(map(str, seen.values())) != {"(3, [3])"}:
     raise SystemExit("this has changed")
 PYTHON
-JAX_PLATFORMS=cpu "$work/venv/bin/python" "$work/save.py" "$work" 2>/dev/null
+if ! JAX_PLATFORMS=cpu "$work/venv/bin/python" "$work/save.py" "$work" 2>"$work/log"; then
+  tail -n 3 "$work/log" >&2
+  exit 1
+fi
 echo "as described: the checkpoint with NaN counts as the best, and the best one is deleted"

@@ -26,7 +26,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet sentence-transformers==6.2.0 transformers==5.24.0 \
-  torch==2.13.0 numpy==2.4.6 pillow
+  torch==2.13.0 numpy==2.4.6 pillow==13.0.0
 "$work/venv/bin/pip" install --quiet --no-deps torchvision==0.28.0
 
 cat >"$work/batches.py" <<'PYTHON'

@@ -28,8 +28,9 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet torch==2.13.0 safetensors huggingface_hub pyyaml numpy==2.4.6 \
-    tokenizers regex tqdm packaging typer pillow
+"$work/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.4.6 safetensors==0.8.0 \
+  huggingface-hub==1.33.0 pyyaml==6.0.4 tokenizers==0.23.3 regex==2026.11.19 tqdm==4.70.1 \
+  packaging==26.4 typer==0.29.2 pillow==13.0.0
 "$work/venv/bin/pip" install --quiet --no-deps timm==1.0.31 torchvision==0.28.0 transformers==5.24.0
 
 cat >"$work/compare.py" <<'PYTHON'

@@ -3,7 +3,7 @@
 #
 # Versions: torchmetrics 1.9.0, torch 2.13.0.
 #
-# Source: its pages say that `preds` are "estimated probabilities of each document to be relevant"
+# Source: its pages call `preds` probabilities that a document is relevant
 # (https://lightning.ai/docs/torchmetrics/stable/retrieval/map.html); nothing checks it, and an
 # average precision depends on the order of scores only.
 #
