@@ -29,6 +29,8 @@ _LOG_SPAN = 5  # Numbers that span a larger factor are drawn on a logarithmic ax
 # Fields without effect on a model or its recalls.
 _LABELS = frozenset({"name", "variant", "eval.ks", "eval.metrics"})
 _TEMPERATURE = "objective.temperature"
+# Names of losses, or their ends, whose temperature divides distances.
+_OF_DISTANCES = "pairwise_cross_entropy", "captions", "proxy_nca"
 
 Folders = Mapping[str, pathlib.Path]  # Folders of runs, by the run's name or swept value.
 
@@ -182,8 +184,8 @@ def draw(lines: Lines, field: str, output: pathlib.Path, metric: str | None = No
     highest score. Each combination of the other fields in which runs differ has a line. A `metric`
     of training, averaged over the steps, may stand in place of the recalls.
 
-    The pairwise cross-entropy on the sphere divides 2 − 2cos, twice the cosine's distance from 1,
-    by its temperature. Beside runs in other spaces it is drawn at half of it: the cosine's.
+    Losses of distances divide 2 − 2cos on the sphere, twice the cosine's distance from 1, by their
+    temperature. Beside runs in other spaces it is drawn at half of it: the cosine's.
     """
     runs = [*itertools.chain(*lines.values())]
     halved = field == _TEMPERATURE and len({run.settings["objective.space"] for run in runs}) > 1
@@ -206,13 +208,19 @@ def mean_metrics(runs: Sequence[FinishedRun], metric: str) -> dict[str, float]:
     """A metric of training by run, averaged over the steps; runs that lack it are left out."""
     logged = {run.name: read_metrics(run.folder) for run in runs}
     values = {
-        name: [line[metric] for line in lines if line.get(metric) is not None]
+        name: {line["step"]: line[metric] for line in lines if line.get(metric) is not None}
         for name, lines in logged.items()
     }
     if not any(values.values()):
         names = {name for lines in logged.values() for line in lines for name in line}
         raise UserError(f"no run logged {metric}{nearest(metric, names)}")
-    return {name: statistics.mean(x) for name, x in values.items() if x}
+    means = {}
+    for name, by_step in values.items():
+        if by_step:  # Each line is the mean of the steps since the last one.
+            steps, means_of_steps = zip(*sorted(by_step.items()), strict=True)
+            weights = np.diff(steps, prepend=0)
+            means[name] = float(np.average(means_of_steps, weights=weights))
+    return means
 
 
 def _panels(runs: Sequence[FinishedRun], metric: str | None) -> dict[tuple[str, str], Score]:
@@ -236,7 +244,7 @@ def _panels(runs: Sequence[FinishedRun], metric: str | None) -> dict[tuple[str, 
 def curves(runs: Sequence[FinishedRun], field: str, *, halved: bool = False) -> dict[str, Curve]:
     """Lines of a figure by label: the other fields in which runs differ, as in 'objective.c=1'.
 
-    With `halved`, temperatures of the pairwise cross-entropy on the sphere are.
+    With `halved`, temperatures that divide the sphere's squared distances are halved.
     """
     fields = [run.fields() for run in runs]
     for run, run_fields in zip(runs, fields, strict=True):
@@ -256,7 +264,7 @@ def curves(runs: Sequence[FinishedRun], field: str, *, halved: bool = False) -> 
         labels = [f"{name}={_text(run_fields[name])}" for name in differing if name in run_fields]
         value = run_fields[field]
         if halved and run_fields["objective.space"] == "sphere":
-            value /= 2 if run_fields["objective.name"].endswith("pairwise_cross_entropy") else 1
+            value /= 2 if run_fields["objective.name"].endswith(_OF_DISTANCES) else 1
         lines.setdefault(", ".join(labels), {}).setdefault(value, []).append(run)
     return lines
 
@@ -293,8 +301,9 @@ def _figure(
             draw_line = functools.partial(axis.errorbar, elinewidth=1, clip_on=False, label=label)
             draw_line(x, means, yerr=bars, color=colour, marker=marker)
         low, high = axis.get_ylim()
+        low = max(low, 0) if axis.dataLim.y0 >= 0 else low
         top = min(high, 1) if axis.dataLim.y1 <= 1 else high  # A recall's axis ends at 1.
-        axis.set(title=title, xlabel=field, ylim=(max(low, 0), top))
+        axis.set(title=title, xlabel=field, ylim=(low, top))
     axes[0].set_ylabel(next(iter(panels))[1])
     if len(lines) > 1:
         entries = axes[-1].get_legend_handles_labels()

@@ -18,7 +18,9 @@ _LEADING = _ARTICLES | frozenset(  # Determiners, which no phrase begins or ends
     "your one two three four five six several many few various very rather quite more most much "
     "less enough".split()
 )
-_BOUNDARIES = frozenset(
+# What follows these words does not follow from the caption.
+_NEGATIONS = frozenset("no not without nor neither never or like free".split())
+_BOUNDARIES = _NEGATIONS | frozenset(
     "about above across after against along amid among around as at atop before behind below "
     "beneath beside besides between beyond by down during for from in inside into like near next "
     "off on onto opposite out outside over past per than through to toward towards under "
@@ -67,16 +69,19 @@ def _trimmed(text: str) -> str:
 
 
 def _phrases(sentence: str) -> Iterator[list[str]]:
-    """Noun phrases of a sentence, as words."""
+    """Noun phrases of a sentence, as words, that hold of what has this sentence."""
     phrase: list[str] = []
+    is_negated = False
     for word in [*_WORDS.findall(sentence), "."]:
         begins = word in _ARTICLES and phrase and phrase[-1] != "of"
         if not begins and not _ends_phrase(word):
             phrase.append(word)
             continue
         # What comes before an article is a verb: "dog chases | a ball".
-        if phrase := _stripped(phrase[:-1] if begins else phrase):
+        phrase = _stripped(phrase[:-1] if begins else phrase)
+        if phrase and not is_negated and word != "or":
             yield phrase
+        is_negated = word in _NEGATIONS or (is_negated and not phrase and word[0].isalnum())
         phrase = []
 
 

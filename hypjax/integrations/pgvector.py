@@ -41,6 +41,7 @@ WITH (m = {euclidean.LINKS}, ef_construction = {euclidean.ADDED}) {{where}}
 _INDEXES = """
 SELECT relname, indpred IS NOT NULL FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
 JOIN pg_am ON pg_am.oid = relam WHERE amname = 'hnsw' AND indrelid = to_regclass(%s)
+AND (relname = %s OR starts_with(relname, %s)) -- Users may have others.
 """
 _IMAGES = "SELECT key::text, id, label, point::real[] FROM {table} "
 # A scan goes on after images that are left out, or were removed and are still linked.
@@ -100,20 +101,33 @@ class PostgresGallery(ServerGallery):
             for batch in batches:  # A statement may not insert equal keys.
                 rows = {x.key: (*x[:3], str(x.point.tolist()), shell) for x, shell in batch}
                 self._ask(_UPSERT, list(map(list, zip(*rows.values(), strict=True))))
-            parts = {"all": ""} if False in kinds else {}
-            if True in kinds:
-                parts |= {f"shell_{shell}": f"WHERE shell = {shell}" for shell in self.shells}
-            for name, where in parts.items():
-                self._ask(_INDEX, index=sql.Identifier(f"{self._table}_{name}"), where=where)
+            self._index(kinds)
         self._ask("ANALYZE {table}")
 
+    def _index(self, kinds: set[bool]) -> None:
+        """Creates missing indexes: of all images (False), of those of each shell (True)."""
+        parts = {"all": ""} if False in kinds else {}
+        if True in kinds:
+            parts |= {f"shell_{shell}": f"WHERE shell = {shell}" for shell in self.shells}
+        for name, where in parts.items():
+            self._ask(_INDEX, index=sql.Identifier(f"{self._table}_{name}"), where=where)
+
+    def _indexes(self) -> list[tuple[str, bool]]:
+        """Names of the indexes, and whether each is of a shell."""
+        names = f"{self._table}_all", f"{self._table}_shell_"
+        return self._ask(_INDEXES, [self._quoted, *names])
+
     def _kinds(self) -> set[bool]:
-        return {of_shell for _, of_shell in self._ask(_INDEXES, [self._quoted])}
+        return {of_shell for _, of_shell in self._indexes()}
 
     def _tune(self, embeddings: Embeddings) -> float:
         recall = super()._tune(embeddings)
+        missing = super()._kinds() - self._kinds()
+        if recall < euclidean.TARGET_RECALL and missing:  # The gallery has outgrown its first kind.
+            self._index(missing)
+            recall = super()._tune(embeddings)
         if len(self._kinds()) > 1:  # An image shall be in one index only.
-            for name, of_shell in self._ask(_INDEXES, [self._quoted]):
+            for name, of_shell in self._indexes():
                 if of_shell != self.by_shell:
                     self._ask("DROP INDEX {index}", index=sql.Identifier(name))
         return recall

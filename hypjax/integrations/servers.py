@@ -237,7 +237,7 @@ class ServerGallery:
         if (text := self._load_facts()) is None:
             raise UserError(f"there is no gallery at {self.name}")
         try:
-            facts = json.loads(text)
+            facts = {"noun": "image"} | json.loads(text)  # Which earlier exports lack.
             self.space = space_of(facts["space"])
             for name in _FACTS:
                 setattr(self, name, facts[name])

@@ -74,10 +74,8 @@ class Embedder(nn.Module):
     def project(self, pooled: Float[ArrayLike, "*batch encoder_dim"]) -> Outputs:
         """Applies the head to the encoder's embeddings."""
         pooled = jnp.asarray(pooled)
-        if self.head_kind == "none":
-            return Outputs(pooled=pooled, projected=pooled)
         features = self.norm(pooled) if self.head_kind == "norm_dense" else pooled
-        projected = self.head(features)
+        projected = features if self.head_kind == "none" else self.head(features)
         if self.max_norm is not None:
             # A clip would leave entailment no gradient by which to shorten a text.
             length = arithmetic.sqrt(arithmetic.square_norm(projected))

@@ -89,8 +89,9 @@ _OPTIONAL = {"logit_bias", "global_logit_scale", "local_logit_scale", "global_lo
 _OPTIONAL |= {"visual_proj.kernel", "visual_proj.bias", "textual_proj.bias"}
 # Where a config.json names none, Transformers assumes these; of kinds that it has.
 _ACTIVATION_OF = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}
-# Heads of towers of images by width, if not of 64 numbers: of MERU, SigLIP, and large CLIPs.
-_HEADS = {384: 12, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
+# Heads of towers of images by width, if not of 64 numbers: of SigLIP and large CLIPs, and of MERU.
+_HEADS = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16, 1792: 16}
+_HEADS_OF_MERU = {384: 12}
 
 
 def read_language_image(path: str | pathlib.Path) -> LanguageImage | None:
@@ -202,7 +203,9 @@ def _encoders(
     name, pooling = f"vit_{kind.lower()}", "map" if kind == "SigLIP" else "cls"
     name = name if name in architectures.UNSIZED else "vit"
     width, depth, ratio = _sizes(visual)
-    heads = image.get("num_attention_heads") or _usual_heads(width, _HEADS)
+    heads = image.get("num_attention_heads") or _usual_heads(
+        width, _HEADS_OF_MERU if kind.startswith("MERU") else _HEADS
+    )
     settings = EncoderSettings(name, view, pooling, "auto", patch, width, depth, heads, ratio)
     activations = [tower["hidden_act"].replace("pytorch_", "") for tower in (image, text)]
     norm_eps = image.get("layer_norm_eps")

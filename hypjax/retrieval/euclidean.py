@@ -27,7 +27,7 @@ from hypjax.retrieval import inputs
 from hypjax.retrieval.inputs import GalleryPoints, Nearest, Points, Rows, SomeRows
 from hypjax.system import console
 
-_TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
+TARGET_RECALL, NEAREST = 0.98, 10  # An export aims at this recall of this many neighbours.
 LINKS, ADDED = 32, 256  # Links of a point in a graph, and candidates when a point is added.
 _SAMPLE = 500  # Largest number of queries with which an export measures recall.
 _BLOCK_SIZE = 2**19  # Coordinates of a thread's block; with fewer, threads wait for each other.
@@ -223,7 +223,7 @@ def tune(search: Callable[[_Way], Nearest], exact: Nearest, ways: Sequence[_Way]
     for way in ways:
         hits = recall_hits(exact, search(way))
         recall = min(recall_bound(hits), recall_bound(hits[:, :1]))
-        if recall >= _TARGET_RECALL:
+        if recall >= TARGET_RECALL:
             return recall
     k = exact[1].shape[1]
     console.warn(f"the graph finds {recall:.1%} of the {k} nearest; the .npz file finds all")

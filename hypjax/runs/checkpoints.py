@@ -94,7 +94,7 @@ class Checkpoints:
                 score = self._read_metadata(step)["score"]
             except _DamagedError:
                 score = math.inf
-            if score is not None:
+            if score is not None and not math.isnan(score):
                 self._scores[step] = score
 
     @property

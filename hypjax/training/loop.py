@@ -1,6 +1,7 @@
 """The training loop, which trains, validates, saves checkpoints, and stops on an interrupt."""
 
 import dataclasses
+import math
 from typing import NoReturn
 
 import jax
@@ -113,7 +114,7 @@ class Loop:
         measured = measured._replace(validation=scores)
         score = _score(measured)
         _, best_score = self.checkpoints.best
-        if best_score is None or (score is not None and score >= best_score):
+        if score is not None and (best_score is None or score >= best_score):
             tied_steps = measured.best_steps if score == best_score else ()
             measured = measured._replace(best_steps=[*tied_steps, step])
         return measured
@@ -122,7 +123,8 @@ class Loop:
         """Whether `train.patience` validations up to a step found no better score."""
         schedule = self.training.schedule
         patience, every = schedule.patience, schedule.validate_every
-        return patience > 0 and step // every - measured.best_steps[0] // every >= patience
+        best_step = [*measured.best_steps, 0][0]
+        return patience > 0 and step // every - best_step // every >= patience
 
     def _stop(self, step: int, status: int) -> NoReturn:
         """Ends training after an interrupt, with this exit status."""
@@ -134,11 +136,12 @@ class Loop:
 
 
 def _score(measured: Measured) -> float | None:
-    """The validation score that selects the best checkpoint; None without validation."""
+    """The validation score that selects the best checkpoint; None without one, or if it is NaN."""
     if measured.validation is None:
         return None
     head = measured.validation["head"]
-    return head[selection_metric(head)]
+    score = head[selection_metric(head)]
+    return None if math.isnan(score) else score
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -178,6 +178,11 @@ def configured_optimizer(
     user_groups = [Group(parameter_path(name), *settings) for name, *settings in optim["groups"]]
     if any(group.path == GROUPS["space"] for group in user_groups):
         scalar_groups = ()  # Their paths are longer, so they would win over the user's group.
+    of_encoder = [group for group in user_groups if group.path == GROUPS["encoder"]]
+    for group in of_encoder[-1:]:  # Likewise; but relative rates hold within the user's group.
+        encoder_groups = [
+            x._replace(rate=x.rate * group.rate, start=group.start) for x in encoder_groups
+        ]
     groups = [
         *map(Group, GROUPS.values()),
         *(group._replace(path=GROUPS["objective"] + group.path) for group in objective_groups),

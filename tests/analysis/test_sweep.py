@@ -69,6 +69,9 @@ def test_temperatures_of_the_sphere_are_drawn_in_the_cosines_unit(tmp_path, figu
     lines = {line.get_label(): line[0].get_xdata().tolist() for line in axes.containers}
     assert lines == {"sphere": [0.05, 0.2], "ball": [0.05, 0.2]}
     assert axes.get_xlabel() == f"{TEMPERATURE} (on the sphere, of the cosine)"
+    captions = [run(objective__temperature=0.4, objective__space="sphere")]
+    captions[0].settings["objective.name"] = "captions"
+    assert [*curves(captions, TEMPERATURE, halved=True)[""]] == [0.2]
     draw({"": sphere}, TEMPERATURE, tmp_path / "sphere.png")
     assert figures[1].axes[0].containers[0][0].get_xdata().tolist() == [0.1, 0.4]
 
@@ -77,12 +80,13 @@ def test_a_metric_of_training_is_drawn_as_its_mean_over_the_steps(tmp_path, figu
     runs = []
     for name, value, logged in (("a", 0.1, (2, 4, None)), ("b", 0.2, (5,)), ("c", 0.3, ())):
         (tmp_path / name).mkdir()
-        lines = [json.dumps({"step": 10, "spread": x}) for x in logged]
+        logged = zip((10, 40, 50), logged, strict=False)
+        lines = [json.dumps({"step": step, "spread": x}) for step, x in logged]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines))
         runs.append(run(objective__temperature=value, name=tmp_path / name))
     draw({"": runs}, TEMPERATURE, tmp_path / "spread.png", "spread")
     (axes,) = figures[0].axes
-    assert axes.containers[0][0].get_xydata().tolist() == [[0.1, 3], [0.2, 5]]
+    assert axes.containers[0][0].get_xydata().tolist() == [[0.1, 3.5], [0.2, 5]]
     assert axes.get_ylabel() == "spread"
     with pytest.raises(UserError, match=r"no run logged spred.*spread"):
         draw({"": runs}, TEMPERATURE, tmp_path / "spread.png", "spred")

@@ -116,6 +116,25 @@ def test_a_failed_export_adds_nothing_and_others_tables_are_refused(url, monkeyp
         open_gallery(url)
 
 
+def test_a_gallery_that_grows_towards_the_boundary_changes_its_index(url, graphs, monkeypatch):
+    """Indexes of users stay, and galleries written before texts had a name open."""
+    monkeypatch.setattr(servers, "_REPEATED", (10,))
+    monkeypatch.setattr(euclidean, "TARGET_RECALL", 1.01)  # As if these candidates were too few.
+    points = galleries.tree(1.0, 8, levels=8)
+    points = points[np.argsort(euclidean.shells_of(points, BALL), kind="stable")]
+    inner = points[euclidean.shells_of(points, BALL) == euclidean.shells_of(points[:1], BALL)]
+    _, gallery = export(url, embeddings(inner, BALL))
+    assert gallery._kinds() == {False}
+    gallery._ask("CREATE INDEX mine ON {table} USING hnsw (point vector_cosine_ops)")
+    facts = gallery._load_facts()
+    assert facts.count('"noun": "image", ') == 1
+    gallery._save_facts(facts.replace('"noun": "image", ', ""))
+    said, gallery = export(url, embeddings(points, BALL))
+    assert gallery.by_shell and gallery._kinds() == {True} and gallery.noun == "image"
+    assert float(said.split("finds ")[1].split("%")[0]) > 98
+    gallery._ask("DROP INDEX mine")
+
+
 @pytest.mark.parametrize("wrong", ["postgresql://localhost/birds", "postgresql://localhost"])
 def test_urls_without_a_table_are_refused(wrong):
     with pytest.raises(UserError, match="names no database and table"):

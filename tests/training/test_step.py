@@ -178,8 +178,10 @@ def test_the_exponent_of_gem_learns_ten_times_as_fast_and_does_not_decay(load_gl
     """Adam's first update is its rate, whatever the gradient."""
     gem = "model.pooling=gem", "model.eval_pooling=gem", "model.learn_gem=True"
     fields = "optim.learning_rate=1e-3", "optim.weight_decay=0.3", "optim.eps=1e-12"
-    config = load_glyphs(*gem, *fields, "optim.warmup_steps=0", "optim.schedule=constant")
-    state, step = start(config)
-    state, _ = step(state, random_batch())
-    exponent = float(state.params["model"]["encoder"]["gem_exponent"])
-    np.testing.assert_allclose(abs(exponent - 3), 0.01, rtol=1e-3)
+    fields += "optim.warmup_steps=0", "optim.schedule=constant"
+    # The rate of a user's group of the encoder holds for the exponent, too.
+    for groups, expected in (("()", 0.01), ("(('encoder', 0.1, None, 0),)", 0.001)):
+        state, step = start(load_glyphs(*gem, *fields, f"optim.groups={groups}"))
+        state, _ = step(state, random_batch())
+        exponent = float(state.params["model"]["encoder"]["gem_exponent"])
+        np.testing.assert_allclose(abs(exponent - 3), expected, rtol=1e-3)
