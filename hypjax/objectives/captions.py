@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from hypjax.errors import UserError
 from hypjax.fields import ABOVE_0, Field, at_least
@@ -56,7 +56,7 @@ def caption_loss(
 
 def _over_parts(
     compare: Callable[[Rows, Rows, Any], Array], space: Space, apexes: Rows, inner: Rows
-) -> Float[Array, "parts n"]:
+) -> Shaped[Array, "parts n"]:
     """Compares the cones of pairs of points in each hyperbolic part of a space."""
     parts = zip(hyperboloids(space, apexes), hyperboloids(space, inner), strict=True)
     return jnp.stack([compare(apex, point, c) for (apex, c), (point, _) in parts])

@@ -110,7 +110,7 @@ def test_captions_are_held_by_the_cones_of_their_phrases(name):
         np.testing.assert_allclose(found, WEIGHT * np.mean(angles) * 4 / 5, rtol=1e-9)
 
 
-def test_texts_of_a_small_norm_learn_to_hold_their_images():
+def test_train_steps_with_texts_of_a_small_norm_hold_their_images():
     """Without the bound, texts move to the radius of the images, where cones are narrow."""
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(12, 8)).astype(np.float32)

@@ -190,8 +190,8 @@ def test_the_memory_alone_gives_the_loss_of_scalable_nca(float64):
     def expected(outputs, references, own):
         weights = jnp.exp(SPHERE.embed(outputs) @ references.points.T / 0.05)
         others = own[:, None] != jnp.arange(len(references.labels))[None]
-        weights *= others & (references.labels[None] >= 0)
-        same = weights * (LABELS[:, None] == references.labels[None])
+        weights = jnp.where(others & (references.labels[None] >= 0), weights, 0.0)
+        same = jnp.where(LABELS[:, None] == references.labels[None], weights, 0.0)
         return jnp.mean(-jnp.log(same.sum(axis=1) / weights.sum(axis=1)))
 
     nca = {"memory": 12.0, "memory_only": True, "temperature": 0.05}
