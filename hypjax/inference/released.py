@@ -114,7 +114,7 @@ def _trained_model(released: LanguageImage) -> TrainedModel:
     config.model.update(
         eval_pooling=encoder.pooling, head=settings.head, head_dim=settings.head_dim
     )
-    for name in {*config.model.text} - {"encoder"}:  # That of another library.
+    for name in {*config.model.text} - {"encoder", "max_norm"}:  # For encoders of other libraries.
         config.model.text[name] = texts.head if name == "head" else getattr(texts.encoder, name)
     write_space(config, released.space)
     validate(config)
