@@ -55,7 +55,6 @@ def main(
     if output:
         command.require_one(x=axis)
     from hypjax.analysis import sweep
-    from hypjax.runs.tables import aligned
     from hypjax.system import console
 
     lines = {name: sweep.folders_like(name, vary or []) for name in like or ()}
@@ -75,9 +74,7 @@ def main(
     if runs:
         sweep.print_tables(runs, field if config else None)
     if y:
-        print(f"{y}, mean over the steps of training:")
-        means = sweep.mean_metrics(runs, y).items()
-        print(aligned([[name, f"{mean:.6g}"] for name, mean in means]))
+        sweep.print_means(runs, y)
 
 
 if __name__ == "__main__":

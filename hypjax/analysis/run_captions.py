@@ -49,10 +49,10 @@ def _searches(
     space: Space,
 ) -> list[Search]:
     distances, rows = nearest_neighbors(queries, gallery, k=min(k, len(gallery)), space=space)
-    found = zip(rows, distances, positives, strict=True)
+    results = zip(rows, distances, positives, strict=True)
     return [
-        Search(i, hits.tolist(), near.tolist(), np.isin(hits, own).tolist())
-        for i, (hits, near, own) in enumerate(found)
+        Search(i, hits.tolist(), hit_distances.tolist(), np.isin(hits, right).tolist())
+        for i, (hits, hit_distances, right) in enumerate(results)
     ]
 
 

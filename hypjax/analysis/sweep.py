@@ -83,15 +83,15 @@ def folders_like(model: str, varied: Sequence[str]) -> Folders:
     for field in varied:
         if field not in settings:
             raise UserError(f"{model} has no field {field}{nearest(field, settings)}")
-    found = {}
+    folders = {}
     for other in sorted(path.parent for path in folder.parent.glob(f"*/{RESULTS}")):
         with contextlib.suppress(UserError):  # Of another version, or damaged.
             used = _used(flatten(saved_config(other)))
             common = used.keys() & _used(settings).keys() - {*varied, "data.path"}
             same_images = saved_fingerprint(other) == saved_fingerprint(folder)
             if same_images and all(used[name] == settings[name] for name in common):
-                found[str(other)] = other
-    return found
+                folders[str(other)] = other
+    return folders
 
 
 def require_finished(folders: Folders) -> None:
@@ -221,6 +221,13 @@ def mean_metrics(runs: Sequence[FinishedRun], metric: str) -> dict[str, float]:
             weights = np.diff(steps, prepend=0)
             means[name] = float(np.average(means_of_steps, weights=weights))
     return means
+
+
+def print_means(runs: Sequence[FinishedRun], metric: str) -> None:
+    """Prints a metric of training by run, averaged over the steps."""
+    print(f"{metric}, mean over the steps of training:")
+    means = mean_metrics(runs, metric)
+    print(tables.aligned([[name, f"{mean:.6g}"] for name, mean in means.items()]))
 
 
 def _panels(runs: Sequence[FinishedRun], metric: str | None) -> dict[tuple[str, str], Score]:

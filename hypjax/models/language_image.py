@@ -236,7 +236,7 @@ def _usual_heads(width: int, by_width: dict[int, int]) -> int:
 
 
 def _configs(kind: str, kernel: np.ndarray, file: pathlib.Path) -> list[dict[str, Any]]:
-    """What files tell of the towers of images and texts, in Transformers' names; an activation."""
+    """Settings of both towers from files beside the weights, by Transformers' names."""
     if kind not in _ACTIVATION_OF:
         return [{"hidden_act": "gelu", "layer_norm_eps": 1e-5}] * 2
     if "model_cfg" in (open_clip := _beside(file, "open_clip_config.json")):
