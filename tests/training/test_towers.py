@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from hypjax.config import choose_objective
-from hypjax.config import model_settings as settings_of
+from hypjax.config import settings as settings_of
 from hypjax.data.plans import padded_rows
 from hypjax.models import create_embedder, model_shapes
 from hypjax.training.states import random_state
