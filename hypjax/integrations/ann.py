@@ -24,7 +24,6 @@ import re
 import sys
 from typing import Any, Self
 
-import jax
 import numba
 import numpy as np
 import pyarrow
@@ -259,8 +258,7 @@ class IndexedGallery(ArrayGallery):
             return search(points, None, self.kept_vectors, k=k, space=self.space)
         self.space.check(points)
         separations, rows = self._search(points, k, self.candidates)
-        with jax.enable_x64(True):
-            return np.asarray(self.space.distance_at(separations), np.float32), rows
+        return subtraction.distances(self.space, separations), rows
 
     @functools.cached_property
     def kept_vectors(self) -> StreamedGallery:

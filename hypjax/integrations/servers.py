@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -23,7 +22,7 @@ from hypjax.galleries.embeddings import Embeddings
 from hypjax.galleries.search import ArrayGallery, GalleryItem, Neighbours
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
-from hypjax.retrieval import euclidean, inputs
+from hypjax.retrieval import euclidean, inputs, subtraction
 from hypjax.retrieval.euclidean import NEAREST
 from hypjax.retrieval.inputs import Points, Rows
 from hypjax.system.progress import Bar
@@ -230,8 +229,7 @@ class ServerGallery:
         separations, rows = euclidean.repeat(
             search, points, k=k, space=self.space, once=len(shells) > 1
         )
-        with jax.enable_x64(True):
-            return list(images.values()), np.asarray(self.space.distance_at(separations)), rows
+        return list(images.values()), subtraction.distances(self.space, separations), rows
 
     def _read_facts(self) -> None:
         if (text := self._load_facts()) is None:

@@ -189,8 +189,9 @@ def rank(
         candidates -= points[rows[block]]
         return factors * np.einsum("pd,pd->p", candidates, candidates)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        measured = pool.map(measure, inputs.blocks(len(rows), _BLOCK_SIZE // gallery.shape[1] + 1))
+    blocks = inputs.blocks(len(rows), _BLOCK_SIZE // gallery.shape[1] + 1)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Threads take longer than a single block.
+        measured = (pool.map if len(blocks) > 1 else map)(measure, blocks)
         separations = np.concatenate([np.empty(0), *measured])
     columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
     shape = len(queries), max(k, columns.max(initial=0) + 1)
