@@ -11,6 +11,7 @@ Variants:
   once: this takes minutes on a CPU for `-lite`, the small EfficientNet-Lite0;
 * `hyp-lite,last` and `hyp-dinov2,last` also train the encoder's last blocks, on outputs that the
   blocks below compute once;
+* `lite` and `dinov2` are short for `hyp-lite,frozen` and `hyp-dinov2,frozen`;
 * `hyp-scratch` and `sph-scratch` train a small Vision Transformer from scratch, with sizes,
   schedule and learning rate for that.
 """
@@ -25,6 +26,7 @@ _SCRATCH = tuple(f"{space}-scratch" for space in variants.HYP_VIT_SPACES)
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or variants.variant_for_this_machine()
+    variant = variants.FROZEN.get(variant, variant)
     config = from_scratch(variant) if variant in _SCRATCH else pretrained(variant)
     config.variant = variant
     config.data.name = "folder"
@@ -63,7 +65,7 @@ def from_scratch(variant: str) -> ConfigDict:
 
 def pretrained(variant: str) -> ConfigDict:
     """Returns a published recipe with 500 steps, or the recipe of a head on frozen features."""
-    chosen = variants.parse_variant(variant, further=_SCRATCH)
+    chosen = variants.parse_variant(variant, short=variants.FROZEN, further=_SCRATCH)
     config = recipes.hyp_vit(chosen)
     config.train.total_steps = 500
     recipes.specialise(config, chosen)

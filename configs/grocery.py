@@ -34,8 +34,7 @@ _HIER = hier.Schedule(  # Not published; as for CUB.
     resnet_decay=(0.5, 5),
 )
 _IRT = irt.Schedule(2_000, "shuffled")
-_SHORT = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
-_SHORT |= {"happier": "happier-lite,frozen"}
+_SHORT = {**variants.FROZEN, "happier": "happier-lite,frozen"}
 _SIDES = {"lite": 192, "dinov2": 126}  # Image sides for frozen encoders; 126: 9 × 9 patches.
 
 

@@ -48,6 +48,7 @@ assert hypjax.load and 'matplotlib' not in sys.modules
 MISTAKES = [
     ("main --mode=eval", "evaluate"),
     ("search --k=0", "--k"),
+    ("search --gallery=. --query=a", "hypjax.embed --images"),
     ("embed --images=a --workdir=a", "--output is missing"),
     ("spectrum --config.seed=1", "takes no configuration"),
     ("search --gallery=3.npz --query=4.npz --k=2", "4 coordinates"),

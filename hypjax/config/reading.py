@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import pathlib
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,22 @@ from hypjax.objectives import OBJECTIVES
 
 _CONFIGS = pathlib.Path("configs")
 PACKAGED = pathlib.Path(__file__).parents[1] / "configs"  # The same files, as installed.
+# Last parts of names that other libraries give to a field.
+_OTHER_NAMES = {
+    "backbone": "model.architecture",
+    "curvature": "objective.c",
+    "dir": "run.data_dir",
+    "embedding_dim": "model.head_dim",
+    "epochs": "train.total_steps",
+    "img_size": "data.image_size",
+    "lr": "optim.learning_rate",
+    "num_workers": "run.workers",
+    "pretrained": "model.weights",
+    "root": "run.data_dir",
+    "tau": "objective.temperature",
+    "wd": "optim.weight_decay",
+}
+_NO_KEY = re.compile(r"""["']Key ["'](\w+)["'] does not exist""")  # ml_collections' message.
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -79,6 +96,11 @@ def _errors_located(path: pathlib.Path) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f", line {f.lineno}" for f in frames if f.filename == str(path)]
         where = f"{path}{''.join(lines[-1:])}"
+        if isinstance(error, AttributeError) and (key := _NO_KEY.search(str(error))):
+            names = {name.rpartition(".")[2] for name in flatten(default_config())}
+            meant = _OTHER_NAMES.get(key[1])
+            hint = f"; did you mean {meant}?" if meant else nearest(key[1], names)
+            raise UserError(f"{where}: unknown field {key[1]}{hint}") from error
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
@@ -90,11 +112,7 @@ def _apply(config: ConfigDict, assignment: str) -> None:
         if member.startswith(f"{field}."):
             raise UserError(f"config.{field} is a group of fields, such as config.{member}")
     if field not in values:
-        hint = nearest(field, values)
-        if field.startswith("objective."):
-            fields = f"; the fields of {config.objective.name} are {', '.join(config.objective)}"
-            hint = similar(field.removeprefix("objective."), config.objective) or fields
-        raise UserError(f"unknown field config.{field}{hint}")
+        raise UserError(f"unknown field config.{field}{_hint(field, values, config)}")
     if not equals:
         raise UserError(f"config.{field} needs a value: --config.{field}=VALUE")
     value = _parse(text, values[field])
@@ -113,6 +131,20 @@ def _apply(config: ConfigDict, assignment: str) -> None:
         value = float(value)
     with config.ignore_type():
         config.update_from_flattened_dict({field: value})
+
+
+def _hint(field: str, values: Mapping[str, Any], config: ConfigDict) -> str:
+    """Says which field may be meant by the name of an unknown one."""
+    name = field.rpartition(".")[2]
+    if _OTHER_NAMES.get(name) in values:
+        return f"; did you mean {_OTHER_NAMES[name]}?"
+    if not field.startswith("objective."):
+        return nearest(field, values)
+    if hint := similar(name, config.objective):
+        return hint
+    losses = [loss for loss in OBJECTIVES if field in flatten(default_config(loss))]
+    owners = f", a field of {', '.join(losses)}" if losses else ""
+    return f"{owners}; the fields of {config.objective.name} are {', '.join(config.objective)}"
 
 
 def _parse(text: str, current: Any) -> Any:

@@ -40,6 +40,9 @@ ENCODERS = {
 RECENT = ("dinov2", "dinov3", "siglip2", "clip", "lite")
 ENCODERS |= dict.fromkeys(RECENT, _PUBLISHED)
 
+# Short names of heads on the features of an encoder.
+FROZEN = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
+
 # Parameters below an encoder's last blocks: below two of 12 blocks, or two of seven stages.
 LOWER_LAYERS = {
     "dinov2": ("cls_token", "pos_embed", "patch_embed", "block_[0-9]"),

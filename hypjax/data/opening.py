@@ -144,10 +144,10 @@ def open_photos(
     """Opens images at a location, see `list_images`; holds out classes if there are no splits."""
     images = list_images(where, exclude=exclude, skip_corrupt=skip_corrupt)
     if images.vectors is not None:
-        raise UserError(f"{where} holds features; set --config.data.name=features")
+        raise UserError(f"{where} holds features; use --config=configs/features.py")
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
-        advice = "put each class into a sub-folder, or list images in a table with path and label"
+        advice = "name a folder with a sub-folder for each class, or a table with path and label"
         raise UserError(f"no image of {where} has a class; {advice}")
     root = local_path(where)
     if not root.is_dir():

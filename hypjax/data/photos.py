@@ -31,6 +31,7 @@ from hypjax.system.columns import require_options, split_options
 from hypjax.system.files import checksum
 from hypjax.types import SPLITS, cased_alike, class_name, split_name, split_names
 
+_OTHER_TABLES = {".json", ".jsonl", ".ods", ".xls", ".xlsx"}  # Of which images could be meant.
 _CLASS_FOLDERS = "put each class's images into a sub-folder, or list them in a table"
 _MIME_TYPES = mimetypes.MimeTypes(filenames=())  # Python's types, the same on all machines.
 Pixels = UInt8[np.ndarray, "height width *channels"]
@@ -126,6 +127,9 @@ def list_images(
     if not is_image_name(path):
         if (dataset := find_dataset(location, options, captioned=captioned)) is not None:
             return dataset
+    if path.suffix.lower() in _OTHER_TABLES:
+        advice = "save it as .csv, .tsv or .parquet, with the columns path and label"
+        raise UserError(f"hypjax does not read the table {location}; {advice}")
     if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".txt"):
         images = read_table(path, options)
     else:

@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, PyTree, Shaped
 
 from hypjax.data.views import TrainView
+from hypjax.errors import counted
 from hypjax.types import IMAGES, Batch
 
 # Independent streams of a run's random numbers.
@@ -56,11 +57,16 @@ class Plans(abc.ABC):
     batch_size: int
     crop: TrainView  # Distribution of crops and flips.
     seed: int
+    epoch: ClassVar[str] = "an epoch"
 
     @property
     def batches_per_epoch(self) -> int:
         """Number of full batches in an epoch."""
         return len(self.labels) // self.batch_size
+
+    def describe(self) -> str:
+        """Says how many batches an epoch has."""
+        return f"batches in {self.epoch}: {self.batches_per_epoch}"
 
     @abc.abstractmethod
     def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
@@ -113,6 +119,15 @@ class ClassPlans(Plans):
         ids_by_class = np.argsort(self.labels, kind="stable")
         return np.split(ids_by_class, np.cumsum(np.bincount(self.labels))[:-1])
 
+    def describe(self) -> str:
+        """Also says whether batches repeat images."""
+        sizes = np.bincount(self.labels)
+        text, few = super().describe(), int(np.sum(sizes < self.samples_per_class))
+        if few:
+            fewer = f"fewer than {self.samples_per_class} images (the smallest {sizes.min()})"
+            text += f"; {counted(few, 'class')} with {fewer}, which a batch repeats"
+        return text
+
     @abc.abstractmethod
     def choose_classes(self, step: int) -> Int[np.ndarray, " classes"]:
         """Returns the step's classes, which are distinct."""
@@ -130,6 +145,8 @@ class ClassPlans(Plans):
 
 class EpochClassPlans(ClassPlans):
     """Hyp-ViT's sampling: an epoch splits a permutation of all classes into full batches."""
+
+    epoch = "a pass over all classes"
 
     @property
     def batches_per_epoch(self) -> int:

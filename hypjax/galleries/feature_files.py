@@ -148,6 +148,10 @@ def read_arrays(where: str | os.PathLike[str], **label_files: Any) -> dict[str, 
 
 def _read(location: str, readers: Mapping[str, Callable[..., Any]], *options: Options) -> Any:
     path = pathlib.Path(location).expanduser()
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder; hypjax.embed --images={path} makes a file of embeddings"
+        )
     if (read := readers.get(path.suffix.lower())) is None:
         raise UserError(f"cannot read {path}: its name must end in {', '.join(readers)}")
     with explained(f"cannot read {path}"):

@@ -1,6 +1,7 @@
 """A run's folder: its configuration, its lock and its results."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from hypjax.config import (
     validate,
     with_smaller_batches,
 )
+from hypjax.data.folders import is_image_name
 from hypjax.errors import UserError, writing
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space, space_of
@@ -210,7 +212,11 @@ class Workdir:
             self._cloud = CloudCopy(str(workdir))
             folder, location = self._cloud.folder, self._cloud.location
         require_identity(folder, self._fields, grow=True)
-        return str(folder), location, saved_fields(folder)
+        saved = saved_fields(folder)
+        names = itertools.chain(folder.glob("*"), folder.glob("*/*")) if not saved else ()
+        if image := next(filter(is_image_name, names), None):
+            raise UserError(f"{folder} holds images, such as {image}; name another --workdir")
+        return str(folder), location, saved
 
     @property
     def name(self) -> str:

@@ -192,7 +192,7 @@ def print_summary(training: Training, params: PyTree) -> None:
     images = "; ".join(f"{name}: {split.describe()}" for name, split in splits.items() if split)
     devices = experiment.mesh.devices
     console.say(f"{counts} on {devices.size} × {devices.flat[0].device_kind}; {images}")
-    console.say(f"batches in an epoch: {plans.batches_per_epoch}")
+    console.say(plans.describe())
     if isinstance(plans, TuplePlans):
         pairs = f"{plans.tuples} of {len(plans.pairs)} pairs in an epoch"
         console.say(f"{pairs}, each with {plans.negatives} negatives of {plans.pool_size} images")

@@ -48,6 +48,9 @@ INVALID = [
     ("train.total_stepz=7", "did you mean train.total_steps?"),
     ("objective.temprature=0.2", "did you mean temperature?"),
     ("objective.margn=1", "the fields of pairwise_cross_entropy are c, c_bounds"),
+    ("objective.margin=1", "a field of "),
+    ("optim.lr=1", "did you mean optim.learning_rate?"),
+    ("train.epochs=1", "did you mean train.total_steps?"),
     ("seed", "needs a value"),
     ("train.batch_size=None", "a whole number"),
     ("optim.learning_rate=nan", "a finite number"),
@@ -149,6 +152,11 @@ def test_a_users_file_is_preferred_and_its_errors_have_their_line(tmp_path, monk
     for text, keyword in (
         ("x = 1", "no get_config"),
         ("def get_config():\n  return 1 / 0", "line 2: ZeroDivisionError"),
+        (
+            "from hypjax.config import default_config\ndef get_config():\n"
+            "  default_config().train.total_stepz = 3",
+            "line 3: unknown field total_stepz; did you mean total_steps.$",
+        ),
         ("from ml_collections import ConfigDict as get_config", "is missing"),
     ):
         own.write_text(text)

@@ -183,7 +183,13 @@ def test_links_are_images_of_their_own_and_lead_to_no_folder_on_their_way(tmp_pa
     assert names_of(find_images(str(root)), root) == listed
     assert "a/x is a link to" in capsys.readouterr().err
     assert names_of(find_images(str(root / "**/*.png")), root) == listed
-    for where, message in (("photos", "photos does not exist"), ("*.jpg", "no images at")):
+    (tmp_path / "a.xlsx").touch()
+    places = {
+        "photos": "photos does not exist",
+        "*.jpg": "no images at",
+        "a.xlsx": "save it as .csv",
+    }
+    for where, message in places.items():
         with pytest.raises(UserError, match=message):
             find_images(str(tmp_path / where))
 

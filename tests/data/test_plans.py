@@ -54,6 +54,12 @@ def test_a_plan_is_a_function_of_seed_and_step_alone(crop):
     assert not np.array_equal(changed.boxes, forwards[0].boxes)
 
 
+def test_repeated_images_are_said():
+    assert plans([3, 4], 2, 3).describe() == "batches in a pass over all classes: 1"
+    text = "1 class with fewer than 4 images (the smallest 3), which a batch repeats"
+    assert plans([3, 4], 2, 4, kind=DrawnClassPlans).describe().endswith(f": 0; {text}")
+
+
 @pytest.mark.parametrize("kind", [EpochClassPlans, DrawnClassPlans])
 def test_all_classes_images_and_flips_occur_equally_often(kind):
     plan = plans([4] * 10, 4, 2, kind=kind)  # Two classes are left over in each epoch.

@@ -69,3 +69,10 @@ def test_a_run_records_its_environment(tmp_path, monkeypatch):
     assert "jax" in saved["versions"]
     (earlier,) = saved["earlier_starts"]
     assert earlier["versions"] == saved["versions"] and "earlier_starts" not in earlier
+
+
+def test_a_folder_of_images_is_no_workdir(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/1.jpg").touch()
+    with pytest.raises(UserError, match="holds images, such as .*1.jpg; name another --workdir"):
+        Workdir(tmp_path, flatten(small_runs.load("photos")))

@@ -1,0 +1,5 @@
+"""`python -m hypjax`, the program `hypjax` where its script is not on the path."""
+
+from hypjax.cli import main
+
+main()
