@@ -79,6 +79,7 @@ def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
         print(f"last: step {results['last_step']}, where train.patience ended")
     tables.print_notes(results)
     _warn_unless_improved(results, fields)
+    _warn_of_ceiling(results)
     if lines := tables.beside_published(results, fields):
         print(lines)
 
@@ -102,6 +103,22 @@ def _warn_unless_improved(results: dict[str, Any], fields: Mapping[str, Any]) ->
         change = f"was {before:.4f} before, and is {head_scores['final']:.4f} after"
         evidence = f"{metric} of the head on the {split} images {change}"
         console.warn(f"training did not help: {evidence} ({_ADVICE})")
+
+
+def _warn_of_ceiling(results: Mapping[str, Any]) -> None:
+    """Warns if validation could not choose, or chose a model that the test ranks below the start."""
+    if "validation" not in results:
+        return  # Then `_warn_unless_improved` compares test scores.
+    tied, chosen = results.get("tied_steps", ()), "best" if "best" in results else "final"
+    validation = results["validation"][chosen]["head"]
+    if tied and validation[metric := tables.selection_metric(validation)] == 1:
+        remedy = "hold out more classes, or set --config.eval.metrics=map@r"
+        console.warn(f"{metric} is 1 at {len(tied)} validations, which cannot choose; {remedy}")
+    metric = tables.selection_metric(results["untrained"]["head"])
+    before, after = (results[name]["head"][metric] for name in ("untrained", chosen))
+    if after < before:
+        change = f"was {before:.4f} before training, and is {after:.4f} with the {chosen} model"
+        console.warn(f"{metric} of the head on the test images {change} ({_ADVICE})")
 
 
 def write_times(folder: pathlib.Path, stopwatch: Stopwatch, steps: int) -> None:

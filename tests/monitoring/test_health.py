@@ -70,6 +70,22 @@ def test_results_say_where_training_did_not_help(capsys):
         assert ("0.6500, and 0.6000 with the head" in capsys.readouterr().err) == warned
 
 
+def test_results_say_where_validation_cannot_choose_and_where_the_test_was_better_before(capsys):
+    for validation, final, warned in (
+        ((0.9, 1), 0.9, (True, True)),
+        ((0.8, 0.9), 1, (False, False)),
+    ):
+        results = {
+            **scores(0.95, final),
+            "validation": scores(*validation),
+            "tied_steps": [50, 100],
+        }
+        print_results(results, load_config("glyphs"))
+        printed = capsys.readouterr().err
+        assert ("recall@1 is 1 at 2 validations, which cannot choose" in printed) == warned[0]
+        assert ("0.9500 before training, and is 0.9000 with the final" in printed) == warned[1]
+
+
 def test_a_tie_is_no_choice():
     for step, tied, text in (
         (200, [], "step 200, chosen on"),
