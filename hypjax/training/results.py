@@ -106,7 +106,7 @@ def _warn_unless_improved(results: dict[str, Any], fields: Mapping[str, Any]) ->
 
 
 def _warn_of_ceiling(results: Mapping[str, Any]) -> None:
-    """Warns if validation could not choose, or chose a model that the test ranks below the start."""
+    """Warns if validation cannot choose, or if the test ranks the chosen model below the start."""
     if "validation" not in results:
         return  # Then `_warn_unless_improved` compares test scores.
     tied, chosen = results.get("tied_steps", ()), "best" if "best" in results else "final"
