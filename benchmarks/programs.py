@@ -62,12 +62,17 @@ _BASE = ("model.architecture=vit_base_patch16_224", "model.weights=None", "run.e
 # Recipe and fields of train steps; "embedding" embeds a batch in evaluation.
 _CASES = {
     "step-900": ("sop.py:hyp-vit", ()),
+    "step-900-residual": ("sop.py:hyp-vit", ("model.residual=products",)),
     "step-900-microbatch": ("sop.py:hyp-vit", ("run.microbatch=100",)),
     "step-120-patch8": ("sop.py:hyp-dino", (*_PATCH8, "train.batch_size=120")),
     "step-hier": ("sop.py:hier-dino", ()),
     "step-hier-resnet50": ("sop.py:hier-resnet50", ()),
     "step-memory": ("sop.py:irt-r", ()),
     "embedding": ("sop.py:hyp-vit", ("run.eval_batch_size=900",)),
+    "embedding-residual": (
+        "sop.py:hyp-vit",
+        ("run.eval_batch_size=900", "model.residual=products"),
+    ),
     "embedding-base": ("sop.py:hyp-vit", _BASE),
 }
 _TEXTS = TextSettings(width=512, depth=12, num_heads=8)  # The tower beside a ViT-B.

@@ -155,6 +155,8 @@ _FIELDS = {
     "model.text.max_norm": Field(None, ABOVE_0, kind=float, optional=True),  # None: any.
     "model.drop_path": Field(0.0, _BELOW_1),  # Rate of stochastic depth in the last block.
     "model.precision": Field("auto", one_of("auto", "float32", "bfloat16")),  # Of products.
+    # Of the sums of a Transformer's blocks.
+    "model.residual": Field("float32", one_of("float32", "products")),
     # The optimiser, its learning rate, and which parameters are frozen.
     "optim.learning_rate": Field(3e-5, at_least(0)),  # Peak. ViT and DeiT; DINO: 1e-5.
     "optim.name": Field("adamw", one_of(*choices.OPTIMIZERS)),

@@ -24,6 +24,7 @@ def model_settings(config: ConfigDict, *, evaluating: bool = False) -> ModelSett
         view=View(data.image_size, data.resize, data.channels, data.test_view),
         pooling=model.eval_pooling if evaluating else model.pooling,
         precision=model.precision,
+        residual=model.residual,
         patch_size=model.patch_size,
         width=model.width,
         depth=model.depth,
@@ -60,6 +61,7 @@ def _text_encoder(config: ConfigDict) -> EncoderSettings | TextSettings:
         mlp_ratio=text.mlp_ratio,
         kind=text.kind,
         precision=config.model.precision,
+        residual=config.model.residual,
         remat=config.run.remat,
         attention=config.run.attention,
     )

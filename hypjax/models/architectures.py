@@ -359,7 +359,7 @@ def same_architecture(encoder: Encoder, other: Encoder) -> bool:
     if type(encoder) is not type(other):
         return False
     ignored = {"image_size", "pooling", "dtype", "remat", "tensor_cores", "attention"}
-    ignored |= {"gem_exponent", "learn_gem", "pool_first"}
+    ignored |= {"residual", "gem_exponent", "learn_gem", "pool_first"}
     ignored &= other.__dataclass_fields__.keys()  # Some encoders lack some of these fields.
     return encoder.clone(**{name: getattr(other, name) for name in ignored}) == other
 

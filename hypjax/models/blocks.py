@@ -125,7 +125,8 @@ class Block(nn.Module):
         def add(x: Array, branch: Array, index: int) -> Array:
             if drop_path_masks is not None:
                 branch = drop_path_masks[:, index, None, None] * branch
-            return x + branch if self.heads.tokens is None else _store_row_major(x + branch)
+            total = (x + branch).astype(x.dtype)
+            return total if self.heads.tokens is None else _store_row_major(total)
 
         width, design = x.shape[-1], self.design
         attention_scale: Array | None = None

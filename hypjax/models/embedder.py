@@ -16,7 +16,7 @@ from hypjax.geometry.learned import Scalars, initial_parameters
 from hypjax.models.architectures import UNSIZED, check_encoder, create_encoder, create_unsized
 from hypjax.models.custom import CUSTOM_ENCODERS, CustomEncoder, custom_encoder
 from hypjax.models.encoder import FEATURES, ConvNet, Encoder, FeatureEncoder
-from hypjax.models.layers import compute_dtype, on_tensor_cores
+from hypjax.models.layers import compute_dtype, on_tensor_cores, residual_dtype
 from hypjax.models.text import create_text_encoder
 from hypjax.models.vit import VisionTransformer
 from hypjax.settings import EncoderSettings, ModelSettings, TextSettings
@@ -137,6 +137,7 @@ def _create_encoder(settings: EncoderSettings | TextSettings, device: jax.Device
             activation=settings.activation or encoder.blocks.activation,
         )
         encoder = encoder.clone(tensor_cores=tensor_cores, attention=attention, blocks=blocks)
+        encoder = encoder.clone(residual=residual_dtype(settings.residual, dtype))
     return check_encoder(encoder)
 
 
@@ -145,7 +146,10 @@ def in_precision(model: Embedder, dtype: DTypeLike) -> Embedder:
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model
-    return model.clone(encoder=encoder.clone(dtype=dtype))
+    changes = {"dtype": dtype}
+    if isinstance(encoder, VisionTransformer) and encoder.residual == encoder.dtype:
+        changes["residual"] = dtype
+    return model.clone(encoder=encoder.clone(**changes))
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:

@@ -56,6 +56,11 @@ def compute_dtype(precision: str, device: jax.Device | None = None) -> jnp.dtype
     return jnp.dtype(precision)
 
 
+def residual_dtype(residual: str, dtype: DTypeLike) -> jnp.dtype:
+    """Dtype of a residual stream: "float32", or that of "products"."""
+    return jnp.dtype(dtype if residual == "products" else jnp.float32)
+
+
 def on_tensor_cores(dtype: DTypeLike, device: jax.Device | None = None) -> bool:
     """Whether products of a dtype run on NVIDIA tensor cores: half precision on such a GPU."""
     return jnp.dtype(dtype).itemsize == 2 and cuda_capability(device) > 0
@@ -165,7 +170,7 @@ class LayerNorm(nn.Module):
         """Applies the layer."""
         scale = jnp.asarray(self.param("scale", nn.initializers.ones, (x.shape[-1],)))
         shift = jnp.asarray(self.param("bias", nn.initializers.zeros, (x.shape[-1],)))
-        return _normalized(x.astype(jnp.float32), jnp.dtype(self.dtype), self.eps), (scale, shift)
+        return _normalized(x, jnp.dtype(self.dtype), self.eps), (scale, shift)
 
 
 def normed(x: Float[Array, "... dim"], name: str, eps: float = 1e-6) -> Float[Array, "... dim"]:
@@ -182,22 +187,23 @@ def _normalized(
 
 
 def _normalized_forward(x: Array, dtype: jnp.dtype, eps: float) -> tuple:
-    """The normalised x, and what the backward pass needs."""
+    """The normalised x, and what the backward pass needs: x as it is stored, perhaps in half."""
+    stored, x = x, x.astype(jnp.float32)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     # E[x²] − E[x]² is faster, but loses digits for tokens whose mean exceeds their deviation.
     variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
     factor = jax.lax.rsqrt(variance + eps)
-    return ((x - mean) * factor).astype(dtype), (x, mean, factor)
+    return ((x - mean) * factor).astype(dtype), (stored, mean, factor)
 
 
 def _normalized_backward(_: jnp.dtype, eps: float, saved: tuple, grad: Array) -> tuple[Array]:
     # JAX's derivative would store several arrays of the size of x; this derivative stores only x.
     x, mean, factor = saved
     grad = grad.astype(jnp.float32)
-    normalized = (x - mean) * factor
+    normalized = (x.astype(jnp.float32) - mean) * factor
     product_mean = jnp.mean(grad * normalized, axis=-1, keepdims=True)
     grad_mean = jnp.mean(grad, axis=-1, keepdims=True)
-    return (factor * (grad - grad_mean - normalized * product_mean),)
+    return ((factor * (grad - grad_mean - normalized * product_mean)).astype(x.dtype),)
 
 
 _normalized.defvjp(_normalized_forward, _normalized_backward)

@@ -10,7 +10,13 @@ from jaxtyping import Array, Float, Int
 
 from hypjax.models.blocks import Block, BlockDesign, HeadDesign, KernelStds, pad_to_tile
 from hypjax.models.encoder import Encoder, Names, Path
-from hypjax.models.layers import compute_dtype, full_products_in, normed, on_tensor_cores
+from hypjax.models.layers import (
+    compute_dtype,
+    full_products_in,
+    normed,
+    on_tensor_cores,
+    residual_dtype,
+)
 from hypjax.settings import TextSettings
 from hypjax.types import View
 
@@ -34,11 +40,13 @@ class TextTransformer(Encoder):
     Attributes:
         settings: Sizes, kind and design.
         dtype: Dtype of matrix products, as in `VisionTransformer`.
+        residual: Dtype of the tokens between the residual branches, likewise.
         tensor_cores: Whether to arrange tokens for NVIDIA's tensor cores, likewise.
     """
 
     settings: TextSettings
     dtype: DTypeLike = jnp.float32
+    residual: DTypeLike = jnp.float32
     tensor_cores: bool = False
 
     takes_pixels = False
@@ -81,6 +89,7 @@ class TextTransformer(Encoder):
         positions = self.param("pos_embed", normal(0.01), (1, settings.context, width))
         with full_products_in(self.dtype):
             tokens = jnp.take(embeddings, ids, axis=0, mode="clip") + positions[:, :num_tokens]
+            tokens = tokens.astype(self.residual)
             kernel = settings.attention if self.tensor_cores else "xla"
             heads = HeadDesign(settings.num_heads, self.dtype, kernel, causal=causal)
             if self.tensor_cores:
@@ -110,4 +119,5 @@ def create_text_encoder(
 ) -> TextTransformer:
     """Builds an encoder of texts for a device, by default JAX's first."""
     dtype = compute_dtype(settings.precision, device)
-    return TextTransformer(settings, dtype, on_tensor_cores(dtype, device))
+    residual = residual_dtype(settings.residual, dtype)
+    return TextTransformer(settings, dtype, residual, on_tensor_cores(dtype, device))

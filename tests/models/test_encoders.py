@@ -21,6 +21,7 @@ from hypjax.models import (
     create_embedder,
     layers,
 )
+from hypjax.models.embedder import in_precision
 from hypjax.models.split_at_block import highest_frozen, lower_blocks, upper_blocks
 
 SMALL = dict(image_size=16, patch_size=8, width=24, depth=1, num_heads=3)
@@ -207,3 +208,27 @@ def test_the_highest_frozen_block_has_only_frozen_layers_below():
     assert highest_frozen(CONVNEXT, ["stage_1_downsample"]) == "stage_0_block_0"
     upper = [f"stage_5_block_{i}" for i in range(4)] + ["stage_6_block_0", "head_conv"]
     assert highest_frozen(EfficientNetLite(image_size=32), upper) == "stage_4_block_2"
+
+
+def test_a_residual_stream_in_half_precision_is_near_the_one_in_float32():
+    """Values and gradients, which are float32; in float32 nothing of it is left."""
+    config = load_config("glyphs", ["model.precision=bfloat16", "model.residual=products"])
+    model = create_embedder(model_settings(config))
+    assert model.encoder.residual == jnp.bfloat16 == model.encoder.dtype
+    exact = in_precision(model, jnp.float32).encoder
+    assert exact.residual == jnp.float32 == exact.dtype
+    square = images[:, :, :16]
+    params = {"params": jax.tree.map(lambda x: 0.3 * x, weights_of(VIT, square))}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def values_and_gradients(encoder):
+        value = lambda params: jnp.sum(encoder.apply(params, square)[:, ::2])  # noqa: E731
+        return [encoder.apply(params, square), *jax.tree.leaves(jax.grad(value)(params))]
+
+    half = VIT.clone(dtype=jnp.bfloat16)
+    results = [values_and_gradients(x) for x in (half, half.clone(residual=jnp.bfloat16))]
+    scale = jnp.concatenate([x.ravel() for x in values_and_gradients(VIT)[1:]]).std()
+    for expected, plain, rounded in zip(values_and_gradients(VIT), *results, strict=True):
+        assert rounded.dtype == jnp.float32
+        errors = [jnp.sqrt(jnp.mean((x - expected) ** 2)) for x in (plain, rounded)]
+        assert errors[1] < max(4 * errors[0], 0.05 * scale), expected.shape
