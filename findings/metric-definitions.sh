@@ -33,7 +33,7 @@ python3 -m venv "$work/venv"
 # open-metric-learning asks for NumPy 1 and for packages of pictures that its metrics do not use.
 "$work/venv/bin/pip" install --quiet pytorch-metric-learning==2.9.0 torchmetrics==1.9.0 \
   torch==2.13.0 faiss-cpu==1.15.1 numpy==1.26.4 scipy==1.14.1 \
-  validators==0.36.0 gdown==6.5.1 pandas==3.0.6 matplotlib==3.11.2
+  validators==0.36.0 gdown==6.5.1 pandas==3.0.6 matplotlib==3.11.2 omegaconf==2.4.0
 "$work/venv/bin/pip" install --quiet --no-deps open-metric-learning==4.0.0
 
 cat >"$work/metrics.py" <<'PYTHON'
