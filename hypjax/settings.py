@@ -32,7 +32,6 @@ class EncoderSettings:
     view: View
     pooling: str = "cls"
     precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
-    residual: str = "float32"  # Of sums between a Transformer's blocks; "products": as these.
     patch_size: int = 0  # Only of `UNSIZED` architectures, like the other sizes.
     width: int = 0  # Also the dimension of "features".
     depth: int = 0
@@ -45,6 +44,7 @@ class EncoderSettings:
     attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
     norm_eps: float | None = None  # ε of a Transformer's LayerNorms; None: the architecture's.
     activation: str | None = None  # Of a Transformer's perceptrons; None: the architecture's.
+    residual: str = "float32"  # Dtype of tokens between blocks; "products": that of products.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,9 @@ class TextSettings:
     # "siglip": all attend to all, and the last of `context` tokens is the embedding.
     kind: str = "clip"
     precision: str = "auto"  # Of products, see `hypjax.models.layers.compute_dtype`.
-    residual: str = "float32"  # Of sums between a Transformer's blocks; "products": as these.
     remat: bool = False  # Whether the backward pass recomputes activations.
     attention: str = "auto"  # Kernel of attention on NVIDIA GPUs.
+    residual: str = "float32"  # Dtype of tokens between blocks; "products": that of products.
 
 
 @dataclasses.dataclass(frozen=True)

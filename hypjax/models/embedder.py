@@ -146,10 +146,9 @@ def in_precision(model: Embedder, dtype: DTypeLike) -> Embedder:
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model
-    changes = {"dtype": dtype}
-    if isinstance(encoder, VisionTransformer) and encoder.residual == encoder.dtype:
-        changes["residual"] = dtype
-    return model.clone(encoder=encoder.clone(**changes))
+    if isinstance(encoder, VisionTransformer) and encoder.residual != jnp.float32:
+        encoder = encoder.clone(residual=dtype)
+    return model.clone(encoder=encoder.clone(dtype=dtype))
 
 
 def pooled_by(model: Embedder, pooling: str) -> Embedder:
