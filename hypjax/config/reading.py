@@ -25,12 +25,12 @@ _OTHER_NAMES = {
     "curvature": "objective.c",
     "dir": "run.data_dir",
     "embedding_dim": "model.head_dim",
-    "epochs": "train.total_steps",
+    "epochs": "train.total_steps (steps, not epochs)",
     "img_size": "data.image_size",
     "lr": "optim.learning_rate",
     "num_workers": "run.workers",
     "pretrained": "model.weights",
-    "root": "run.data_dir",
+    "root": "data.path",
     "tau": "objective.temperature",
     "wd": "optim.weight_decay",
 }
@@ -136,7 +136,7 @@ def _apply(config: ConfigDict, assignment: str) -> None:
 def _hint(field: str, values: Mapping[str, Any], config: ConfigDict) -> str:
     """Says which field may be meant by the name of an unknown one."""
     name = field.rpartition(".")[2]
-    if _OTHER_NAMES.get(name) in values:
+    if _OTHER_NAMES.get(name, "").partition(" ")[0] in values:
         return f"; did you mean {_OTHER_NAMES[name]}?"
     if not field.startswith("objective."):
         return nearest(field, values)

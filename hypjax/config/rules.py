@@ -118,6 +118,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.mlp_ratio", *_UNSIZED),
     ("model.norm_eps", *_TRANSFORMER),
     ("model.pool_first", *_TRANSFORMER),
+    ("model.residual", *_TRANSFORMER),
     ("model.text.encoder", *_TEXTS),
     ("model.text.max_norm", *_TEXTS),
     ("objective.curvatures", *_CURVED),

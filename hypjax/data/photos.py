@@ -127,7 +127,7 @@ def list_images(
     if not is_image_name(path):
         if (dataset := find_dataset(location, options, captioned=captioned)) is not None:
             return dataset
-    if path.suffix.lower() in _OTHER_TABLES:
+    if path.suffix.lower() in _OTHER_TABLES and not path.is_dir():
         advice = "save it as .csv, .tsv or .parquet, with the columns path and label"
         raise UserError(f"hypjax does not read the table {location}; {advice}")
     if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".txt"):

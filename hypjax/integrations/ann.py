@@ -166,13 +166,18 @@ class IndexedGallery(ArrayGallery):
 
     def _link(self, rows: Int[np.ndarray, " r"]) -> tuple[float, int]:
         """Makes the graph of these rows, and returns those of `_LINKS` that leave few strays."""
-        attempts = [self._attempt(rows, _LINKS[0])]
-        if self.space.ball() is not None and attempts[0][0] > _STRAY_SHARE * len(rows):
-            # A part shows which links are best, in a small part of the time.
+        first, *others = _LINKS
+        attempts, most = [self._attempt(rows, first)], _STRAY_SHARE * len(rows)
+        if attempts[0][0] <= most or self.space.ball() is None:
+            others = []
+        elif len(rows) > _PART:  # A part excludes most links, in a small part of the time.
             part = np.random.default_rng(0).permutation(rows)[:_PART]
-            links = min(_LINKS, key=lambda links: self._attempt(part, links)[0])
-            if links != _LINKS[0]:
-                attempts.append(self._attempt(rows, links))
+            allowed = self._attempt(part, first)[0]
+            others = [links for links in others if self._attempt(part, links)[0] <= allowed]
+        for links in others:
+            attempts.append(self._attempt(rows, links))
+            if attempts[-1][0] <= most:
+                break
         _, links, self.index, self.stray = min(attempts, key=lambda attempt: attempt[0])
         return links
 

@@ -146,7 +146,7 @@ def in_precision(model: Embedder, dtype: DTypeLike) -> Embedder:
     encoder = model.encoder
     if isinstance(encoder, CustomEncoder | FeatureEncoder):
         return model
-    if isinstance(encoder, VisionTransformer) and encoder.residual != jnp.float32:
+    if getattr(encoder, "residual", jnp.float32) != jnp.float32:
         encoder = encoder.clone(residual=dtype)
     return model.clone(encoder=encoder.clone(dtype=dtype))
 

@@ -182,7 +182,7 @@ class VisionTransformer(Encoder):
                 masks = None if drop_path_masks is None else drop_path_masks[:, i]
                 apply_block = block(heads, self.mlp_ratio, self.blocks, name=f"block_{i}")
                 tokens = apply_block(tokens, masks, rope)
-            tokens = tokens[:, :num_pooled]
+            tokens = tokens[:, :num_pooled].astype(jnp.float32)
             if not self.pool_first:
                 tokens = normed(tokens, "norm", self.blocks.norm_eps)
             if return_tokens and not self.is_initializing():

@@ -192,6 +192,7 @@ def distances(space: Space, separations: Float[np.ndarray, "b k"]) -> Float[np.n
     with jax.enable_x64(True):
         converted = np.asarray(_distance_at(space, padded), np.float32)
     converted = converted[:count].reshape(separations.shape)
+    converted = np.where(np.isinf(separations), np.inf, converted)  # Where there are fewer items.
     # `distance_at` may be off by a rounding, but distances of results must not descend.
     return np.maximum.accumulate(converted, axis=1)
 

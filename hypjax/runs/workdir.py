@@ -36,6 +36,7 @@ from hypjax.types import CAPTIONS, TEXT_ENCODER
 # Space in which evaluation compares head outputs: in a published model's hypjax.json, with learned
 # scalars; in config.json, which is written before training, with the scalars' initial values.
 SPACE, FIRST_SPACE = "score_space", "score_space_before_training"
+_LISTED = 10_000  # Files of a new run's folder among which images are sought.
 _COPY = ".config.json"  # Of config.json, without which the checkpoints are of no use.
 # Fields that say where a run's images happen to be. What they are, their fingerprint says.
 LOCATIONS = ("data.path", "data.labels", "data.captions")
@@ -214,7 +215,7 @@ class Workdir:
         require_identity(folder, self._fields, grow=True)
         saved = saved_fields(folder)
         names = itertools.chain(folder.glob("*"), folder.glob("*/*")) if not saved else ()
-        if image := next(filter(is_image_name, names), None):
+        if image := next(filter(is_image_name, itertools.islice(names, _LISTED)), None):
             raise UserError(f"{folder} holds images, such as {image}; name another --workdir")
         return str(folder), location, saved
 

@@ -79,7 +79,7 @@ def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
         print(f"last: step {results['last_step']}, where train.patience ended")
     tables.print_notes(results)
     _warn_unless_improved(results, fields)
-    _warn_of_ceiling(results)
+    _warn_of_ceiling(results, fields)
     if lines := tables.beside_published(results, fields):
         print(lines)
 
@@ -105,15 +105,15 @@ def _warn_unless_improved(results: dict[str, Any], fields: Mapping[str, Any]) ->
         console.warn(f"training did not help: {evidence} ({_ADVICE})")
 
 
-def _warn_of_ceiling(results: Mapping[str, Any]) -> None:
+def _warn_of_ceiling(results: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Warns if validation cannot choose, or if the test ranks the chosen model below the start."""
-    if "validation" not in results:
-        return  # Then `_warn_unless_improved` compares test scores.
+    if "validation" not in results or fields["train.total_steps"] == 1:
+        return  # Without validation, `_warn_unless_improved` compares test scores.
     tied, chosen = results.get("tied_steps", ()), "best" if "best" in results else "final"
     validation = results["validation"][chosen]["head"]
     if tied and validation[metric := tables.selection_metric(validation)] == 1:
-        remedy = "hold out more classes, or set --config.eval.metrics=map@r"
-        console.warn(f"{metric} is 1 at {len(tied)} validations, which cannot choose; {remedy}")
+        problem = f"{metric} is 1 at {len(tied)} validations, which cannot choose"
+        console.warn(f"{problem}; hold out more classes (--config.data.validation_classes)")
     metric = tables.selection_metric(results["untrained"]["head"])
     before, after = (results[name]["head"][metric] for name in ("untrained", chosen))
     if after < before:

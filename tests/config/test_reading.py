@@ -50,7 +50,7 @@ INVALID = [
     ("objective.margn=1", "the fields of pairwise_cross_entropy are c, c_bounds"),
     ("objective.margin=1", "a field of "),
     ("optim.lr=1", "did you mean optim.learning_rate?"),
-    ("train.epochs=1", "did you mean train.total_steps?"),
+    ("train.epochs=1", "did you mean train.total_steps (steps, not epochs)?"),
     ("seed", "needs a value"),
     ("train.batch_size=None", "a whole number"),
     ("optim.learning_rate=nan", "a finite number"),
