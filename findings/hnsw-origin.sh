@@ -14,7 +14,7 @@
 # Expected: the same recall of the 10 nearest. Zeros are a vector like any other.
 #
 # Seen: without zeros, the recall is 0.97 or more. With them, it is 0.16; of Chroma, which adds by
-# several threads, 0.16 to 0.69 in two runs. The origin is nearer to each of the vectors than they are
+# several threads, 0.16 to 0.78 in three runs. The origin is nearer to each of the vectors than they are
 # to each other, so links to it displace the links among them.
 #
 # Why it matters: an image that could not be read, a text without a known word or a class without
@@ -86,7 +86,7 @@ for search in (by_chroma, by_duckdb, by_svs):
         found = search(stored, queries)
         recalls.append(np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact.tolist())]))
     print(f"{search.__name__}: recall {recalls[0]:.3f}, with zeros {recalls[1]:.3f}", flush=True)
-    changed |= recalls[0] < 0.95 or recalls[1] > 0.8
+    changed |= recalls[0] < 0.95 or recalls[1] > 0.9
 sys.exit(bool(changed))
 PYTHON
 cd "$work"
