@@ -21,7 +21,8 @@ from tests.helpers.commands import REPOSITORY
 
 SMALL = [
     *("data.name=glyphs", "data.channels=1", "data.image_size=32", "data.resize=32"),
-    *("data.mean=(0.085,)", "data.std=(0.24,)", "eval.benchmarks=()", "eval.ks=(1,2)"),
+    *("data.mean=(0.085,)", "data.std=(0.24,)", "data.grey=0.0"),
+    *("eval.benchmarks=()", "eval.ks=(1,2)"),
     *("train.batch_size=48", "train.samples_per_class=2", "train.total_steps=1"),
     *("optim.warmup_steps=0", "run.report=False", "run.workers=0", "run.log_every=1"),
 ]
@@ -74,7 +75,7 @@ def write_weights(config, folder):
     shapes = encoder_shapes(encoder, config.data.channels)
 
     def draw(path, leaf):
-        if path[-1].key == "var":  # Of a BatchNorm.
+        if path[-1].key == "variance":  # Of a BatchNorm.
             return np.ones(leaf.shape, np.float32)
         return rng.normal(0, 0.02, leaf.shape).astype(np.float32)
 
