@@ -386,7 +386,7 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
         cache_dir = pathlib.Path(run.cache_dir or cache_folder() / "decoded").expanduser()
     decoding = Decoding(data.channels, fast=data.decoder == "fast", cache_dir=cache_dir)
     held_out = HeldOutClasses(
-        data.test_classes, data.validation_classes, data.split_seed, data.split == "images"
+        data.test_classes, data.validation_classes, data.split_seed, data.split
     )
     if data.name == IN_MEMORY:
         if images is None:
@@ -431,6 +431,8 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
 def _check_depth(config: ConfigDict, splits: Splits) -> None:
     """Raises a `UserError` if searches need more neighbours than there are images to find."""
     tasks = [*splits.tasks.values(), *map(validation_task, filter(None, [splits.validation]))]
+    if not tasks:
+        return
     num_items = min(task.num_items for task in tasks)
     depths = {"config.eval.expansion is": config.eval.expansion}
     if "precision" in config.eval.metrics:

@@ -12,7 +12,7 @@ import numpy as np
 from hypjax.assemble import assemble, assemble_method, saved_experiment
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.config.fitting import fit_to_features
-from hypjax.errors import redacted
+from hypjax.errors import UserError, redacted
 from hypjax.experiment.captions import query_classes
 from hypjax.experiment.experiment import Experiment
 from hypjax.experiment.trained import TrainedModel, restore, restore_best
@@ -67,6 +67,8 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
         splits = experiment.splits
         processes.require_same(splits.fingerprints)
         processes.from_first(lambda: require_provenance(folder, experiment.image_provenance))
+    if not splits.tasks:
+        raise UserError(f"nothing to evaluate: the run in {workdir} was {splits.notes[0]}")
     console.say("evaluating on the test images")
     results, learned = {}, {}
     for name in names:

@@ -32,7 +32,8 @@ def main(
 
     Args:
         overrides: Fields of the configuration to set, as FIELD=VALUE.
-        config: Configuration, such as configs/glyphs.py:sph; --config.FIELD=VALUE sets a field.
+        config: Configuration, such as configs/glyphs.py:sph, or the folder of a run with the same
+            fields; --config.FIELD=VALUE sets a field.
         workdir: Folder of the run, or its URL. Default: runs/<config>-<variant>, followed by the
             fields that were set, or a hash of them if they are long.
         name: Name of the default folder: --name=birds is short for --workdir=runs/birds.
@@ -81,7 +82,7 @@ def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
 
-    if config:
+    if config and not os.path.isdir(config):
         return source, read_config(source)
     with reading(source) as local_folder:
         return source, read_saved_config(local_folder)

@@ -170,7 +170,8 @@ def _train(
             with stopwatch.part("saving"):
                 checkpoints.wait()
                 loop.save(state, measured)  # Once more, in case the save in the loop failed.
-            console.say("evaluating the trained model")
+            if splits.tasks:
+                console.say("evaluating the trained model")
             with stopwatch.part("evaluation"):
                 results = collect_results(training, checkpoints, state, measured)
             monitor.write(last_step := int(state.step), {"test": results["final"]})

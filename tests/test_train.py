@@ -57,6 +57,27 @@ def test_trains_prints_its_results_again_and_evaluates(features, tmp_path, capsy
     assert line.split()[1:] == ["3", "command", "line"]
 
 
+def test_a_run_trains_on_everything_with_the_settings_of_another(features, tmp_path, capsys):
+    """Its model embeds; its commands that need test images are refused in one sentence."""
+    commands.call("main", *features, "--workdir=run")
+    everything = ["--config=run", "--config.data.split=none", "--workdir=final"]
+    commands.call("main", *everything)
+    results, untested = read_object(tmp_path / "final/results.json"), "nothing was measured"
+    assert results["untrained"] == results["final"] == {} and untested in results["notes"][0]
+    fields, tested = (flatten(saved_config(tmp_path / name)) for name in ("final", "run"))
+    assert {name for name in fields if fields[name] != tested[name]} == {"data.split"}
+    capsys.readouterr()
+    commands.call("main", *everything)  # Finished already.
+    out = capsys.readouterr().out
+    assert "already" in out and untested in out and "Scores" not in out
+    commands.call("embed", "--workdir=final", "--images=features.npz", "--output=gallery.npz")
+    assert len(np.load("gallery.npz")["ids"]) == len(np.load("features.npz")["features"])
+    refused = [("main", "--workdir=final", "--mode=evaluate"), ("compare", "run", "final")]
+    for command in (*refused, ("plot", "disk", "--workdir=final", "--output=disk.png")):
+        with pytest.raises(UserError, match=untested):
+            commands.call(*command)
+
+
 def test_a_run_leaves_results_times_and_a_model(run, capsys):
     config, results = saved_config(run), json.loads((run / "results.json").read_text())
     for recalls in (results["untrained"], results["final"], results["validation"]["final"]):

@@ -262,7 +262,8 @@ def _disk(searches: RunSearches) -> dict[str, str]:
 
 def write_own_report(run: Experiment) -> bool:
     """Writes a finished run's report into its folder; returns whether that succeeded."""
-    if jax.process_count() > 1:  # One process cannot embed images while the others wait.
+    # One process cannot embed images while the others wait.
+    if jax.process_count() > 1 or not len(run.splits.test):
         return False
     try:
         write_report([run], pathlib.Path(run.workdir) / REPORT)

@@ -48,6 +48,8 @@ def open_runs(workdirs: Sequence[str], overrides: Sequence[str] = ()) -> list[Ex
             if read_object(folder / RESULTS) is None:
                 console.say(f"{redacted(workdir)} is not finished; its model so far is used")
         first, last = runs[0].splits, runs[-1].splits
+        if not len(last.test):
+            raise UserError(f"{redacted(workdir)} has no test images: {last.notes[0]}")
         if first.fingerprint != last.fingerprint or not all(
             np.array_equal(a.positions, b.positions) and np.array_equal(a.labels, b.labels)
             for a, b in ((first.test, last.test), (searched(first), searched(last)))

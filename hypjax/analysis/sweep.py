@@ -97,8 +97,10 @@ def folders_like(model: str, varied: Sequence[str]) -> Folders:
 def require_finished(folders: Folders) -> None:
     """Raises a `UserError` if a run is not finished, or the runs have different images."""
     for name, folder in folders.items():
-        if read_object(folder / RESULTS) is None:
+        if (results := read_object(folder / RESULTS)) is None:
             raise UserError(f"no finished run in {name}: it has no results.json")
+        if not results["final"]:
+            raise UserError(f"{name} has no scores to compare: it was {results['notes'][0]}")
     for left, right in itertools.pairwise(folders):
         if saved_fingerprint(folders[left]) != saved_fingerprint(folders[right]):
             problem = f"{left} and {right} have different images"
@@ -107,7 +109,8 @@ def require_finished(folders: Folders) -> None:
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
     """Reads the finished runs among the folders."""
-    results = {name: x for name, folder in folders.items() if (x := read_object(folder / RESULTS))}
+    found = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: of_run for name, of_run in found.items() if of_run and of_run["final"]}
     validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
     validation = _common_scores(validated)
     settings = {name: flatten(saved_config(folders[name])) for name in results}

@@ -115,7 +115,8 @@ _FIELDS = {
     "data.colour_jitter": Field((0.0,) * 4, _JITTER),  # See `hypjax.models.colours`.
     "data.grey": Field(0.0, within(0, 1)),  # Share of training images that become grey.
     "data.blur": Field(0.0, within(0, 1)),  # Share of training images that are blurred.
-    "data.split": Field("classes", one_of("classes", "images")),  # What is held out for the test.
+    # What is held out for the test: classes, images of each class, or nothing.
+    "data.split": Field("classes", one_of("classes", "images", "none")),
     "data.validation_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
     "data.test_classes": Field(0.0, _CLASSES),  # Number of classes, or share below 1.
     "data.split_seed": Field(0, at_least(0)),  # Chooses held-out classes; not config.seed.

@@ -19,7 +19,7 @@ from hypjax.data.captions import with_captions
 from hypjax.data.dataset import Dataset, Decoding, decoded_as, fill_cache, fingerprint_of, stacked
 from hypjax.data.fetching import local_path
 from hypjax.data.repeats import with_repeats
-from hypjax.data.splits import SAME_CLASSES, HeldOutClasses, Splits, check_classes, divide
+from hypjax.data.splits import NOTES, HeldOutClasses, Splits, check_classes, divide
 from hypjax.errors import UserError, counted, reason
 from hypjax.system import console
 from hypjax.system.caches import cache_folder
@@ -58,8 +58,7 @@ def open_prepared(
     splits = divide(f"this copy of {name}", tables, held_out, **fields)
     if "test" not in tables and splits.gallery is None:  # The copy is partial.
         note = f"tested on {splits.test.num_classes} of the training classes, held out"
-        note = SAME_CLASSES if held_out.by_image else note
-        splits = splits._replace(notes=(*splits.notes, note))
+        splits = splits._replace(notes=(*splits.notes, *(NOTES[held_out.split] or (note,))))
     elif held_out.test:
         raise UserError(f"config.data.test_classes must be 0: {name} has its own test classes")
     check_classes(name, splits)
@@ -222,15 +221,18 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
         )
     photos.check_columns(where, images)
     tables = {"train": images}
-    if images.splits is not None:
+    if held_out.split == "none":  # Images of all splits train.
+        tables = {"train": dataclasses.replace(images, splits=None)}
+    elif images.splits is not None:
         present = np.unique(images.splits).tolist()
         if {*present} - {"validation"} not in ({"train", "test"}, {"train", "query", "gallery"}):
             needed = "train, and either test or both query and gallery"
-            number = counted(len(present), "split")
-            raise UserError(f"{where} has {number} ({', '.join(present)}); it needs {needed}")
+            problem = f"{counted(len(present), 'split')} ({', '.join(present)}); it needs {needed}"
+            remedy = "set --config.data.split=none to train on all images without a test"
+            raise UserError(f"{where} has {problem}, or {remedy}")
         tables = {split: images.take(np.flatnonzero(images.splits == split)) for split in present}
         _warn_of_overlap(where, tables)
-    notes = (SAME_CLASSES,) if held_out.by_image else ()
+    notes = NOTES[held_out.split]
     splits = divide(where, tables, held_out, fingerprint=fingerprint, notes=notes)
     check_classes(where, splits)
     return with_repeats(splits)

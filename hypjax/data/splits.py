@@ -19,6 +19,8 @@ _MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
 _MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
 _TEST_SHARE = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
+UNTESTED = "trained on all images; nothing was measured (data.split=none)"
+NOTES = {"classes": (), "images": (SAME_CLASSES,), "none": (UNTESTED,)}  # By `data.split`.
 Images = TypeVar("Images", bound=Sized)
 _Halves = tuple[Dataset, Dataset]  # The remaining images, and the held-out images.
 
@@ -30,7 +32,7 @@ class HeldOutClasses:
     test: float = 0  # Ignored if the dataset has test images.
     validation: float = 0  # Ignored if the dataset has validation images.
     seed: int = 0
-    by_image: bool = False  # Whether to hold out images of all classes instead.
+    split: str = "classes"  # Or "images" of all classes, or "none": all images train.
 
 
 class Task(NamedTuple, Generic[Images]):
@@ -53,7 +55,7 @@ class Splits(NamedTuple):
 
     train: Dataset | None  # None if models can only be scored.
     validation: Dataset | None  # Held-out training classes or images, to choose a model.
-    test: Dataset  # Images to report results on, never to choose a model.
+    test: Dataset  # Images to report results on, never to choose a model; empty: none.
     gallery: Dataset | None  # Images that the test images search; None: each other.
     fingerprint: str  # Hash that changes whenever an image of the dataset changes, or its name.
     notes: tuple[str, ...] = ()  # Remarks that accompany every result computed from the dataset.
@@ -81,7 +83,7 @@ class Splits(NamedTuple):
             by_split = {"train": self.train, "validation": self.validation, **by_split}
         tables = []
         for split, images in by_split.items():
-            if images is None:
+            if images is None or not len(images):
                 continue
             # The single class of a dataset with ground truth says nothing.
             if self.ground_truth is not None and images.num_classes == 1:
@@ -99,8 +101,9 @@ class Splits(NamedTuple):
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The searches of this dataset and of its benchmarks, by name."""
-        return {splits.name: splits.task for splits in (self, *self.benchmarks)}
+        """The searches of this dataset, if it is tested, and of its benchmarks, by name."""
+        tested = (splits for splits in (self, *self.benchmarks) if len(splits.test))
+        return {splits.name: splits.task for splits in tested}
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -127,7 +130,11 @@ def divide(
         test, gallery = tables["query"], tables["gallery"]
     no_validation = ""
     advice = "add classes"
-    if held_out.by_image:
+    if held_out.split == "none":
+        train = tables["train"].renumbered()
+        fields["no_validation"] = "all images are trained on (data.split=none)"
+        return Splits(train, None, test=train.take(np.arange(0)), gallery=None, **fields)
+    if held_out.split == "images":
         if test is not None:
             raise UserError(f"{where} has splits already; leave out --config.data.split=images")
         train, validation, test, no_validation = _split_images(where, tables["train"], held_out)
@@ -136,7 +143,7 @@ def divide(
         advice = "add classes, or set --config.data.split=images"
     if train is not None:
         train = train.renumbered()
-        if validation is None and not held_out.by_image:
+        if validation is None and held_out.split == "classes":
             train, validation, no_validation = _hold_out_validation(train, held_out)
         unseen = {*test.class_names} - {*train.class_names}
         too_few = unseen and train.num_classes < _MIN_CLASSES_TO_TRAIN
@@ -227,7 +234,7 @@ def check_classes(name: str, splits: Splits) -> None:
     """Rejects training images of one class, and validation and test images that find nothing."""
     tables = {"train": splits.train, "validation": splits.validation}
     if splits.ground_truth is None:
-        tables["test"] = splits.test
+        tables["test"] = None if UNTESTED in splits.notes else splits.test
     elif not any(map(len, [*splits.ground_truth.easy, *splits.ground_truth.hard])):
         raise UserError(f"no query of {name} has an image to find in this copy")
     for split, images in tables.items():

@@ -67,9 +67,10 @@ def collect_results(
 
 def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
     """Prints a finished run's scores, next to published results of the same method."""
-    states = {name: results[name] for name in _STATES if name in results}
-    print("Scores on the test images:")
-    print(tables.format_results(states))
+    states = {name: results[name] for name in _STATES if results.get(name)}
+    if states:
+        print("Scores on the test images:")
+        print(tables.format_results(states))
     if "validation" in results:
         print("Scores on the images held out for validation:")
         print(tables.format_results(results["validation"]))
@@ -78,6 +79,8 @@ def print_results(results: dict[str, Any], fields: Mapping[str, Any]) -> None:
     if "last_step" in results:
         print(f"last: step {results['last_step']}, where train.patience ended")
     tables.print_notes(results)
+    if not states:
+        return
     _warn_unless_improved(results, fields)
     _warn_of_ceiling(results, fields)
     if lines := tables.beside_published(results, fields):

@@ -77,8 +77,9 @@ def initialize(
 
 def score_untrained(training: Training, state: TrainState, stopwatch: Stopwatch) -> Measured:
     """Scores the state before the first step."""
-    console.say("evaluating before training")
     experiment, params = training.experiment, evaluated_model(training.learner, state)
+    if experiment.splits.tasks:
+        console.say("evaluating before training")
     with stopwatch.part("evaluation"):
         scores = {"test": experiment.test_scores(params)}
         if experiment.splits.validation:

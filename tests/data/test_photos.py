@@ -46,6 +46,14 @@ def test_train_and_test_folders_are_splits(tmp_path, capsys):
     assert note in capsys.readouterr().err
     with pytest.raises(UserError, match="has splits already"):
         open_at(tmp_path, split="images")
+    everything = open_at(tmp_path, split="none", validation_classes=0.2)
+    assert names_of(everything.train, tmp_path) == {*names, "test/a/1.png"}
+    assert everything.validation is None and not len(everything.test) and not everything.tasks
+    assert everything.images().splits.tolist() == 7 * ["train"]
+    shutil.rmtree(tmp_path / "test")
+    with pytest.raises(UserError, match="has 1 split .train.; .* or set --config.data.split=none"):
+        open_at(tmp_path)
+    assert len(open_at(tmp_path, split="none").train) == 4
 
 
 def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
