@@ -55,11 +55,11 @@ Numbers = Annotated[pathlib.Path, ends_in(".json")]
 
 @dataclasses.dataclass(frozen=True)
 class EncoderFlags:
-    """The flags of an encoder of another library, and of the preprocessing for an ONNX file.
+    """The flags of an encoder without a run, and of the preprocessing for an ONNX file.
 
     Args:
-        encoder: Encoder of another library: timm:NAME; hf:NAME, from the Hugging Face hub or a
-            folder; or onnx:FILE.
+        encoder: A pretrained encoder: lite, dinov2, or timm's name of weights; or another
+            library's: timm:NAME; hf:NAME, from the Hugging Face hub or a folder; or onnx:FILE.
         mean: With --encoder=onnx: mean of each channel, of pixels scaled to [0, 1].
         std: With --encoder=onnx: standard deviation of each channel.
         resize: With --encoder=onnx: shorter side before the centre crop. Default: the crop's side.
@@ -81,14 +81,19 @@ class EncoderFlags:
     ) -> Any:
         """Opens an `ImageEmbedder`: the run, or the encoder, whose points are in the space."""
         require_one(workdir=run, encoder=self.encoder)
-        if run:
-            from hypjax.inference.model import load
-
-            return load(run, embedding, batch_size, tokenizer=tokenizer, engine=engine)
         from hypjax.inference.image_embedder import open_encoder
+        from hypjax.inference.model import EncoderModel, load
+        from hypjax.inference.pretrained import is_encoder
 
+        if run:
+            return load(run, embedding, batch_size, tokenizer=tokenizer, engine=engine)
+        spec = self.encoder or ""
+        if is_encoder(spec):
+            return EncoderModel(spec, space, batch_size, engine=engine)
+        if engine != "auto":
+            raise errors.UserError(f"--engine has no effect on {spec}; leave it out")
         pixels = {k: x for k, x in vars(self).items() if k != "encoder" and x is not None}
-        return open_encoder(self.encoder or "", space, batch_size, **pixels)
+        return open_encoder(spec, space, batch_size, **pixels)
 
 
 def run(main: Callable[..., None], *, resumes: bool = False) -> None:

@@ -52,7 +52,7 @@ def main(
         export: Another program's format to write as well, such as ann, faiss or parquet, or a
             URL, such as hf://OWNER/NAME or qdrant://host:6333/name; repeat the flag.
         append: Add the images to those in --output; only new and changed ones are embedded.
-        engine: With --workdir: what runs the encoder on a CPU; auto is OpenVINO where installed.
+        engine: What runs an encoder of hypjax on a CPU; auto is OpenVINO where installed.
 
     Example:
         python -m hypjax.embed --workdir=runs/glyphs-hyp --images=letters/test

@@ -60,7 +60,7 @@ def main(
         embedding: With --workdir: the gallery's embedding: head, encoder, or a prefix (head@16).
         keep_self: Let queries that are in the gallery find themselves.
         output: Figure of the hits to draw, such as hits.png.
-        engine: With --workdir: what runs the encoder on a CPU; auto is OpenVINO where installed.
+        engine: What runs an encoder of hypjax on a CPU; auto is OpenVINO where installed.
 
     Example:
         python -m hypjax.search --workdir=runs/glyphs-hyp --gallery=gallery.npz

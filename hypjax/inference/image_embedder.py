@@ -185,6 +185,16 @@ def _file_keys(x: Embeddings) -> Iterator[tuple[str, str, str, int]]:
     return zip(names, x.labels.tolist(), splits.tolist(), points, strict=True)
 
 
+def columns_of_features(
+    features: Float[np.ndarray, "n d"], space: Space
+) -> dict[str, Float[np.ndarray, "n k"]]:
+    """Columns of `Embeddings`, by name: features, and the points to which a space maps them."""
+    if not len(features):
+        return {"vectors": features}
+    points = Embeddings.from_arrays(features, space=space).vectors
+    return {"vectors": points, "raw_features": features}
+
+
 class ExternalEncoder(Protocol):
     """An encoder of another library: timm, Transformers or an ONNX file."""
 
@@ -263,10 +273,7 @@ class ExternalEmbedder(ImageEmbedder):
 
     def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
         """Converts features to points of the space; also keeps the features."""
-        if not len(rows):
-            return {"vectors": rows}
-        points = Embeddings.from_arrays(rows, space=self.space).vectors
-        return {"vectors": points, "raw_features": rows}
+        return columns_of_features(rows, self.space)
 
 
 def open_encoder(
@@ -280,6 +287,9 @@ def open_encoder(
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
-        raise UserError(f"the encoder is {spec!r}; it must be timm:NAME, hf:NAME or onnx:FILE")
+        kinds = "lite, dinov2, a name of docs/encoders.md with timm's tag"
+        raise UserError(
+            f"the encoder is {spec!r}; it must be {kinds}, timm:NAME, hf:NAME or onnx:FILE"
+        )
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

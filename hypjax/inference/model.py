@@ -28,8 +28,10 @@ from hypjax.experiment.embedding import DatasetEmbedder
 from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.galleries.embeddings import Embeddings, is_gallery, open_gallery
 from hypjax.galleries.search import Gallery
+from hypjax.geometry import PoincareBall, Space
 from hypjax.inference.hits import Hits, find_hits
-from hypjax.inference.image_embedder import Embedded, ImageEmbedder
+from hypjax.inference.image_embedder import Embedded, ImageEmbedder, columns_of_features
+from hypjax.inference.pretrained import is_encoder, pretrained_model
 from hypjax.inference.released import find_released, read_released
 from hypjax.inference.save import describe
 from hypjax.inference.text_embedder import SentenceEmbedder, TextEmbedder, TowerEmbedder
@@ -223,7 +225,7 @@ class Model(ImageEmbedder):
             size = min(size, 1 << (total - 1).bit_length())
         num_devices = min(1 if self._engine else jax.local_device_count(), -(-total // size))
         embedder, params = self._on_devices(num_devices)
-        spaces = {self.part: self.space}
+        spaces = {self.part: self._space_of_rows}
         batches = embedder.point_batches(params, dataset, spaces, size * num_devices)
         with contextlib.closing(batches), machine.memory_explained(_BATCH_SIZE):
             for points_by_part, broken in batches:
@@ -233,6 +235,11 @@ class Model(ImageEmbedder):
                     if self.projection is not None:
                         batch = self.projection.apply(batch)
                     yield batch, {i: broken[start + i] for i in range(size) if start + i in broken}
+
+    @property
+    def _space_of_rows(self) -> Space:
+        """The space of the rows of `batches`."""
+        return self.space
 
     @property
     def config(self) -> Config:
@@ -286,8 +293,38 @@ class Model(ImageEmbedder):
         return f"{self.source}\n{describe(self.method)}\n{self.part} in {self.space}"
 
 
+class EncoderModel(Model):
+    """A pretrained encoder without a head; galleries also hold its features."""
+
+    def __init__(
+        self,
+        spec: str,
+        space: Space | None = None,
+        batch_size: int | None = None,
+        *,
+        engine: Engine = "auto",
+    ) -> None:
+        """Reads an encoder as `pretrained_model` does; by default, the space is the sphere."""
+        super().__init__(spec, "encoder", batch_size, engine=engine)
+        self.name, self.space = spec, space or self.space
+
+    _space_of_rows = PoincareBall(0.0, None)  # Which leaves features as they are.
+
+    def __repr__(self) -> str:
+        view = self.method.pixels.view
+        architecture = self.method.fields["model.architecture"]
+        return f"{self.name}: {architecture}, {view.side} × {view.side} pixels, in {self.space}"
+
+    def columns(self, rows: Float[np.ndarray, "n d"]) -> dict[str, Float[np.ndarray, "n k"]]:
+        """Converts features to points of the space; also keeps the features."""
+        return columns_of_features(rows.astype(np.float32), self.space)
+
+
 def _open(source: str, part: str, encoder: nn.Module | None) -> _Opened:
-    """Opens a run's folder or URL, a published model, or a released one's file or folder."""
+    """Opens a run's folder or URL, a published model or a released one, or an encoder by name."""
+    if is_encoder(source):
+        trained = pretrained_model(source)
+        return _Opened(trained, pathlib.Path(), trained.method.fingerprint(trained.params, part))
     if (path := find_released(source)) is not None:
         trained = read_released(path)
         _require_part(part, trained)
@@ -351,7 +388,8 @@ def load(
             Face hub: 'hf://OWNER/NAME', or with a tag, branch or commit, 'hf://OWNER/NAME@v1'.
             'hf://' may be left out if there is no folder OWNER here. Or a model of images and texts
             by its authors (see `hypjax.models.language_image`): a file, its folder, its URL,
-            'hf://OWNER/NAME' or 'hf://OWNER/NAME/FILE'.
+            'hf://OWNER/NAME' or 'hf://OWNER/NAME/FILE'. Or a pretrained encoder, compared by
+            cosine: 'lite', 'dinov2', or timm's name of weights (docs/encoders.md).
         part: The embedding: "head", which the loss trained, "encoder", or a prefix like "head@16".
         batch_size: Largest number of images that are embedded at once; roundings may depend on this
             number. Default: the batch size of the run's evaluation.
@@ -362,5 +400,7 @@ def load(
             is OpenVINO where it is installed. "jax:bfloat16" and "openvino:bfloat16" are faster on
             processors that multiply bfloat16.
     """
+    if isinstance(source, str) and encoder is None and is_encoder(source):
+        return EncoderModel(source, batch_size=batch_size, engine=engine)
     path = _path_or_url(source)
     return Model(path, part, batch_size, encoder=encoder, tokenizer=tokenizer, engine=engine)

@@ -1,4 +1,4 @@
-"""Reads initial parameters: pretrained weights, or another run's."""
+"""Reads initial parameters: pretrained weights, or another run's; and encoders without a run."""
 
 import dataclasses
 import pathlib
@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from hypjax.assemble import saved_method
-from hypjax.config.choices import PARTS
+from hypjax.assemble import assemble_method, saved_method
+from hypjax.config import default_config, validate
+from hypjax.config.choices import IN_MEMORY, PARTS
+from hypjax.config.recipes import ENCODERS
 from hypjax.errors import UserError, redacted
 from hypjax.experiment.method import Method
 from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.geometry import SPACES, learned
-from hypjax.models import pretrained
-from hypjax.models.architectures import published_weights, same_architecture
+from hypjax.models import create_encoder, pretrained
+from hypjax.models.architectures import ARCHITECTURES, published_weights, same_architecture
 from hypjax.models.weight_files import repository, timm_weights, weights_in
 from hypjax.models.weight_names import PROXIES
 from hypjax.parallel import processes
@@ -24,6 +26,46 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
 from hypjax.system import console
 from hypjax.system.cloud import is_url
+
+
+def is_encoder(spec: str) -> bool:
+    """Whether a text names an encoder as for `pretrained_model`, and no path."""
+    name = spec.partition("@")[0]
+    is_known = name in ENCODERS or name.partition(".")[0] in ARCHITECTURES
+    return is_known and not pathlib.Path(spec).exists()
+
+
+def pretrained_model(spec: str) -> TrainedModel:
+    """Reads a pretrained encoder as a model without a head.
+
+    Photographs are cropped to the encoder's own size, without a margin.
+
+    Args:
+        spec: A name in `ENCODERS`, such as 'lite', or timm's name of weights, of which the tag may
+            be left out for weights of `ENCODERS`; 'NAME@FILE' reads the weights from a file.
+    """
+    name, _, file = spec.partition("@")
+    recipe = ENCODERS.get(name)
+    if recipe is None:
+        recipe = next((x for x in ENCODERS.values() if x.weights.startswith(f"{name}.")), None)
+    weights = recipe.weights if recipe else name
+    architecture, _, tag = weights.partition(".")
+    if not tag or (scaling := published_weights(weights)) is None:
+        problem = f"{name} names no weights"
+        raise UserError(f"{problem}; add the tag of timm's name, as in resnet50.a1_in1k")
+    own = create_encoder(architecture)
+    pooling = (recipe.eval_pooling or recipe.pooling) if recipe else own.pooling
+    # DINOv2's own 518 pixels, of the last epochs of its training, take six times as long.
+    side = 224 if "dinov2" in architecture else own.image_size
+    config = default_config()
+    config.data.update(name=IN_MEMORY, image_size=side, resize=side)
+    config.data.update(mean=scaling.mean, std=scaling.std)
+    config.model.update(architecture=architecture, weights=file or weights, head="none")
+    config.model.update(pooling=pooling, eval_pooling=pooling)
+    config.optim.frozen = ()
+    validate(config)
+    method = assemble_method(config)
+    return TrainedModel(method, {"encoder": pretrained_encoder(method)})
 
 
 def pretrained_encoder(method: Method) -> PyTree:

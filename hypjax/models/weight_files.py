@@ -103,7 +103,7 @@ def _download(name: str) -> pathlib.Path:
         raise UserError(
             f"they are not in {constants.HF_HUB_CACHE}, and the hub cannot be reached ({error}); "
             f"{install}download https://huggingface.co/{source}/resolve/main/{_HUB_FILE} "
-            "elsewhere, and give its path: --config.model.weights=PATH"
+            "elsewhere, and give its path: --config.model.weights=PATH, or --encoder=NAME@PATH"
         ) from error
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
         raise UserError(

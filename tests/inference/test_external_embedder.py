@@ -7,9 +7,11 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from hypjax.data import fetching, opening
 from hypjax.data.photos import find_images
@@ -20,9 +22,14 @@ from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Sphere
 from hypjax.inference import image_embedder
 from hypjax.inference.image_embedder import ExternalEmbedder, open_encoder
+from hypjax.inference.model import load
+from hypjax.models import create_encoder
+from hypjax.models.architectures import encoder_shapes
+from hypjax.models.pretrained import timm_state_dict
 from hypjax.retrieval import relevance_at, relevance_scores
 from hypjax.types import GroundTruth
 from tests.helpers import commands
+from tests.helpers.pictures import write_squares
 
 
 class Thumbnails:
@@ -121,7 +128,9 @@ def test_lines_are_left_out_and_dark_images_named(embedder, tmp_path, capsys):
 
 
 def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
-    with pytest.raises(UserError, match="it must be timm:NAME, hf:NAME or onnx:FILE"):
+    with pytest.raises(
+        UserError, match="it must be lite, dinov2, .*, timm:NAME, hf:NAME or onnx:FILE"
+    ):
         open_encoder("vit_small")
     for features, message in (
         (lambda self, x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
@@ -205,3 +214,33 @@ def test_images_that_moved_are_not_added_twice(embedder, photos_folder, tmp_path
     shutil.copy(photos / "class1/1.png", photos / "class1/copy.png")
     check(photos)
     check(photos.rename(moved))
+
+
+def test_an_encoder_of_hypjax_embeds_by_its_name(tmp_path, monkeypatch, capsys):
+    """Its file holds the features of the encoder, on pixels scaled as in its pretraining."""
+    monkeypatch.chdir(tmp_path)
+    encoder = create_encoder("vit_tiny_patch16_224")
+    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.05, leaf.shape)  # noqa: E731
+    params = jax.tree.map(lambda leaf: np.float32(draw(leaf)), encoder_shapes(encoder, 3))
+    save_file(timm_state_dict(params, encoder), "weights.safetensors")
+    spec, images = "vit_tiny_patch16_224.augreg_in21k@weights.safetensors", tmp_path / "photos"
+    images.mkdir()
+    flags = f"--encoder={spec}", f"--images={write_squares(images, 9) / 'b'}"
+    commands.call("embed", *flags, "--output=g.npz", "--engine=jax")
+    assert commands.call("embed", *flags, "--output=g.npz") is None  # Embeds nothing again.
+    gallery, found = Embeddings.load("g.npz"), find_images(str(images / "b"))
+    pictures = [Image.open(name).convert("RGB").resize((224, 224), 3) for name in found.names]
+    pixels = np.stack([*map(np.asarray, pictures)]) / np.float32(127.5) - 1
+    expected = encoder.apply({"params": params}, pixels)
+    np.testing.assert_allclose(gallery.features(), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(gallery.vectors, axis=1), 1, rtol=1e-6)
+    commands.call("search", flags[0], "--gallery=g.npz", f"--query={found.names[2]}", "--k=1")
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    nearest = np.argsort(-unit @ unit[2])[1]
+    assert str(gallery.ids[nearest]).endswith(capsys.readouterr().out.split()[-1])
+    model = load(spec)
+    np.testing.assert_allclose(model.embed(str(found.names[0]))[0], unit[0], atol=1e-5)
+    assert "vit_tiny_patch16_224, 224 × 224 pixels, in the sphere" in repr(model)
+    for name, message in (("resnet50d", "it must be lite, "), ("convnext_tiny", "add the tag")):
+        with pytest.raises(UserError, match=message):
+            commands.call("embed", f"--encoder={name}", flags[1], "--output=other.npz")
