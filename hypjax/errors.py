@@ -18,6 +18,7 @@ INTERRUPTED = 130  # A shell's exit status after Ctrl-C.
 TRY_AGAIN = 75  # EX_TEMPFAIL in sysexits.h: rerunning the same command continues.
 CLOSED_PIPE = 141  # A shell's exit status when the reader of the output has ended (SIGPIPE).
 _MAX_LENGTH = 4000  # Characters of a message, which may quote a file by anyone.
+_CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 _SIMILARITY = 0.65  # Least ratio of `difflib` at which a message suggests a name.
 _MAX_LISTED = 20  # Names that a message may list.
 # A URL's login, up to the last @ before the path. In the excluded schemes, the text before @ names
@@ -82,7 +83,10 @@ def require_free(kind: str, name: str, taken: Collection[str]) -> None:
 def require_package(module: str, use: str, install: str) -> None:
     """Raises a `UserError` if a module is missing: `use` needs it, pip installs it as `install`."""
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"{use} needs {module}: {installation(install)}")
+        command = installation(install)
+        if module == "torch":  # On Linux, pip would add gigabytes of CUDA.
+            command = f"{command} (without a GPU, first {_CPU_TORCH})"
+        raise UserError(f"{use} needs {module}: {command}")
 
 
 def installation(package: str) -> str:

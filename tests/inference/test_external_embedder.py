@@ -132,6 +132,12 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
         UserError, match="it must be lite, dinov2, .*, timm:NAME, hf:NAME or onnx:FILE"
     ):
         open_encoder("vit_small")
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(
+            UserError, match=r"needs torch: .*hf.*without a GPU, first pip .*cpu"
+        ):
+            open_encoder("hf:someone/encoder")
     for features, message in (
         (lambda self, x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
         (lambda self, x: np.random.normal(size=(len(x), 3)), "embeds one image in different ways"),
