@@ -134,9 +134,7 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
         open_encoder("vit_small")
     with monkeypatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(
-            UserError, match=r"needs torch: .*hf.*without a GPU, first pip .*cpu"
-        ):
+        with pytest.raises(UserError, match=r"needs torch: .*hf.*without a GPU, first pip .*cpu"):
             open_encoder("hf:someone/encoder")
     for features, message in (
         (lambda self, x: np.stack(x)[:, None], r"has the shape \[1, 1, 48\] for one image"),
