@@ -9,6 +9,7 @@ python -m benchmarks memory: memory of the train step, which is compiled but not
 python -m benchmarks parity: whether this device computes the same as a CPU.
 python -m benchmarks programs: what compiled programs move and need, also on absent GPUs.
 python -m benchmarks job: where the time of a whole run goes, from launch to results.
+python -m benchmarks finetune: scores of an encoder that each loss fine-tunes, with equal budgets.
 python -m benchmarks waits: seconds that people wait for commands, and where they go.
 python -m benchmarks spine: reads of configurations, and the files that data pass on their way.
 """
@@ -24,7 +25,7 @@ from hypjax.errors import UserError
 _TIMED = ("loss", "retrieval", "input", "train")
 _MODULES = {"memory": "programs"}  # Modules of suites that are not named after them.
 _OTHERS = ("memory", "parity", "programs", "growth", "job", "exactness", "ann", "waits", "spine")
-_OTHERS += ("engines",)
+_OTHERS += ("engines", "finetune")
 
 
 def main(
@@ -39,13 +40,14 @@ def main(
     devices: command.Natural = 0,
     hlo: str | None = None,
     cache: Literal["none", "host", "device"] = "host",
+    recipe: str = "grocery.py:hyp-lite",
     output: str = "benchmark.json",
 ) -> None:
     """Runs one suite, or the four timed ones, and prints the tables.
 
     Args:
         suite: Suite to run.
-        overrides: job: fields of the configuration to set, as FIELD=VALUE.
+        overrides: job, finetune: fields of the configuration to set, as FIELD=VALUE.
         quick: Run once at a tenth of the size, to check that everything works.
         repeats: Number of timed repeats.
         images: input: folder of photos. Default: synthetic photos.
@@ -54,19 +56,20 @@ def main(
             machine.
         devices: memory, programs: number of devices; 0 for all.
         hlo: programs: folder in which to keep the texts of the programs.
-        cache: job: value of config.run.cache.
+        cache: job, finetune: value of config.run.cache.
+        recipe: finetune: configuration of the loss hyp, for which the other losses are put.
         output: File for the measurements.
 
     Example:
         python -m benchmarks loss --quick
     """
-    if suite != "job":
+    if suite not in ("job", "finetune"):
         command.refuse_overrides(overrides)
     file = pathlib.Path(output).expanduser()
     if not file.parent.is_dir():
         raise UserError(f"--output is {file}, but the folder {file.parent} does not exist")
     options = {"quick": quick, "repeats": repeats, "images": images, "target": target}
-    options |= {"devices": devices, "hlo": hlo, "cache": cache}
+    options |= {"devices": devices, "hlo": hlo, "cache": cache, "recipe": recipe}
     _measure(_TIMED if suite == "all" else (suite,), options, overrides, file)
 
 

@@ -45,6 +45,7 @@ class Options(NamedTuple):
     devices: int = 0
     hlo: str | None = None
     cache: str = "host"
+    recipe: str = ""
     overrides: Sequence[str] = ()
 
 

@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from benchmarks import measure
+from benchmarks import finetune, measure
 from benchmarks.splats import splats
+from hypjax.config import flatten, load_config
 from hypjax.errors import Interrupted
 from tests.helpers import commands
 
@@ -51,3 +52,16 @@ def test_a_cpu_agrees_with_itself(tmp_path):
     assert len(rows) == 6 and all(row["passed"] for row in rows)
     assert [row["error"] for row in rows[-2:]] == [0, 0]  # Of recalls.
     assert all(row["error"] > 1e-6 for row in rows[:2])  # In bfloat16.
+
+
+def test_losses_fine_tune_an_encoder_with_equal_budgets():
+    """Proxies learn as fast as in the recipes of heads."""
+    losses = ("hyp", "sph", "mix", "pa", "hier")
+    configs = {loss: flatten(finetune.configured("grocery:hyp-lite", loss, [])) for loss in losses}
+    for fields in configs.values():
+        changed = {name for name in fields if fields[name] != configs["hyp"].get(name)}
+        assert all(name.startswith("objective.") for name in changed)
+    for loss, field in (("pa", "objective.proxy_rate"), ("hier", "objective.hier_rate")):
+        trained = configs[loss], flatten(load_config(f"grocery:{loss}-lite,frozen"))
+        rate, usual_rate = (x[field] * x["optim.learning_rate"] for x in trained)
+        assert rate == pytest.approx(usual_rate)
