@@ -147,7 +147,9 @@ def open_photos(
     labelled = np.flatnonzero(images.class_names != "")
     if not len(labelled):
         advice = "name a folder with a sub-folder for each class, or a table with path and label"
-        raise UserError(f"no image of {where} has a class; {advice}")
+        is_alone = len(images) == 1 and local_path(where).is_file()
+        problem = f"{where} is a single image" if is_alone else f"no image of {where} has a class"
+        raise UserError(f"{problem}; {advice}")
     root = local_path(where)
     if not root.is_dir():
         root = root.parent

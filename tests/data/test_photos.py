@@ -56,6 +56,15 @@ def test_train_and_test_folders_are_splits(tmp_path, capsys):
     assert len(open_at(tmp_path, split="none").train) == 4
 
 
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [("class1", "no image of .* has a class"), ("class1/0.png", "0.png is a single")],
+)
+def test_images_without_classes_train_nothing(photos_folder, path, problem):
+    with pytest.raises(UserError, match=f"{problem}.*; name a folder with a sub-folder"):
+        open_at(photos_folder / path)
+
+
 def test_classes_are_split_by_a_share_and_a_seed(photos_folder):
     def parts(**data):
         splits = open_at(photos_folder, **data)
