@@ -36,7 +36,7 @@ def test_calls_that_splat_what_their_function_writes_out_are_found(tmp_path):
     assert sorted(splats(tmp_path / "a.py")) == [False, False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 def test_the_spine_is_counted(tmp_path):
     output = tmp_path / "spine.json"
     commands.call("benchmarks", "spine", f"--output={output}")
