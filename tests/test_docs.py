@@ -29,10 +29,20 @@ def test_the_commands_flags_and_fields_of_a_page_exist(page):
     assert {*re.findall(r"--config\.([a-z_]+\.[a-z_.]*[a-z])=", text)} <= fields | MISTYPED
 
 
+def test_the_first_example_prints_what_the_readme_says(capsys):
+    text = (REPOSITORY / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example, {})
+    printed = capsys.readouterr().out.splitlines()
+    shown = re.findall(r"^print\(.*\)  # (.+)$", example, re.MULTILINE)
+    assert len(shown) == len(printed) == example.count("print(") == 3
+    numbers = [re.findall(r"[\d.]+", " ".join(lines)) for lines in (printed, shown)]
+    assert [*map(float, numbers[0])] == pytest.approx([*map(float, numbers[1])], abs=0.02)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_the_library_example_runs(page):
-    text = (REPOSITORY / page).read_text()
+def test_the_library_example_runs():
+    text = (REPOSITORY / "docs/python.md").read_text()
     (example,) = re.findall(r"```python\n(import jax\n.*?)```", text, re.DOTALL)
     names = {}
     exec(example, names)
