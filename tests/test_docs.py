@@ -1,5 +1,6 @@
 """Commands, flags and fields in README.md, docs/ and launch/ exist, and all are shown."""
 
+import importlib.util
 import re
 
 import pytest
@@ -8,6 +9,10 @@ from hypjax import command
 from hypjax.config import choices, default_config, flatten, variants
 from hypjax.geometry import SPACES
 from hypjax.objectives import OBJECTIVES
+from hypjax.objectives.create import declaration
+from hypjax.objectives.pair_losses import PAIR_LOSSES
+from hypjax.objectives.pairwise import PAIRWISE_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY
 
@@ -57,15 +62,45 @@ def test_the_table_of_commands_is_complete():
 
 
 @pytest.mark.hygiene
-def test_each_field_has_one_row_with_its_default_and_its_choices():
-    page = (REPOSITORY / "docs/configuration.md").read_text()
+def test_each_field_has_one_row_with_its_default_its_choices_and_its_meaning():
+    page = _tables().expand_fields((REPOSITORY / "docs/configuration.md").read_text())
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     assert {field: eval(default, {}) for field, default, _ in rows} == flatten(default_config())
     listed = {field: sorted(re.findall("`([^`]+)`", values)) for field, _, values in rows}
     assert listed["data.name"] == sorted(choices.DATASETS)
     assert listed["objective.space"] == sorted(SPACES)
     assert listed["train.sampling"] == sorted(choices.SAMPLINGS)
-    assert listed["eval.metrics"] == sorted(choices.METRICS)
+    assert listed["eval.metrics"] == sorted({*choices.METRICS} - {"recall"})
+
+
+@pytest.mark.hygiene
+def test_each_loss_has_a_row_with_its_formula_and_fields():
+    page = (REPOSITORY / "docs/losses.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \| [^|]+ \|", page, re.MULTILINE)
+    losses = PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES
+    assert sorted(named) == sorted(losses)
+    written = {*re.findall(r"`(\w+)=", page + _tables().loss_rows())}
+    assert set().union(*(declaration(name).fields for name in OBJECTIVES)) <= written
+
+
+@pytest.mark.hygiene
+def test_the_drawing_is_what_its_script_draws_and_its_files_exist():
+    drawings = _module("drawings")
+    assert (REPOSITORY / "docs/system.svg").read_text() == drawings.system()
+    boxes = (*drawings.SHARED, *drawings.TRAINED, *drawings.SEARCHED)
+    assert all((REPOSITORY / "hypjax" / file).exists() for box in boxes for file in box.files)
+
+
+def _tables():
+    return _module("tables")
+
+
+def _module(name):
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_table_of_variants_is_complete():

@@ -1,0 +1,81 @@
+"""Tables of the manual that are made from the code: fields of configurations, and losses."""
+
+import inspect
+import json
+import re
+
+from hypjax.config import default_config
+from hypjax.config import defaults as defaults_module
+from hypjax.config.defaults import fields_of
+from hypjax.config.variants import OBJECTIVE_OF_LOSS
+from hypjax.fields import ANY, Field
+from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
+from hypjax.objectives.pairwise import PAIRWISE_LOSSES
+from hypjax.objectives.proxy_losses import PROXY_LOSSES
+
+HEAD = "| field | default | values | meaning |\n|---|---|---|---|\n"
+_TYPES = {bool: "`True`, `False`", int: "a whole number", float: "a number", str: "text"}
+
+
+def expand_fields(markdown: str) -> str:
+    """Completes each table after `<!-- fields of GROUP -->`: columns, and fields without a row."""
+    pattern = r"<!-- fields of (\w+) -->\n+((?:\|.*\n)*)"
+    return re.sub(pattern, lambda match: field_table(match[1], match[2]), markdown)
+
+
+def field_table(group: str, written: str) -> str:
+    """The table of a group, such as `data`, in the order of the declarations.
+
+    Args:
+        group: First part of the fields' names, or `top` for fields without one.
+        written: Rows of a field and its meaning, where the declaration's comment does not suffice.
+    """
+    meanings = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", written, re.MULTILINE))
+    comments, fields = declared_comments(), fields_of(default_config().objective.name)
+    rows = []
+    for name, field in fields.items():
+        if (name.partition(".")[0] if "." in name else "top") != group:
+            continue
+        meaning = meanings.pop(name, "") or comments.get(name, "")
+        rows.append(f"| `{name}` | `{_literal(field.default)}` | {values(field)} | {meaning} |")
+    if meanings:
+        raise ValueError(f"{', '.join(meanings)}: no fields of the group {group}")
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def declared_comments() -> dict[str, str]:
+    """Comments behind the declarations of `hypjax/config/defaults.py`, by name of the field."""
+    source = inspect.getsource(defaults_module)
+    comments = dict(re.findall(r'^ +"([\w.]+)": .*?,  # (.+?)\.?$', source, re.MULTILINE))
+    shared = {f"objective.{name}": text for name, text in comments.items() if "." not in name}
+    return {**shared, **comments}
+
+
+def values(field: Field) -> str:
+    """Which values a field takes, in words."""
+    kind = field.kind or type(field.default)
+    words = field.rule.words if field.rule is not ANY else _TYPES.get(kind, "several values")
+    words = re.sub(r"^between (\d+) and \d{4,}$", r"\1 or more", words)  # A bound beyond any run.
+    names = re.match(r"(.*\bof )((?:[\w@.:]+, )*[\w@.:]+)(?=,|$)(.*)", words)
+    if names:
+        quoted = ", ".join(f"`{name}`" for name in names[2].split(", "))
+        words = f"{names[1].removeprefix('one of ')}{quoted}{names[3]}"
+    return f"{words}, or `None`" if field.optional else words
+
+
+def loss_rows() -> str:
+    """Rows of the table of losses: papers, name, fields with their defaults, and variant."""
+    rows = []
+    for name, loss in (PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES).items():
+        # A row of the page has the fields that losses of pairs share.
+        shared = (*MEMORY, "koleo_weight") if "memory" in loss.fields else ()
+        own = [(field, rule.default) for field, rule in loss.fields.items() if field not in shared]
+        fields = ", ".join(f"`{field}={_literal(default)}`" for field, default in own)
+        named = [v for v, of in OBJECTIVE_OF_LOSS.items() if of == name and not v.startswith("irt")]
+        title = loss.reference or loss.function.__doc__.partition("\n")[0].rstrip(".")
+        rows.append(f"| {title} | `{name}` | {fields} | {', '.join(f'`{v}`' for v in named)} |")
+    return "\n".join(rows)
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
