@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import textwrap
 
 import tables  # docs/tables.py: MkDocs looks for modules beside a hook.
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,12 +28,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in losses and fields where a page asks for them."""
+    """Fills in programs, losses and fields where a page names them."""
     del page, config, files
+    markdown = re.sub(r"^( *)# (docs/examples/\w+\.py)$", _program, markdown, flags=re.MULTILINE)
     for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
     return tables.expand_fields(markdown.replace("<!-- losses -->\n", tables.loss_rows() + "\n"))
+
+
+def _program(match: re.Match[str]) -> str:
+    """A program that a block of code names, with the block's indentation."""
+    return textwrap.indent((ROOT / match[2]).read_text().rstrip("\n"), match[1])
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -15,6 +15,7 @@ from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY
+from tests.helpers.manual import read_page
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("launch/*")]
 MISTYPED = {"train.total_stepz"}  # The manual shows what is said of it.
@@ -47,7 +48,7 @@ def test_the_first_example_prints_what_the_readme_says(capsys):
 
 @pytest.mark.slow
 def test_the_library_example_runs():
-    text = (REPOSITORY / "docs/python.md").read_text()
+    text = read_page("python.md")
     (example,) = re.findall(r"```python\n(import jax\n.*?)```", text, re.DOTALL)
     names = {}
     exec(example, names)
