@@ -9,6 +9,8 @@ from hypjax.config import defaults as defaults_module
 from hypjax.config.defaults import fields_of
 from hypjax.config.variants import OBJECTIVE_OF_LOSS
 from hypjax.fields import ANY, Field
+from hypjax.models import create_encoder
+from hypjax.models.architectures import FAMILIES, Weights
 from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
@@ -75,6 +77,26 @@ def loss_rows() -> str:
         title = loss.reference or loss.function.__doc__.partition("\n")[0].rstrip(".")
         rows.append(f"| {title} | `{name}` | {fields} | {', '.join(f'`{v}`' for v in named)} |")
     return "\n".join(rows)
+
+
+def encoder_table() -> str:
+    """Encoders by family: timm's names, sides, pooling, pixel scaling and licences."""
+    columns = "family", "`model.architecture`", "pixels", "pooling", "scaling", "licences"
+    rows = [columns, ("---",) * len(columns)]
+    for family in FAMILIES:
+        sides = sorted({create_encoder(name).image_size for name in family.members})
+        scalings = [_scaling(weights) for weights in family.weights]
+        licences = [weights.licence for weights in family.weights]
+        names = [f"`{name}`" for name in family.members]
+        lists = (", ".join(dict.fromkeys(map(str, x))) for x in (names, sides, scalings, licences))
+        names, sides, scalings, licences = lists
+        rows.append((family.title, names, sides, f"`{family.pooling}`", scalings, licences))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _scaling(weights: Weights) -> str:
+    names = {0.5: "half", 0.485: "ImageNet", 0.48145466: "CLIP"}
+    return names.get(weights.mean[0], "satellite")
 
 
 def _literal(value: object) -> str:
