@@ -34,6 +34,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
+    if "<!-- studies -->" in markdown:
+        markdown = markdown.replace("<!-- studies -->", tables.study_table())
     if "<!-- encoders -->" in markdown:
         markdown = markdown.replace("<!-- encoders -->", tables.encoder_table())
     return tables.expand_fields(markdown.replace("<!-- losses -->\n", tables.loss_rows() + "\n"))

@@ -1,7 +1,9 @@
 """Tables of the manual that are made from the code: fields of configurations, and losses."""
 
+import csv
 import inspect
 import json
+import pathlib
 import re
 
 from hypjax.config import default_config
@@ -15,6 +17,7 @@ from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
 from hypjax.objectives.pairwise import PAIRWISE_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
+ROOT = pathlib.Path(__file__).parents[1]
 HEAD = "| field | default | values | meaning |\n|---|---|---|---|\n"
 _TYPES = {bool: "`True`, `False`", int: "a whole number", float: "a number", str: "text"}
 
@@ -92,6 +95,14 @@ def encoder_table() -> str:
         names, sides, scalings, licences = lists
         rows.append((family.title, names, sides, f"`{family.pooling}`", scalings, licences))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def study_table() -> str:
+    """What papers report, with the commands that repeat it, from `papers/studies.csv`."""
+    with open(ROOT / "papers/studies.csv", newline="") as file:
+        rows = [*csv.reader(file)]
+    head = "| paper | table, figure, equation or study | command, or why there is none |"
+    return "\n".join([head, "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows[1:])])
 
 
 def _scaling(weights: Weights) -> str:

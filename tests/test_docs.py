@@ -18,6 +18,7 @@ from tests.helpers.commands import REPOSITORY
 from tests.helpers.manual import read_page
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("launch/*")]
+PAGES.append(REPOSITORY / "papers/studies.csv")
 MISTYPED = {"train.total_stepz"}  # The manual shows what is said of it.
 
 
