@@ -23,29 +23,29 @@ _TYPES = {bool: "`True`, `False`", int: "a whole number", float: "a number", str
 
 
 def expand_fields(markdown: str) -> str:
-    """Completes each table after `<!-- fields of GROUP -->`: columns, and fields without a row."""
-    pattern = r"<!-- fields of (\w+) -->\n+((?:\|.*\n)*)"
-    return re.sub(pattern, lambda match: field_table(match[1], match[2]), markdown)
+    """Puts a table of fields in the place of each `<!-- fields of GROUP -->`."""
+    return re.sub(r"<!-- fields of (\w+) -->", lambda match: field_table(match[1]), markdown)
 
 
-def field_table(group: str, written: str) -> str:
-    """The table of a group, such as `data`, in the order of the declarations.
+def field_table(group: str) -> str:
+    """The fields of a group, such as `data` (`top`: without one), in the order of the declarations.
 
-    Args:
-        group: First part of the fields' names, or `top` for fields without one.
-        written: Rows of a field and its meaning, where the declaration's comment does not suffice.
+    Their meanings are those in `docs/fields.csv`, or else the comments of the declarations.
     """
-    meanings = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", written, re.MULTILINE))
-    comments, fields = declared_comments(), fields_of(default_config().objective.name)
+    fields, meanings = fields_of(default_config().objective.name), declared_comments()
+    with open(ROOT / "docs/fields.csv", newline="") as file:
+        meanings |= {row["field"]: row["meaning"] for row in csv.DictReader(file)}
     rows = []
     for name, field in fields.items():
-        if (name.partition(".")[0] if "." in name else "top") != group:
-            continue
-        meaning = meanings.pop(name, "") or comments.get(name, "")
-        rows.append(f"| `{name}` | `{_literal(field.default)}` | {values(field)} | {meaning} |")
-    if meanings:
-        raise ValueError(f"{', '.join(meanings)}: no fields of the group {group}")
-    return HEAD + "\n".join(rows) + "\n"
+        if (name.partition(".")[0] if "." in name else "top") == group:
+            cells = (
+                f"`{name}`",
+                f"`{_literal(field.default)}`",
+                values(field),
+                meanings.get(name, ""),
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+    return HEAD + "\n".join(rows)
 
 
 def declared_comments() -> dict[str, str]:

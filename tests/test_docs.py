@@ -1,5 +1,6 @@
 """Commands, flags and fields in README.md, docs/ and launch/ exist, and all are shown."""
 
+import csv
 import importlib.util
 import re
 
@@ -68,6 +69,8 @@ def test_each_field_has_one_row_with_its_default_its_choices_and_its_meaning():
     page = _tables().expand_fields((REPOSITORY / "docs/configuration.md").read_text())
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     assert {field: eval(default, {}) for field, default, _ in rows} == flatten(default_config())
+    with open(REPOSITORY / "docs/fields.csv", newline="") as file:
+        assert {row["field"] for row in csv.DictReader(file)} <= {field for field, *_ in rows}
     listed = {field: sorted(re.findall("`([^`]+)`", values)) for field, _, values in rows}
     assert listed["data.name"] == sorted(choices.DATASETS)
     assert listed["objective.space"] == sorted(SPACES)
