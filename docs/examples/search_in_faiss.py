@@ -1,7 +1,6 @@
 import faiss
-
-from hypjax.galleries.embeddings import Embeddings
 from hypjax.retrieval import euclidean
+from hypjax.galleries.embeddings import Embeddings
 
 gallery = Embeddings.load("gallery.npz")
 index = faiss.IndexHNSWFlat(gallery.vectors.shape[1], 32)
