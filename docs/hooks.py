@@ -1,16 +1,16 @@
-"""Adds the changelog, notebooks and the table of losses to the site, and widens its navigation."""
+"""Adds changelog, notebooks and tables of the code to the site, and widens its navigation."""
 
 import json
 import pathlib
 import re
+import textwrap
 
+import tables  # docs/tables.py: MkDocs looks for modules beside a hook.
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from hypjax.config.variants import OBJECTIVE_OF_LOSS
-from hypjax.objectives.pair_losses import MEMORY, PAIR_LOSSES
-from hypjax.objectives.pairwise import PAIRWISE_LOSSES
+from hypjax.objectives.pair_losses import PAIR_LOSSES
 from hypjax.objectives.proxy_losses import PROXY_LOSSES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,12 +28,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in the losses where a page asks for them."""
+    """Fills in programs, losses and fields where a page names them."""
     del page, config, files
+    markdown = re.sub(r"^( *)# (docs/examples/\w+\.py)$", _program, markdown, flags=re.MULTILINE)
     for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
-    return markdown.replace("<!-- losses -->", loss_rows())
+    if "<!-- studies -->" in markdown:
+        markdown = markdown.replace("<!-- studies -->", tables.study_table())
+    if "<!-- encoders -->" in markdown:
+        markdown = markdown.replace("<!-- encoders -->", tables.encoder_table())
+    return tables.expand_fields(markdown.replace("<!-- losses -->\n", tables.loss_rows() + "\n"))
+
+
+def _program(match: re.Match[str]) -> str:
+    """A program that a block of code names, with the block's indentation."""
+    return textwrap.indent((ROOT / match[2]).read_text().rstrip("\n"), match[1])
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -43,24 +53,6 @@ def on_post_build(config: MkDocsConfig) -> None:
         narrower = text.replace("76.25em", "68.75em").replace("76.234375em", "68.734375em")
         if narrower != text:
             path.write_text(narrower)
-
-
-def loss_rows() -> str:
-    """Rows of the table of losses: papers, name, fields with their defaults, and variant."""
-    rows = []
-    for name, loss in (PAIRWISE_LOSSES | PAIR_LOSSES | PROXY_LOSSES).items():
-        # A row of the page has the fields that losses of pairs share.
-        shared = (*MEMORY, "koleo_weight") if "memory" in loss.fields else ()
-        own = [(field, rule.default) for field, rule in loss.fields.items() if field not in shared]
-        fields = ", ".join(f"`{field}={_literal(default)}`" for field, default in own)
-        named = [v for v, of in OBJECTIVE_OF_LOSS.items() if of == name and not v.startswith("irt")]
-        title = loss.reference or loss.function.__doc__.partition("\n")[0].rstrip(".")
-        rows.append(f"| {title} | `{name}` | {fields} | {', '.join(f'`{v}`' for v in named)} |")
-    return "\n".join(rows)
-
-
-def _literal(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def notebook_page(path: pathlib.Path, repository: str | None) -> str:

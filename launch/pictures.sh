@@ -17,6 +17,8 @@ train() { run "glyphs.py:$1" "${@:2}"; }
 shop() { run "grocery.py:$1-lite,frozen" "${@:2}"; }
 plot() { python -m hypjax.plot "$@"; }
 
+python docs/drawings.py "$output/system.svg"
+
 shop hyp grocery-hyp
 plot hits --workdir="$runs/grocery-hyp" --queries=6 --k=7 --output="$output/grocery-hits.jpg"
 plot disk --workdir="$runs/grocery-hyp" --thumbnails --output="$output/grocery-disk.jpg"

@@ -26,6 +26,7 @@ from hypjax.runs.workdir import Workdir, saved_config
 from hypjax.types import Batch, Outputs
 from tests.helpers import small_runs
 from tests.helpers.losses import objective_of
+from tests.helpers.manual import read_page
 
 BALL = PoincareBall(c=0.1, clip_radius=2.3)
 SHORT = ("train.total_steps=2", "eval.every=0", "data.validation_classes=0", "optim.warmup_steps=0")
@@ -70,7 +71,7 @@ def pictures(photos_folder):
 @pytest.fixture(scope="module")
 def shown():
     """The names that the code of docs/python.md defines, and what it trains with."""
-    page = (small_runs.REPOSITORY / "docs/python.md").read_text()
+    page = read_page("python.md")
     block = re.search(r"```python\n(import flax.linen.*?)```", page, re.DOTALL)[1]
     names = {"images": "images", "labels": "labels", "__name__": "shown"}
     with pytest.MonkeyPatch.context() as patch:

@@ -120,6 +120,14 @@ class PoincareBall(CurvedSpace):
             point, (1 − c‖x‖²)²/4 (HIER, CVPR 2023).
         max_distance: Bound of points' distances from the origin, to which features are rescaled
             instead of being clipped (`poincare.rescale_features`); None for no rescaling.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import PoincareBall
+        >>> ball = PoincareBall(c=0.1, clip_radius=2.3)
+        >>> x, y = ball.embed(np.array([[3.0, 4.0], [0.5, 0.0]]))
+        >>> print(f"{ball.distance(x, y):.3f}")
+        4.131
     """
 
     functions: ClassVar[ModuleType] = poincare
@@ -206,6 +214,14 @@ class Lorentz(CurvedSpace):
         feature_scale: Factor of features, above 0.
         riemannian: Whether the ball's inverse metric scales gradients, as in `PoincareBall`.
         max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Lorentz
+        >>> space = Lorentz(c=0.1, clip_radius=2.3)  # The ball's distances, in other coordinates.
+        >>> x, y = space.embed(np.array([[3.0, 4.0], [0.5, 0.0]]))
+        >>> print(f"{space.distance(x, y):.3f}")
+        4.131
     """
 
     functions: ClassVar[ModuleType] = lorentz

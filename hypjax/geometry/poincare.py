@@ -113,7 +113,15 @@ def shorten(v: Vectors, c: Scalar, limit: float) -> Points:
 
 @arithmetic.broadcasting
 def mobius_add(x: Operand, y: Operand, c: Scalar) -> Points:
-    """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1)."""
+    """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1).
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> x, y = np.array([0.3, 0.0]), np.array([0.0, 0.4])
+        >>> print(np.asarray(poincare.mobius_add(x, y, 1.0)).round(3))
+        [0.343 0.359]
+    """
     x, y = arithmetic.floating(x, y)
     xx, yy = (arithmetic.finite_square_norm(point, c) for point in (x, y))
     xy = jnp.sum(x * y, axis=-1, keepdims=True)
@@ -126,6 +134,12 @@ def expmap0(v: Vectors, c: Scalar) -> Points:
 
     Maps tangent vectors at the origin to points of the ball, both [..., d]. For long vectors tanh
     rounds to 1 and the result is on the boundary; `project` moves it inside.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> print(np.asarray(poincare.expmap0(np.array([0.5, 0.0]), 1.0)).round(3))
+        [0.462 0.   ]
     """
     v = clip_tangents(v, c)
     return v * arithmetic.tanh_ratio(c * arithmetic.finite_square_norm(v, c))
@@ -148,7 +162,14 @@ def clip_tangents(v: Vectors, c: Scalar) -> Points:
 
 
 def logmap0(x: Vectors, c: Scalar) -> Points:
-    """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`."""
+    """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> print(np.asarray(poincare.logmap0(np.array([0.462, 0.0]), 1.0)).round(2))
+        [0.5 0. ]
+    """
     (x,) = arithmetic.floating(x)
     return x * arithmetic.artanh_ratio(c * arithmetic.square_norm(x))
 
@@ -237,6 +258,13 @@ def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
 
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
     neither saturates near the boundary nor loses digits for close points.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> distance = poincare.dist(np.array([0.3, 0.0]), np.array([0.0, 0.4]), 1.0)
+        >>> print(f"{distance:.3f}")
+        1.089
     """
     return dist_at(separation(x, y, c), c)
 
@@ -296,6 +324,14 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""]
                       subtract    1e-7  3e-7  6e-7  2e-6  4e-6  1e-5  6e-5  6e-4  4e-3
 
     `distance_matrix` of a space takes the product up to √c·r = 5. `subtract` may be traced.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> x = np.array([[0.0, 0.0], [0.5, 0.0]])
+        >>> print(np.asarray(poincare.dist_matrix(x, x, 1.0)).round(3))
+        [[0.    1.099]
+         [1.099 0.   ]]
     """
     x, y = arithmetic.floating(x, y)
     centre = best_origin(separation, lax.stop_gradient(x), c)
@@ -329,6 +365,13 @@ def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights
     Minimising its tangent, which gives a normalised sum, therefore never increases the objective:
     the iteration needs no step size and converges from any start. The mean is differentiable in x,
     c and weights: by the implicit function theorem, its derivative is the one of a Newton step.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import poincare
+        >>> x = np.array([[0.5, 0.0], [0.0, 0.5]])
+        >>> print(np.asarray(poincare.frechet_mean(x, 1.0)).round(2))
+        [0.22 0.22]
     """
     weights = jnp.ones(jnp.shape(x)[:-1], jnp.float32) if weights is None else weights
     x, weights = arithmetic.floating(x, weights)

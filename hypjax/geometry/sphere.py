@@ -16,7 +16,17 @@ _SQRT2 = 2**0.5
 @pytree
 @dataclasses.dataclass(frozen=True)
 class Sphere(InnerProductSpace):
-    """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4)."""
+    """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4).
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> print(np.asarray(Sphere().embed(np.array([3.0, 4.0]))).round(3))
+        [0.6 0.8]
+        >>> print(Sphere().distance_matrix(np.eye(2), np.eye(2)))
+        [[0. 2.]
+         [2. 0.]]
+    """
 
     squared = normalized = True
 

@@ -56,6 +56,13 @@ def contrastive(
     `references`, such as a memory, images are compared with these points instead of with each
     other. Raises a `ValueError` for other labels, and for a number of images that is not a multiple
     of `samples_per_class`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import contrastive
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{contrastive(points, [0, 0, 1, 1]):.3f}")
+        0.250
     """
     pairs = compare_images(embeddings, labels, **options)
     attraction = pairs.distances / 2
@@ -85,6 +92,13 @@ def multi_similarity(
     its least similar positive minus ε, and its positives only if they are less similar than its
     most similar negative plus ε (Eqs. 11 and 12). Images without positives or without negatives
     then have the loss 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import multi_similarity
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{multi_similarity(points, [0, 1, 0, 1]):.3f}")
+        0.957
     """
     pairs = compare_images(embeddings, labels, **options)
     positives, negatives = pairs.same, pairs.other
@@ -116,6 +130,13 @@ def circle(
     are far from their target. The loss is the mean over the images with a positive and a negative.
     For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for faces),
     and its `margin` m is 0.4 (0.25 for persons and faces).
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import circle
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{circle(points, [0, 0, 1, 1]):.3f}")
+        3.201
     """
     pairs = compare_images(embeddings, labels, **options)
     s = similarity(pairs.distances)
@@ -135,6 +156,13 @@ def supcon(
     all other images and s = −distance / 2 (on the sphere, the cosine up to a constant). The paper
     sums over images; here the loss is the mean over the images with a positive. The released code
     also multiplies it by τ/0.07.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import supcon
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{supcon(points, [0, 0, 1, 1]):.3f}")
+        0.064
     """
     pairs = compare_images(embeddings, labels, **options)
     logits = -pairs.distances / (2 * temperature)
@@ -159,6 +187,13 @@ def scalable_nca(
     constant). The loss is the mean over the images with a positive. Neighbours are drawn from the
     batch, or from the `references`. The paper draws them only from a memory of all training images,
     as a run does with `memory_only` and a memory of 1; without it, a run adds both losses.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import scalable_nca
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{scalable_nca(points, [0, 0, 1, 1]):.3f}")
+        0.009
     """
     pairs = compare_images(embeddings, labels, **options)
     logits = -pairs.distances / (2 * temperature)
@@ -193,6 +228,13 @@ def triplet(
     For semi-hard triplets with traced labels, as under `jit`, no class may have more images than
     `samples_per_class`. Raises a `ValueError` for another mining, or semi-hard mining with
     references.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import triplet
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{triplet(points, [0, 1, 0, 1]):.3f}")
+        1.800
     """
     if mining not in MININGS:
         raise ValueError(f"mining is {mining!r}; it must be one of {', '.join(MININGS)}")
@@ -269,6 +311,13 @@ def koleo(
 
     `ids` identify the image of each point, by default all different: an image that occurs twice in
     a batch, as a negative of two tuples, is not pushed away from itself.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import koleo
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{koleo(points):.3f}")
+        0.458
     """
     points = jnp.asarray(points)
     if len(points) < 2:

@@ -42,6 +42,16 @@ def pairwise_cross_entropy(
     its class before it. Traced labels, as under `jit`, require `samples_per_class`, the number of
     images in each class; if they do not agree with it, the loss is NaN. Raises a `ValueError` if
     there is nothing to compare, or classes differ in size.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import PoincareBall
+        >>> from hypjax.objectives import pairwise_cross_entropy
+        >>> ball = PoincareBall(c=0.1, clip_radius=2.3)
+        >>> features = np.array([[[2, 0], [2, 1]], [[0, 2], [1, 2.0]]])  # 2 classes × 2 images.
+        >>> loss = pairwise_cross_entropy(ball.embed(features), space=ball, temperature=0.2)
+        >>> print(f"{loss:.3f}")
+        0.004
     """
     embeddings = jnp.asarray(embeddings)
     if embeddings.ndim != (3 if labels is None else 2):

@@ -62,6 +62,13 @@ def proxy_anchor(
     Embeddings and proxies, one for each class, are points of the space, as from `space.embed`.
     Labels are integers that count from 0. Raises a `ValueError` for other labels, and, unless they
     are traced, for labels without a proxy.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import proxy_anchor
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{proxy_anchor(points, [0, 0, 1, 1], np.eye(2)):.3f}")
+        12.820
     """
     distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     s = similarity(distances[..., 0])
@@ -84,6 +91,13 @@ def proxy_nca(
     over the proxies of all classes, as in ProxyNCA++ (Teh et al., ECCV 2020) and
     pytorch-metric-learning. The original omits the proxy of the image's class from the denominator,
     which makes the loss unbounded below. Its temperature τ > 0 is 1; the one of ProxyNCA++ is 1/9.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import proxy_nca
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{proxy_nca(points, [0, 0, 1, 1], np.eye(2)):.3f}")
+        0.206
     """
     distances, same = compare_proxies(space, embeddings, labels, jnp.asarray(proxies)[:, None])
     return _cross_entropy(-distances[..., 0] / temperature, same)
@@ -101,6 +115,13 @@ def normalized_softmax(
 
     The loss is the cross-entropy of the logits s/τ, with s = −distance / 2 (on the sphere, the
     cosine up to a constant). It equals `proxy_nca` at twice the temperature.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import normalized_softmax
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{normalized_softmax(points, [0, 0, 1, 1], np.eye(2)):.3f}")
+        0.005
     """
     return proxy_nca(embeddings, labels, proxies, space=space, temperature=2 * temperature)
 
@@ -126,6 +147,13 @@ def soft_triple(
     length on the sphere, and sinh(√c·distance/2)/√c in the ball.
 
     `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` the weight τ of the paper.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import soft_triple
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{soft_triple(points, [0, 0, 1, 1], np.eye(2)[:, None]):.3f}")
+        0.006
     """
     distances, same = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(distances)
@@ -159,6 +187,13 @@ def arcface(
 
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′. In the paper's combined
     margin, m is m2, m′ is m3, and m1 is 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import arcface
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{arcface(points, [0, 0, 1, 1], np.eye(2)[:, None]):.3f}")
+        2.969
     """
     if not (space.squared and space.normalized):
         raise ValueError(f"the space is {space}; it must be the sphere, where a margin is an angle")
@@ -183,6 +218,13 @@ def cosface(
     is subtracted at the image's class. The similarity is the cosine on the sphere and
     1 − distance / 2 in other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half
     the scale and twice the margin. `scale` is λ > 0, the paper's s, and `margin` m.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.objectives import cosface
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{cosface(points, [0, 0, 1, 1], np.eye(2)[:, None]):.3f}")
+        2.400
     """
     distances, same = compare_proxies(space, embeddings, labels, proxies)
     s = similarity(jnp.min(distances, axis=-1))

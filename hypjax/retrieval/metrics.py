@@ -70,6 +70,14 @@ def recall_at_k(
     the gallery are left out of the mean, and a warning says how many. Raises UserError if a point
     is not finite or not in the space, shapes do not match, no query has a match, or K exceeds the
     number of items to find.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import recall_at_k
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> recall_at_k(points, [0, 1, 0, 1], ks=(1, 2), space=Sphere())
+        {1: 0.0, 2: 0.5}
     """
     points = (queries, query_labels, gallery, gallery_labels)
     scores = query_scores(*points, metrics=[f"recall@{k}" for k in ks], space=space)
@@ -88,6 +96,14 @@ def mean_average_precision_at_r(
 
     With R matches, a query scores the sum of the precisions at the matches among its R nearest
     items, divided by R. Takes the arguments and raises the errors of `recall_at_k`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import mean_average_precision_at_r
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{mean_average_precision_at_r(points, [0, 0, 1, 1], space=Sphere()):.2f}")
+        0.50
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["map@r"], space=space)["map@r"])
@@ -104,6 +120,14 @@ def r_precision(
     """Share of matches among the R nearest items of a query that has R matches.
 
     Takes the arguments and raises the errors of `recall_at_k`.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import r_precision
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(f"{r_precision(points, [0, 0, 1, 1], space=Sphere()):.2f}")
+        0.50
     """
     points = (queries, query_labels, gallery, gallery_labels)
     return mean_score(query_scores(*points, metrics=["r_precision"], space=space)["r_precision"])
@@ -133,6 +157,14 @@ def query_scores(
 
     Returns {metric: scores}, float64. The score is NaN for queries without a match in the gallery,
     and a warning says how many there are.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import query_scores
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> print(query_scores(points, [0, 1, 0, 1], metrics=["mrr"], space=Sphere())["mrr"])
+        [0.5        0.33333333 0.33333333 0.5       ]
     """
     selected = {name: _find_metric(name) for name in metrics}
     query_set, gallery_set = inputs.labelled(queries, query_labels, gallery, gallery_labels)
@@ -337,6 +369,15 @@ def average_precision(
     as in the protocol of Oxford and Paris (Philbin et al., CVPR 2007; Radenović et al., CVPR 2018).
     The rule averages the precisions just before and at each positive. Takes the arguments and
     raises the errors of `relevance_scores`; returns float64, NaN for queries without a positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import Relevance, average_precision
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> relevance = Relevance(positives=[[2]], ignored=[[0]])  # Of the only query.
+        >>> average_precision(points[:1], points, relevance, space=Sphere()).round(2)
+        array([0.25])
     """
     return relevance_scores(queries, gallery, relevance, metrics=["map"], space=space)["map"]
 
@@ -365,6 +406,12 @@ def bootstrap_intervals(
     the mean depends on the choice of queries, not how much it varies between training runs.
     `scores` holds an array for each metric, in which NaN marks queries without a match. Metrics
     share the resampled queries. Raises UserError if all scores of a metric are NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.retrieval import bootstrap_intervals
+        >>> bootstrap_intervals([np.array([1.0, 0.0, 1.0, 1.0])])
+        [(0.25, 1.0)]
     """
     scores = [metric_scores[~np.isnan(metric_scores)] for metric_scores in scores]
     if not all(map(len, scores)):

@@ -52,6 +52,15 @@ def nearest_neighbors(
     The gallery may be memory-mapped and larger than a device's memory: it is streamed in chunks,
     and all local devices share each chunk. In addition to inputs and results, a search holds at
     most 512 MB of host and device memory; the C library may keep some of the freed memory.
+
+    Example:
+        >>> import numpy as np
+        >>> from hypjax.geometry import Sphere
+        >>> from hypjax.retrieval import nearest_neighbors
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
+        >>> distances, ids = nearest_neighbors(points[:1], points, k=3, space=Sphere())
+        >>> print(ids, distances.round(2))
+        [[0 1 2]] [[0.  0.4 2. ]]
     """
     queries, gallery = inputs.check_points(queries, gallery)
     if exclude_self and not np.array_equal(queries, gallery):

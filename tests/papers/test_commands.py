@@ -1,5 +1,6 @@
 """Each command of the manual's table of all tables, figures and studies runs, on little data."""
 
+import csv
 import re
 import shlex
 
@@ -36,9 +37,8 @@ TOO_LARGE = {"eval.pca.encoder": 4, "train.batch_size": 24}  # For a model and d
 
 def rows():
     """The commands in the table, by paper, with duplicates."""
-    text = (REPOSITORY / "docs/papers.md").read_text()
-    table = text.partition("## All tables, figures and studies")[2].partition("\n## ")[0]
-    cells = re.findall(r"^\|[^|]*\|[^|]*\| (.*) \|$", table, re.MULTILINE)[1:]
+    with open(REPOSITORY / "papers/studies.csv", newline="") as file:
+        cells = [row["command"] for row in csv.DictReader(file)]
     listed = [re.findall(r"`([^`]+)`", cell) for cell in cells if not cell.startswith("none")]
     is_command = re.compile(r"python -m |launch/|\w+\.py:")
     return [command for cell in listed for command in cell if is_command.match(command)]
