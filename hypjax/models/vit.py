@@ -5,7 +5,7 @@ DINOv2, SigLIP and EVA-02; `hypjax.models.architectures` lists them.
 """
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -30,7 +30,7 @@ from hypjax.models.layers import (
     num_pooled_tokens,
     poolings,
 )
-from hypjax.models.parts import apply_blocks, has_parts
+from hypjax.models.parts import ApplyBlock, apply_blocks, has_parts
 
 
 class VisionTransformer(Encoder):
@@ -211,8 +211,8 @@ class VisionTransformer(Encoder):
     ) -> Array:
         """Applies all blocks; each gathers its parameters, see `apply_blocks`."""
 
-        def apply_with(heads: HeadDesign) -> Callable[..., Array]:
-            block = Block(heads, self.mlp_ratio, self.blocks, parent=None)
+        def apply_with(heads: HeadDesign) -> ApplyBlock:
+            block: Any = Block(heads, self.mlp_ratio, self.blocks, parent=None)
             return lambda params, *args: block.apply({"params": params}, *args, rope)
 
         numbers = range(self.depth)
