@@ -43,6 +43,7 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases)
     for other in others:
+        np.testing.assert_array_equal(other["start"], expected["start"])
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
         for name in expected.keys() - {"losses"}:
             error = np.linalg.norm(other[name] - expected[name])
