@@ -164,7 +164,7 @@ def assemble(
     """
     config = fit_to_features(config)
     method = assemble_method(config, saved_space=saved_space)
-    splits, mesh = open_splits(config, images), parallel.create_mesh(config.run.mesh)
+    splits, mesh = open_splits(config, images), _mesh(config)
     _check_depth(config, splits)
     provenance = {
         **method.code,
@@ -300,8 +300,11 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
 def assemble_learner(config: ConfigDict, mesh: Mesh | None = None) -> Learner:
     """Assembles what a train step is compiled from, without images."""
     device = None if mesh is None else mesh.devices.flat[0]
-    mesh = mesh or parallel.create_mesh(config.run.mesh)
-    return _learner(config, assemble_method(config, device=device), mesh)
+    return _learner(config, assemble_method(config, device=device), mesh or _mesh(config))
+
+
+def _mesh(config: ConfigDict) -> Mesh:
+    return parallel.create_mesh(config.run.mesh, sharding=config.run.sharding)
 
 
 def _learner(config: ConfigDict, method: Method, mesh: Mesh) -> Learner:

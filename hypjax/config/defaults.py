@@ -220,6 +220,7 @@ _FIELDS = {
     "run.cache": Field("none", one_of("none", "host", "device")),  # Where decoded images are kept.
     "run.cache_dir": _PATH,  # Folder of cached images and features. None: in ~/.cache/hypjax.
     "run.mesh": Field((-1, 1), _MESH),  # Copies and shards of the parameters.
+    "run.sharding": Field("replicate", one_of("replicate", "fsdp")),  # 'fsdp': all devices share.
     "run.microbatch": Field(0, within(0, BATCH)),  # Images per step of gradient accumulation.
     "run.attention": Field("auto", one_of("auto", "cudnn", "xla")),  # 'auto' prefers cuDNN's.
     "run.engine": Field("auto", one_of(*ENGINES)),  # What runs encoders on a CPU.

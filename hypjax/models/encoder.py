@@ -1,7 +1,7 @@
 """Base classes of encoders: modules that map images to embeddings, and name their tensors."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import flax.linen as nn
@@ -45,6 +45,11 @@ class Encoder(nn.Module):
     gem_exponent = GEM_EXPONENT  # Exponent of the pooling "gem".
     learn_gem = False  # Whether this exponent is a parameter.
     takes_pixels = True  # False if the inputs are texts, or embeddings of another model.
+
+    @property
+    def gathers(self) -> Collection[str]:
+        """Names of parameters that the encoder gathers by itself, if devices hold parts of them."""
+        return ()
 
     @property
     def pool_first(self) -> bool | None:

@@ -5,6 +5,7 @@ DINOv2, SigLIP and EVA-02; `hypjax.models.architectures` lists them.
 """
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -29,6 +30,7 @@ from hypjax.models.layers import (
     num_pooled_tokens,
     poolings,
 )
+from hypjax.models.parts import ApplyBlock, apply_blocks, has_parts
 
 
 class VisionTransformer(Encoder):
@@ -95,6 +97,11 @@ class VisionTransformer(Encoder):
             blocks[-1] += ("norm",)
         tokens = ("cls_token", "dist_token", "reg_token", "pos_embed")
         return [(*tokens, "patch_embed", "norm_pre"), *blocks]
+
+    @property
+    def gathers(self) -> list[str]:
+        """Names of the parameters that the encoder itself gathers, see `Encoder`."""
+        return [f"block_{i}" for i in range(self.depth)]
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -176,7 +183,11 @@ class VisionTransformer(Encoder):
                 heads = heads._replace(tokens=num_tokens)
                 tokens = pad_to_tile(tokens)
                 num_outputs += -num_pooled % TILE
-            for i in range(self.depth):
+            depth = self.depth
+            if has_parts(self.variables.get("params", {})):
+                tokens = self._blocks_in_parts(tokens, heads, num_outputs, drop_path_masks, rope)
+                depth = 0
+            for i in range(depth):
                 if i == self.depth - 1:
                     heads = heads._replace(outputs=num_outputs)
                 masks = None if drop_path_masks is None else drop_path_masks[:, i]
@@ -189,6 +200,30 @@ class VisionTransformer(Encoder):
                 return tokens
             embedding = self._pooled(tokens)
             return normed(embedding, "norm", self.blocks.norm_eps) if self.pool_first else embedding
+
+    def _blocks_in_parts(
+        self,
+        tokens: Array,
+        heads: HeadDesign,
+        num_outputs: int,
+        masks: Float[Array, "batch depth 2"] | None,
+        rope: Rope | None,
+    ) -> Array:
+        """Applies all blocks; each gathers its parameters, see `apply_blocks`."""
+
+        def apply_with(heads: HeadDesign) -> ApplyBlock:
+            block: Any = Block(heads, self.mlp_ratio, self.blocks, parent=None)
+            return lambda params, *args: block.apply({"params": params}, *args, rope)
+
+        numbers = range(self.depth)
+        return apply_blocks(
+            apply_with(heads),
+            apply_with(heads._replace(outputs=num_outputs)),
+            [self.variables["params"][f"block_{i}"] for i in numbers],
+            tokens,
+            [None if masks is None else masks[:, i] for i in numbers],
+            remat=self.remat,
+        )
 
     def _tokens(self, images: Images) -> Array:
         """Prefix and patch tokens, with position embeddings."""

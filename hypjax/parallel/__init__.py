@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 
 from hypjax.errors import UserError
 from hypjax.models.layers import cuda_capability
+from hypjax.models.parts import Part
 
 # Mesh axes. Parameters are replicated along the first and sharded along the second; images are
 # sharded over both.
@@ -27,11 +28,20 @@ AXES = ("copies", "parts")
 
 
 def create_mesh(
-    shape: tuple[int, int] = (-1, 1), devices: Sequence[jax.Device] | None = None
+    shape: tuple[int, int] = (-1, 1),
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    sharding: str = "replicate",
 ) -> Mesh:
-    """Creates a mesh of shape (copies of the parameters, shards of each); −1 uses all devices."""
+    """Creates a mesh of shape (copies of the parameters, shards of each); −1 uses all devices.
+
+    With the sharding "fsdp", one shard stands for as many as there are devices for each copy.
+    """
     copies, shards = shape
     chosen = devices or sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    if sharding == "fsdp" and shards == 1:
+        copies = max(copies, 1)
+        shards = max(len(chosen) // copies, 1)
     copies = len(chosen) // shards if copies == -1 else copies
     needed, present = max(copies, 1) * shards, len(chosen)
     # Processes without a device of the mesh would wait forever.
@@ -50,6 +60,11 @@ class Slices:
     rows: int  # Rows of the batch, with padding.
 
 
+def num_parts(mesh: Mesh) -> int:
+    """Number of parts into which a mesh cuts parameters."""
+    return mesh.shape[AXES[1]]
+
+
 def slices(batch_size: int, mesh: Mesh, microbatch: int = 0) -> Slices:
     """Splits a batch into equal slices with little padding; a microbatch of 0 makes one slice."""
     count = math.ceil(batch_size / microbatch) if microbatch else 1
@@ -64,8 +79,14 @@ def local_rows(mesh: Mesh, num_rows: int) -> range:
     return range(min(x.start for x in rows), max(x.stop for x in rows))
 
 
-def compiler_options(mesh: Mesh) -> dict[str, bool]:
+def compiler_options(mesh: Mesh) -> dict[str, bool | str]:
     """XLA options for jitting an encoder; an option in `XLA_FLAGS` takes precedence."""
+    if mesh.devices.flat[0].platform == "cpu" and num_parts(mesh) > 1:
+        # By default, XLA lets a CPU start early what may run at the same time, such as gathers. JAX
+        # 0.8 has no such option.
+        if jax.__version_info__ < (0, 9, 1):
+            return {}
+        return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     # On an H200, a step of ViT-S/16 with 900 images takes 86.0 ms with cuBLAS and 95.7 ms with
     # XLA's Triton products (embedding: 27.9 and 29.3 ms); compiling takes 26 s and 35 s. Without
     # tuning, as for a GPU that is absent, Triton's tiles do not even fit every product.
@@ -131,12 +152,13 @@ def gather(tree: PyTree) -> PyTree:
 
 
 def map_images(
-    function: Callable[..., PyTree], mesh: Mesh, num_slices: int = 1
+    function: Callable[..., PyTree], mesh: Mesh, num_slices: int = 1, *, in_parts: bool = False
 ) -> Callable[..., PyTree]:
     """Splits a function of parameters and images over the devices, and replicates its result.
 
     Each row of the result may depend only on the parameters and its image. With several slices, the
-    gradient recomputes intermediate values. Use the returned function inside `jax.jit`.
+    gradient recomputes intermediate values. If `in_parts`, the function gets each cut parameter as
+    a `Part`, to be gathered. Use the returned function inside `jax.jit`.
     """
 
     def in_slices(params: PyTree, *images: PyTree) -> PyTree:
@@ -147,18 +169,36 @@ def map_images(
         outputs = jax.lax.map(rematerialised, slices)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 
-    mapped = map_local_images(in_slices, mesh)
+    mapped = map_local_images(in_slices, mesh, in_parts=in_parts)
     return lambda *args: jax.lax.with_sharding_constraint(mapped(*args), replicated(mesh))
 
 
-def map_local_images(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+def map_local_images(
+    function: Callable[..., PyTree], mesh: Mesh, *, in_parts: bool = False
+) -> Callable[..., PyTree]:
     """Splits a function over the devices like `map_images`, but leaves its result sharded."""
 
     def mapped(params: PyTree, *images: PyTree) -> PyTree:
-        inputs, outputs = (P(), *(P(AXES) for _ in images)), P(AXES)
+        of_params: PyTree = P()
+        if in_parts:
+            of_params = jax.tree.map(lambda x: x.spec, parameter_shardings(mesh, params))
+        inputs, outputs = (of_params, *(P(AXES) for _ in images)), P(AXES)
+
+        def local(params: PyTree, *images: PyTree) -> PyTree:
+            return function(_as_parts(params, of_params) if in_parts else params, *images)
+
         # With check_vma, the bfloat16 gradients of the parameters would be summed over the devices
         # before they are cast back to float32.
         split = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-        return split(function, in_specs=inputs, out_specs=outputs)(params, *images)
+        return split(local, in_specs=inputs, out_specs=outputs)(params, *images)
 
     return mapped
+
+
+def _as_parts(params: PyTree, specs: PyTree) -> PyTree:
+    """Wraps the local parts of parameters with these specs."""
+
+    def wrap(x: Any, spec: P) -> Any:
+        return Part(x, spec.index(AXES[1]), AXES[1]) if AXES[1] in spec else x
+
+    return jax.tree.map(wrap, params, specs)

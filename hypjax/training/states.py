@@ -91,10 +91,10 @@ def score_untrained(training: Training, state: TrainState, stopwatch: Stopwatch)
 
 def random_state(learner: Learner, sizes: ProblemSizes) -> TrainState:
     """Creates the first state, with random parameters, on the learner's devices."""
-    # Jitted, since compiling every operation separately would take longer.
-    state = jax.jit(lambda: create_state(learner, sizes))()
-    state = processes.arrays_from_first(lambda: state, state)
-    return parallel.place(state, parallel.parameter_shardings(learner.mesh, state))
+    create = functools.partial(create_state, learner, sizes)
+    shardings = parallel.parameter_shardings(learner.mesh, jax.eval_shape(create))
+    # One program of all devices, so that each makes only its parts, and all make the same numbers.
+    return jax.jit(create, out_shardings=shardings)()
 
 
 def with_pretrained(

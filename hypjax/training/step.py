@@ -104,7 +104,6 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
     encoder's, which saves time and memory. The teacher embeds the same inputs without stochastic
     depth. With the device cache, batches hold `Crops` of the store.
     """
-    embed = towers.embed_function(learner)
 
     def train_step(
         state: TrainState, batch: Batch, store: Store | None = None
@@ -113,7 +112,7 @@ def make_train_step(learner: Learner, *, head_only: bool = False) -> TrainStep:
         trained, frozen = optim.split_frozen(state.params, learner.frozen)
         batch_size = len(batch.labels)
         slices = parallel.slices(batch_size, learner.mesh, learner.step.microbatch)
-        embed_all = parallel.map_images(embed, learner.mesh, slices.count)
+        embed_all = towers.embed_all_function(learner, slices.count)
         key, rows = towers.prepare(learner, key, batch, store)
 
         def outputs_of(model: PyTree, rows: towers.Rows) -> dict[str, Outputs]:

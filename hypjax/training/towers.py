@@ -12,6 +12,7 @@ from hypjax import parallel
 from hypjax.data import device_crops
 from hypjax.models import colours
 from hypjax.models.layers import mirror, normalize
+from hypjax.models.parts import gather
 from hypjax.models.split_at_block import upper_blocks
 from hypjax.models.vit import draw_drop_path_masks
 from hypjax.training import lora
@@ -42,6 +43,19 @@ def prepare(
     return key, Rows({**batch.inputs, IMAGES: images}, batch.flips, masks)
 
 
+def embed_all_function(
+    learner: Learner, num_slices: int
+) -> Callable[[PyTree, Rows], dict[str, Outputs]]:
+    """Builds the function that embeds a batch's rows on all devices, with parameters in parts."""
+    embed_all = parallel.map_images(
+        embed_function(learner), learner.mesh, num_slices, in_parts=True
+    )
+    if learner.lora is None or parallel.num_parts(learner.mesh) == 1:
+        return embed_all
+    # A device has no whole kernels into which it could merge adapters.
+    return lambda params, rows: embed_all(lora.merged(params, learner.lora), rows)
+
+
 def embed_function(learner: Learner) -> Callable[[PyTree, Rows], dict[str, Outputs]]:
     """Builds the function that embeds rows with a model's parameters: outputs of each tower.
 
@@ -59,6 +73,11 @@ def embed_function(learner: Learner) -> Callable[[PyTree, Rows], dict[str, Outpu
         # gradients of adapters, which are smaller than the gradients of kernels.
         with jax.named_scope("adapters"):
             params = lora.merged(params, learner.lora)
+        leaving = encoder.gathers if learner.cached_block is None else ()
+        params = {
+            name: gather(x, leaving=leaving if name == "encoder" else ())
+            for name, x in params.items()
+        }
         if learner.cached_block is not None:
             example, block = encoder.example(pixels.view), learner.cached_block
             values = upper_blocks(encoder, block, params["encoder"], images.values, example)

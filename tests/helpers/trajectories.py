@@ -6,10 +6,11 @@ TRAINING is BATCH/SAMPLES/STEPS, perhaps with /taught or /lora, and a CASE is
 DEVICES/PARTS/MICROBATCH[/remat].
 
 XLA_FLAGS must provide the devices of the largest case. Writes an .npz file with the arrays
-CASE:losses and CASE:gradient (of the first step). With 'taught', the objective is the one of
-docs/extending.md on noisy outputs, with stochastic depth; CASE:state holds its parameters, its
-state and its teacher after the last step. With 'lora', it is the contrastive loss with a memory of
-50 images and with KoLeo, which has a teacher as well, and adapters are trained.
+CASE:start (the first state), CASE:losses and CASE:gradient (of the first step). With 'taught', the
+objective is the one of docs/extending.md on noisy outputs, with stochastic depth; CASE:state holds
+its parameters, its state and its teacher after the last step. With 'lora', it is the contrastive
+loss with a memory of 50 images and with KoLeo, which has a teacher as well, and adapters are
+trained.
 """
 
 import dataclasses
@@ -91,7 +92,7 @@ def trajectory(config, steps):
     state = random_state(learner, spec)
     step = jit_train_step(learner, state)
     slices = parallel.slices(size, mesh, config.run.microbatch)
-    found = {"losses": []}
+    found = {"start": flat(parallel.gather(state)), "losses": []}
     for i in range(steps):
         batch = synthetic_batch(i, config, slices.rows)
         state, metrics = step(state, shard_batch(mesh, batch))

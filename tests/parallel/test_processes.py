@@ -1,5 +1,7 @@
 """Training gives the same results on any number of devices, slices and processes."""
 
+import json
+import math
 import signal
 from types import SimpleNamespace
 from unittest import mock
@@ -41,10 +43,36 @@ def test_results_do_not_depend_on_devices_and_slices(tmp_path, training, cases):
     expected, *others = trajectories(tmp_path / "found.npz", training, "1/1/0", *cases)
     assert len(others) == len(cases)
     for other in others:
+        np.testing.assert_array_equal(other["start"], expected["start"])
         np.testing.assert_allclose(other["losses"], expected["losses"], rtol=1e-5)
         for name in expected.keys() - {"losses"}:
             error = np.linalg.norm(other[name] - expected[name])
             assert error < 1e-5 * np.linalg.norm(expected[name])
+
+
+@pytest.mark.slow
+def test_parameters_in_parts_are_whole_in_one_block_at_a_time_and_gradients_are_scattered():
+    """The encoder has 2.4 million parameters, in twelve blocks."""
+    done = python("-m", "tests.helpers.parts", devices=8)
+    done.check_returncode()
+    program, params = json.loads(done.stdout.splitlines()[-1]), 4 * 2.4e6
+    assert program["arguments"] < 3 * params / 7
+    assert program["temporary"] < 0.5 * params
+    sizes = {
+        kind: max(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
+        for kind, shapes in program.items()
+        if isinstance(shapes, list)
+    }
+    # Kernels of the perceptrons, which copies of the parameters (here one) reduce in parts.
+    assert sizes == {"all-gather": 128 * 512, "reduce-scatter": 128 * 64, "all-reduce": 128 * 64}
+
+
+def test_fsdp_makes_as_many_parts_as_there_are_devices():
+    devices = [object() for _ in range(8)]
+    for shape, expected in (((-1, 1), (1, 8)), ((2, 1), (2, 4)), ((-1, 2), (4, 2))):
+        mesh = parallel.create_mesh(shape, devices, sharding="fsdp")
+        assert mesh.devices.shape == expected
+    assert parallel.create_mesh((-1, 1), devices).devices.shape == (8, 1)
 
 
 def test_slices_have_equal_size_and_hold_all_images():
