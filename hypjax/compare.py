@@ -66,13 +66,13 @@ def main(
         folders = {**sweep.default_folders(config, overrides, field, value)}
     else:
         raise UserError("name folders of runs, or give --like or --config (see --help)")
-    runs = sweep.read_runs(folders)
+    if not (runs := sweep.read_runs(folders)):
+        raise UserError("none of the runs is finished and was tested")
     if output:
         chosen = {line: [run for run in runs if run.name in of] for line, of in lines.items()}
         sweep.draw(chosen if len(chosen) > 1 else {"": runs}, axis, output, y)
         console.say(f"wrote {output}")
-    if runs:
-        sweep.print_tables(runs, field if config else None)
+    sweep.print_tables(runs, field if config else None)
     if y:
         sweep.print_means(runs, y)
 

@@ -105,7 +105,7 @@ def _print_size(config: Config) -> None:
 
 
 def _time_of_embedding(experiment: Experiment, params: PyTree) -> datetime.timedelta:
-    """Estimates the time to embed all images once, from one batch of test images."""
+    """Estimates the time to embed all images once, from one batch of the last split."""
     splits = experiment.splits
     datasets = [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
     # Without caches, which would need no time, and by what embeds so many images.
@@ -113,7 +113,7 @@ def _time_of_embedding(experiment: Experiment, params: PyTree) -> datetime.timed
     embedder = dataclasses.replace(experiment.embedder, cached=(), programs=None, is_final=is_many)
     if not embedder.model.encoder.takes_pixels:
         return datetime.timedelta(0)
-    sample = splits.test.take(np.arange(min(embedder.options.batch_size, len(splits.test))))
+    sample = datasets[-1][: embedder.options.batch_size]
     console.say("compiling the evaluation")
     params = parallel.place(params, parallel.replicated(embedder.mesh))  # Programs know them again.
     for _ in range(2):  # First, programs are compiled, and translated for an engine.

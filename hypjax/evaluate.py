@@ -110,6 +110,8 @@ def evaluate_pretrained(config: Config) -> dict[str, Any]:
     method = assemble_method(config)
     params, parts = released_model(method)
     experiment = assemble(config, parts=parts)
+    if not experiment.splits.tasks:
+        raise UserError("nothing to evaluate: config.data.split is none, so there is no test")
     console.say("evaluating on the test images")
     scores = {"pretrained": experiment.test_scores(params)}
     return _report(str(method.start.weights), scores, experiment, {})

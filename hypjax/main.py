@@ -53,6 +53,8 @@ def main(
     if "" in (workdir, name) or (workdir and name):
         raise UserError("give either --workdir or --name, and not empty; or omit both")
     folder = workdir or (f"runs/{name}" if name else None)
+    if mode == "evaluate" and config and _is_run(config):
+        folder = folder or config
     source, original = _read_config(config, folder if mode == "evaluate" else None)
     from hypjax.config import default_workdir, override, show_origins, validate
     from hypjax.system import caches
@@ -74,6 +76,13 @@ def main(
         _evaluate(fields, location, output, pretrained=bool(fields.model.weights) and not folder)
 
 
+def _is_run(config: str) -> bool:
+    """Whether a configuration is the folder of a run."""
+    from hypjax.runs.files import CONFIG
+
+    return (pathlib.Path(config) / CONFIG).is_file()
+
+
 def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
     """Reads a configuration or, without one, that of a run; returns its source and its fields."""
     if not (source := config or folder):
@@ -82,7 +91,7 @@ def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
     from hypjax.runs.cloud_copy import reading
     from hypjax.runs.workdir import read_saved_config
 
-    if config and not os.path.isdir(config):
+    if config and not _is_run(config):
         return source, read_config(source)
     with reading(source) as local_folder:
         return source, read_saved_config(local_folder)

@@ -121,7 +121,7 @@ def _show_results(
     print_results(results, flatten(config))
     # An interrupt may have prevented the report.
     is_reported = (folder.path / REPORT).exists() or not has_checkpoint(folder.path)
-    if report is not None and not is_reported and report(run()):
+    if report is not None and results["final"] and not is_reported and report(run()):
         print(f"the report is {folder.path / REPORT}")
     return results
 

@@ -90,6 +90,8 @@ def require_comparable(candidates: Sequence[Candidate], seed: str, *, choosing: 
     for field in ("eval.ks", *(f"data.{name}" for name in _IMAGES)):
         if any(fields[field] != first[field] for fields in others):
             raise UserError(f"the runs differ in {field}; set it for all (--config.{field}=VALUE)")
+    if first["data.split"] == "none":
+        raise UserError("runs are compared on test images; leave out --config.data.split=none")
     # Prepared datasets, which may be too large to list here, have enough classes to hold out.
     if choosing and (first["data.path"] or first["data.validation_classes"] < 1):
         splits = open_splits(candidates[0].config(seed))

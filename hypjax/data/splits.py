@@ -19,7 +19,7 @@ _MIN_IMAGES_TO_TEST = 4  # Two to train on, and two that can find each other.
 _MIN_IMAGES_TO_VALIDATE = 8  # Training images of a class that is split for validation.
 _TEST_SHARE = 0.25  # Share of a class's images to test on.
 SAME_CLASSES = "tested on other images of the classes that were trained on (data.split=images)"
-UNTESTED = "trained on all images; nothing was measured (data.split=none)"
+UNTESTED = "trained on all images, so nothing was measured on them (data.split=none)"
 NOTES = {"classes": (), "images": (SAME_CLASSES,), "none": (UNTESTED,)}  # By `data.split`.
 Images = TypeVar("Images", bound=Sized)
 _Halves = tuple[Dataset, Dataset]  # The remaining images, and the held-out images.

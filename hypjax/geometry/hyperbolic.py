@@ -121,7 +121,7 @@ class PoincareBall(CurvedSpace):
         max_distance: Bound of points' distances from the origin, to which features are rescaled
             instead of being clipped (`poincare.rescale_features`); None for no rescaling.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import PoincareBall
         >>> ball = PoincareBall(c=0.1, clip_radius=2.3)
@@ -215,7 +215,7 @@ class Lorentz(CurvedSpace):
         riemannian: Whether the ball's inverse metric scales gradients, as in `PoincareBall`.
         max_distance: Bound of points' distances from the origin, as in `PoincareBall`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Lorentz
         >>> space = Lorentz(c=0.1, clip_radius=2.3)  # The ball's distances, in other coordinates.

@@ -115,7 +115,7 @@ def shorten(v: Vectors, c: Scalar, limit: float) -> Points:
 def mobius_add(x: Operand, y: Operand, c: Scalar) -> Points:
     """Möbius addition x ⊕ y of points of the ball, [..., d] (Hyp-ViT, Eq. 1).
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> x, y = np.array([0.3, 0.0]), np.array([0.0, 0.4])
@@ -135,7 +135,7 @@ def expmap0(v: Vectors, c: Scalar) -> Points:
     Maps tangent vectors at the origin to points of the ball, both [..., d]. For long vectors tanh
     rounds to 1 and the result is on the boundary; `project` moves it inside.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> print(np.asarray(poincare.expmap0(np.array([0.5, 0.0]), 1.0)).round(3))
@@ -164,7 +164,7 @@ def clip_tangents(v: Vectors, c: Scalar) -> Points:
 def logmap0(x: Vectors, c: Scalar) -> Points:
     """Logarithmic map at the origin, artanh(√c‖x‖)·x / (√c‖x‖): the inverse of `expmap0`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> print(np.asarray(poincare.logmap0(np.array([0.462, 0.0]), 1.0)).round(2))
@@ -259,7 +259,7 @@ def dist(x: Operand, y: Operand, c: Scalar) -> Numbers:
     Computed as (2/√c)·asinh(√(c·s/P)), which equals the paper's (2/√c)·artanh(√c‖−x ⊕ y‖) but
     neither saturates near the boundary nor loses digits for close points.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> distance = poincare.dist(np.array([0.3, 0.0]), np.array([0.0, 0.4]), 1.0)
@@ -325,7 +325,7 @@ def dist_matrix(x: Rows, y: Cols, c: Scalar, *, subtract: bool | Bool[Array, ""]
 
     `distance_matrix` of a space takes the product up to √c·r = 5. `subtract` may be traced.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> x = np.array([[0.0, 0.0], [0.5, 0.0]])
@@ -366,7 +366,7 @@ def frechet_mean(x: arithmetic.PointSets, c: Scalar, weights: arithmetic.Weights
     the iteration needs no step size and converges from any start. The mean is differentiable in x,
     c and weights: by the implicit function theorem, its derivative is the one of a Newton step.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import poincare
         >>> x = np.array([[0.5, 0.0], [0.0, 0.5]])

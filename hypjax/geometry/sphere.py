@@ -18,7 +18,7 @@ _SQRT2 = 2**0.5
 class Sphere(InnerProductSpace):
     """The unit sphere with the squared chord 2 − 2cos as distance (Hyp-ViT, Eq. 4).
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> print(np.asarray(Sphere().embed(np.array([3.0, 4.0]))).round(3))

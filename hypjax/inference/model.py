@@ -401,6 +401,8 @@ def load(
             processors that multiply bfloat16.
     """
     if isinstance(source, str) and encoder is None and is_encoder(source):
+        if part not in ("head", "encoder") or tokenizer is not None:
+            raise UserError(f"{source} is an encoder of images; give neither part= nor tokenizer=")
         return EncoderModel(source, batch_size=batch_size, engine=engine)
     path = _path_or_url(source)
     return Model(path, part, batch_size, encoder=encoder, tokenizer=tokenizer, engine=engine)

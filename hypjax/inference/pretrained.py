@@ -41,14 +41,14 @@ def pretrained_model(spec: str) -> TrainedModel:
     Photographs are cropped to the encoder's own size, without a margin.
 
     Args:
-        spec: A name in `ENCODERS`, such as 'lite', or timm's name of weights, of which the tag may
-            be left out for weights of `ENCODERS`; 'NAME@FILE' reads the weights from a file.
+        spec: A name in `ENCODERS`, such as 'lite', with their pooling; or timm's name of weights,
+            with timm's pooling, whose tag may be left out for weights of `ENCODERS`. 'NAME@FILE'
+            reads the weights from a file.
     """
     name, _, file = spec.partition("@")
-    recipe = ENCODERS.get(name)
-    if recipe is None:
-        recipe = next((x for x in ENCODERS.values() if x.weights.startswith(f"{name}.")), None)
-    weights = recipe.weights if recipe else name
+    recipe = None if name in ARCHITECTURES else ENCODERS.get(name)
+    known = [x.weights for x in ENCODERS.values() if x.weights.startswith(f"{name}.")]
+    weights = recipe.weights if recipe else [*known, name][0]
     architecture, _, tag = weights.partition(".")
     if not tag or (scaling := published_weights(weights)) is None:
         problem = f"{name} names no weights"
@@ -62,6 +62,7 @@ def pretrained_model(spec: str) -> TrainedModel:
     config.data.update(mean=scaling.mean, std=scaling.std)
     config.model.update(architecture=architecture, weights=file or weights, head="none")
     config.model.update(pooling=pooling, eval_pooling=pooling)
+    config.run.eval_batch_size = 64  # As fast on a CPU as 256.
     config.optim.frozen = ()
     validate(config)
     method = assemble_method(config)
@@ -204,7 +205,7 @@ def _starting_scalars(method: Method, params: learned.ScalarParameters) -> dict[
 def warn_of_known_classes(method: Method, images_fingerprint: str) -> None:
     """Warns if the run in `model.weights` may have been trained on this run's test images."""
     weights = method.start.weights
-    if not weights or not _is_run(weights):
+    if not weights or not _is_run(weights) or method.fields["data.split"] == "none":
         return
     with reading(weights) as folder:
         fields, fingerprint = saved_fields(folder), saved_fingerprint(folder)

@@ -150,6 +150,7 @@ def _model_card(
             k: value for k, value in identity(method.fields).items() if value != defaults.get(k)
         },
         tables="\n".join(tables) if results else "",
+        is_finished=bool(results),
     )
     return str(card)
 

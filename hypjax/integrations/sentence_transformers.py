@@ -135,9 +135,10 @@ def _clipped(space: Space, features: Float[np.ndarray, "n d"]) -> Bool[np.ndarra
 
 
 def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], str]:
-    """Features of some of the run's test images, and a description of the images."""
+    """Features of some of the run's images, of the test if there is one, and a description."""
     try:
-        images = open_splits(embedder.config).images(scored=True)
+        splits = open_splits(embedder.config)
+        images = splits.images(scored=len(splits.test) > 0)
     except UserError as error:
         problem = f"the run's images, which show whether cosine fits, cannot be read ({error})"
         raise UserError(f"{problem}; {_ONNX_HINT}") from error
@@ -145,8 +146,8 @@ def _sample_features(embedder: Model) -> tuple[Float[np.ndarray, "images dim"], 
     embedder.space = PoincareBall(c=0.0, clip_radius=None)  # Points of this space are features.
     sample = embedder.embed_images(images[::step])
     if not len(sample):
-        raise UserError(f"none of the run's test images can be read; {_ONNX_HINT}")
-    source = f"{len(sample)} test images"
+        raise UserError(f"none of the run's images can be read; {_ONNX_HINT}")
+    source = f"{len(sample)} {'test' if len(splits.test) else 'training'} images"
     if len(sample) < len(images):
         source += f", a sample of {len(images)}"
     return sample.vectors, source

@@ -79,5 +79,6 @@ def apply_blocks(
 
 def _is_costly(primitive: Any, *_: Any, **params: Any) -> bool:
     """Whether the gradient keeps a primitive's result: that of a product, or of fused attention."""
-    # The products of `Dense`, and cuDNN's attention, have gradients of their own.
-    return primitive.name in ("dot_general", "custom_vjp_call")
+    # The products of `Dense` have a gradient of their own.
+    is_product = primitive.name in ("dot_general", "custom_vjp_call")
+    return is_product or "attention" in primitive.name

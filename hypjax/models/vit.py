@@ -101,6 +101,8 @@ class VisionTransformer(Encoder):
     @property
     def gathers(self) -> list[str]:
         """Names of the parameters that the encoder itself gathers, see `Encoder`."""
+        if type(self).__call__ is not VisionTransformer.__call__:  # A user's encoder.
+            return []
         return [f"block_{i}" for i in range(self.depth)]
 
     @property

@@ -57,7 +57,7 @@ def contrastive(
     other. Raises a `ValueError` for other labels, and for a number of images that is not a multiple
     of `samples_per_class`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import contrastive
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -93,7 +93,7 @@ def multi_similarity(
     most similar negative plus ε (Eqs. 11 and 12). Images without positives or without negatives
     then have the loss 0.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import multi_similarity
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -131,7 +131,7 @@ def circle(
     For fine-grained retrieval, the paper's `scale` γ > 0 is 80 (128 for persons, 256 for faces),
     and its `margin` m is 0.4 (0.25 for persons and faces).
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import circle
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -157,7 +157,7 @@ def supcon(
     sums over images; here the loss is the mean over the images with a positive. The released code
     also multiplies it by τ/0.07.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import supcon
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -188,7 +188,7 @@ def scalable_nca(
     batch, or from the `references`. The paper draws them only from a memory of all training images,
     as a run does with `memory_only` and a memory of 1; without it, a run adds both losses.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import scalable_nca
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -229,7 +229,7 @@ def triplet(
     `samples_per_class`. Raises a `ValueError` for another mining, or semi-hard mining with
     references.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import triplet
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -312,7 +312,7 @@ def koleo(
     `ids` identify the image of each point, by default all different: an image that occurs twice in
     a batch, as a negative of two tuples, is not pushed away from itself.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import koleo
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.

@@ -43,7 +43,7 @@ def pairwise_cross_entropy(
     images in each class; if they do not agree with it, the loss is NaN. Raises a `ValueError` if
     there is nothing to compare, or classes differ in size.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import PoincareBall
         >>> from hypjax.objectives import pairwise_cross_entropy

@@ -63,7 +63,7 @@ def proxy_anchor(
     Labels are integers that count from 0. Raises a `ValueError` for other labels, and, unless they
     are traced, for labels without a proxy.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import proxy_anchor
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -92,7 +92,7 @@ def proxy_nca(
     pytorch-metric-learning. The original omits the proxy of the image's class from the denominator,
     which makes the loss unbounded below. Its temperature τ > 0 is 1; the one of ProxyNCA++ is 1/9.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import proxy_nca
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -116,7 +116,7 @@ def normalized_softmax(
     The loss is the cross-entropy of the logits s/τ, with s = −distance / 2 (on the sphere, the
     cosine up to a constant). It equals `proxy_nca` at twice the temperature.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import normalized_softmax
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -148,7 +148,7 @@ def soft_triple(
 
     `scale` is λ > 0, `gamma` γ > 0, `margin` δ, and `regularization` the weight τ of the paper.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import soft_triple
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -188,7 +188,7 @@ def arcface(
     `scale` is s > 0, `margin` m ≥ 0 in radians, and `cosine_margin` m′. In the paper's combined
     margin, m is m2, m′ is m3, and m1 is 1.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import arcface
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.
@@ -219,7 +219,7 @@ def cosface(
     1 − distance / 2 in other spaces. In the ball, this is HAM-Softmax (Fang and He, 2026) with half
     the scale and twice the margin. `scale` is λ > 0, the paper's s, and `margin` m.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.objectives import cosface
         >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]])  # Of the sphere.

@@ -71,7 +71,7 @@ def recall_at_k(
     is not finite or not in the space, shapes do not match, no query has a match, or K exceeds the
     number of items to find.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import recall_at_k
@@ -97,7 +97,7 @@ def mean_average_precision_at_r(
     With R matches, a query scores the sum of the precisions at the matches among its R nearest
     items, divided by R. Takes the arguments and raises the errors of `recall_at_k`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import mean_average_precision_at_r
@@ -121,7 +121,7 @@ def r_precision(
 
     Takes the arguments and raises the errors of `recall_at_k`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import r_precision
@@ -158,7 +158,7 @@ def query_scores(
     Returns {metric: scores}, float64. The score is NaN for queries without a match in the gallery,
     and a warning says how many there are.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import query_scores
@@ -370,7 +370,7 @@ def average_precision(
     The rule averages the precisions just before and at each positive. Takes the arguments and
     raises the errors of `relevance_scores`; returns float64, NaN for queries without a positive.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import Relevance, average_precision
@@ -407,7 +407,7 @@ def bootstrap_intervals(
     `scores` holds an array for each metric, in which NaN marks queries without a match. Metrics
     share the resampled queries. Raises UserError if all scores of a metric are NaN.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.retrieval import bootstrap_intervals
         >>> bootstrap_intervals([np.array([1.0, 0.0, 1.0, 1.0])])

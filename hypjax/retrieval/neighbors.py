@@ -53,7 +53,7 @@ def nearest_neighbors(
     and all local devices share each chunk. In addition to inputs and results, a search holds at
     most 512 MB of host and device memory; the C library may keep some of the freed memory.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from hypjax.geometry import Sphere
         >>> from hypjax.retrieval import nearest_neighbors
