@@ -30,7 +30,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in programs, losses and fields where a page names them."""
     del page, config, files
-    markdown = re.sub(r"^( *)# (docs/examples/\w+\.py)$", _program, markdown, flags=re.MULTILINE)
+    markdown = re.sub(
+        r"^( *)# The program in (docs/examples/\w+\.py)\.$", _program, markdown, flags=re.MULTILINE
+    )
     for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))

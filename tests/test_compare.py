@@ -55,7 +55,8 @@ def test_runs_that_differ_in_a_field_are_found_in_their_default_folders(compare)
     finish_default(CONFIG, "seed=1", f"{FIELD}=0.1", head=0.5, validation=0.5)
     finish_default(CONFIG, "seed=1", f"{FIELD}=0.3", head=0.75, validation=0.25)
     values = [f"--value={value}" for value in ("0.1", "0.2", "0.3")]
-    assert compare(f"--config={CONFIG}", f"--field={FIELD}", *values) == []  # Other seed.
+    with pytest.raises(UserError, match="none of the runs is finished"):  # Of another seed.
+        compare(f"--config={CONFIG}", f"--field={FIELD}", *values)
     assert compare(f"--config={CONFIG}", f"--field={FIELD}", *values, "--config.seed=1") == [
         "objective.c, scores on the validation images:",
         "recall@1 recall@10",

@@ -72,7 +72,7 @@ def test_a_run_trains_on_everything_with_the_settings_of_another(features, tmp_p
     assert "already" in out and untested in out and "Scores" not in out
     commands.call("embed", "--workdir=final", "--images=features.npz", "--output=gallery.npz")
     assert len(np.load("gallery.npz")["ids"]) == len(np.load("features.npz")["features"])
-    refused = [("main", "--workdir=final", "--mode=evaluate"), ("compare", "run", "final")]
+    refused = [("main", "--config=final", "--mode=evaluate"), ("compare", "run", "final")]
     for command in (*refused, ("plot", "disk", "--workdir=final", "--output=disk.png")):
         with pytest.raises(UserError, match=untested):
             commands.call(*command)

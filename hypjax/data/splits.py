@@ -201,7 +201,8 @@ def _split_images(
     train, test = _hold_out_images(images, _TEST_SHARE, _MIN_IMAGES_TO_TEST, rng)
     if test.num_classes < 2:
         classes = f"{counted(test.num_classes, 'class')} with {_MIN_IMAGES_TO_TEST} or more images"
-        raise UserError(f"{where} has {classes}, and data.split=images needs two; add images")
+        advice = "add images, or search them without training (hypjax.embed --encoder=lite)"
+        raise UserError(f"{where} has {classes}, and data.split=images needs two; {advice}")
     if small := images.num_classes - test.num_classes:
         kind = f"classes with fewer than {_MIN_IMAGES_TO_TEST} images"
         console.say(f"{kind}: {small}, only trained on")

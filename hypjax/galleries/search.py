@@ -187,4 +187,7 @@ def require_model(gallery: Gallery, fingerprint: str, name: str = "") -> None:
             raise UserError("the gallery does not name its model; write it with hypjax.embed")
         embedder = gallery.model or "another run"
         contrast = "as it was before" if embedder == name else f"not by {name or 'this one'}"
-        raise UserError(f"the gallery was embedded by {embedder}, {contrast}; embed it again")
+        (run, _, part), (other_run, _, other_part) = (x.rpartition(" (") for x in (embedder, name))
+        is_other_part = run == other_run and part != other_part
+        remedy = f"add --embedding={part.removesuffix(')')}" if is_other_part else "embed it again"
+        raise UserError(f"the gallery was embedded by {embedder}, {contrast}; {remedy}")

@@ -19,6 +19,7 @@ from hypjax.errors import UserError, counted, reason, writing
 from hypjax.experiment.embedding import fingerprint
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, Sphere
+from hypjax.models.architectures import supported
 from hypjax.system import console, integrations
 from hypjax.system.array_cache import ArrayCache
 from hypjax.system.files import locked, remove
@@ -287,7 +288,7 @@ def open_encoder(
     """
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
-        kinds = "lite, dinov2, a name of docs/encoders.md with timm's tag"
+        kinds = f"lite, dinov2, timm's name of weights ({supported(spec)})"
         raise UserError(
             f"the encoder is {spec!r}; it must be {kinds}, timm:NAME, hf:NAME or onnx:FILE"
         )

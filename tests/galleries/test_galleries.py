@@ -1,5 +1,6 @@
 """Galleries whose images are arrays, against brute force, and queries' own images in them."""
 
+import dataclasses
 import os
 
 import jax
@@ -53,6 +54,9 @@ def test_images_are_read_by_key_and_sampled_always_alike():
     require_model(gallery, "model")
     with pytest.raises(UserError, match="embedded by another run, not by runs/b"):
         require_model(gallery, "other", "runs/b")
+    of_encoder = dataclasses.replace(gallery, model="runs/b (encoder)")
+    with pytest.raises(UserError, match="not by runs/b .head.; add --embedding=encoder"):
+        require_model(of_encoder, "other", "runs/b (head)")
 
 
 @pytest.mark.parametrize(

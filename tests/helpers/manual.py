@@ -13,7 +13,9 @@ def read_page(page: str) -> str:
     def included(match: re.Match[str]) -> str:
         return textwrap.indent((REPOSITORY / match[2]).read_text().rstrip("\n"), match[1])
 
-    return re.sub(r"^( *)# (docs/examples/\w+\.py)$", included, text, flags=re.MULTILINE)
+    return re.sub(
+        r"^( *)# The program in (docs/examples/\w+\.py)\.$", included, text, flags=re.MULTILINE
+    )
 
 
 def programs(page: str, section: str) -> list[str]:

@@ -13,8 +13,11 @@ from tests.helpers import small_runs
 
 def test_without_steps_the_evaluation_is_rehearsed(run, photos_folder, capsys):
     weights = f"model.weights={run.with_name('weights.safetensors')}"
-    dry_run(small_runs.load(photos_folder, "train.total_steps=0", "optim.warmup_steps=0", weights))
-    assert "no steps are trained; embedding every image once takes 0:" in capsys.readouterr().out
+    for split in ("classes", "none"):
+        fields = "train.total_steps=0", "optim.warmup_steps=0", f"data.split={split}", weights
+        dry_run(small_runs.load(photos_folder, *fields))
+        printed = capsys.readouterr().out
+        assert "no steps are trained; embedding every image once takes 0:" in printed
 
 
 @pytest.mark.slow
