@@ -98,7 +98,7 @@ class Model(ImageEmbedder):
         self.source, self.part = str(source), part
         self.name = f"{redacted(self.source)} ({part})"
         keep_compiled_programs()
-        opened = _open(self.source, part, encoder)
+        opened = self._open(part, encoder)
         trained, self.method = opened.trained, opened.trained.method
         self.projection, self.fingerprint = opened.projection, opened.fingerprint
         self.module, self.params, self.space = trained.model, trained.params, trained.spaces[part]
@@ -236,6 +236,9 @@ class Model(ImageEmbedder):
                         batch = self.projection.apply(batch)
                     yield batch, {i: broken[start + i] for i in range(size) if start + i in broken}
 
+    def _open(self, part: str, encoder: nn.Module | None) -> _Opened:
+        return _open(self.source, part, encoder)
+
     @property
     def _space_of_rows(self) -> Space:
         """The space of the rows of `batches`."""
@@ -310,6 +313,10 @@ class EncoderModel(Model):
 
     _space_of_rows = PoincareBall(0.0, None)  # Which leaves features as they are.
 
+    def _open(self, part: str, encoder: nn.Module | None) -> _Opened:
+        trained = pretrained_model(self.source)
+        return _Opened(trained, pathlib.Path(), trained.method.fingerprint(trained.params, part))
+
     def __repr__(self) -> str:
         view = self.method.pixels.view
         architecture = self.method.fields["model.architecture"]
@@ -321,10 +328,7 @@ class EncoderModel(Model):
 
 
 def _open(source: str, part: str, encoder: nn.Module | None) -> _Opened:
-    """Opens a run's folder or URL, a published model or a released one, or an encoder by name."""
-    if is_encoder(source):
-        trained = pretrained_model(source)
-        return _Opened(trained, pathlib.Path(), trained.method.fingerprint(trained.params, part))
+    """Opens a run's folder or URL, a published model, or a released one's file or folder."""
     if (path := find_released(source)) is not None:
         trained = read_released(path)
         _require_part(part, trained)
@@ -400,9 +404,10 @@ def load(
             is OpenVINO where it is installed. "jax:bfloat16" and "openvino:bfloat16" are faster on
             processors that multiply bfloat16.
     """
-    if isinstance(source, str) and encoder is None and is_encoder(source):
+    is_name = isinstance(source, str) and is_encoder(source) and not os.path.exists(source)
+    if is_name and encoder is None:
         if part not in ("head", "encoder") or tokenizer is not None:
             raise UserError(f"{source} is an encoder of images; give neither part= nor tokenizer=")
-        return EncoderModel(source, batch_size=batch_size, engine=engine)
+        return EncoderModel(str(source), batch_size=batch_size, engine=engine)
     path = _path_or_url(source)
     return Model(path, part, batch_size, encoder=encoder, tokenizer=tokenizer, engine=engine)

@@ -29,10 +29,9 @@ from hypjax.system.cloud import is_url
 
 
 def is_encoder(spec: str) -> bool:
-    """Whether a text names an encoder as for `pretrained_model`, and no path."""
+    """Whether a text names an encoder as for `pretrained_model`."""
     name = spec.partition("@")[0]
-    is_known = name in ENCODERS or name.partition(".")[0] in ARCHITECTURES
-    return is_known and not pathlib.Path(spec).exists()
+    return name in ENCODERS or name.partition(".")[0] in ARCHITECTURES
 
 
 def pretrained_model(spec: str) -> TrainedModel:
