@@ -170,8 +170,6 @@ def _train(
             with stopwatch.part("saving"):
                 checkpoints.wait()
                 loop.save(state, measured)  # Once more, in case the save in the loop failed.
-            if splits.tasks:
-                console.say("evaluating the trained model")
             with stopwatch.part("evaluation"):
                 results = collect_results(training, checkpoints, state, measured)
             monitor.write(last_step := int(state.step), {"test": results["final"]})

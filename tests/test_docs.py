@@ -101,7 +101,7 @@ def _tables():
 
 
 def _module(name):
-    """A module of docs/, which is no package."""
+    """Imports a module of docs/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / f"docs/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

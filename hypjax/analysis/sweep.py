@@ -109,8 +109,8 @@ def require_finished(folders: Folders) -> None:
 
 def read_runs(folders: Folders) -> list[FinishedRun]:
     """Reads the finished runs among the folders."""
-    found = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
-    results = {name: of_run for name, of_run in found.items() if of_run and of_run["final"]}
+    by_folder = {name: read_object(folder / RESULTS) for name, folder in folders.items()}
+    results = {name: of_run for name, of_run in by_folder.items() if of_run and of_run["final"]}
     validated = {name: x["validation"] for name, x in results.items() if "validation" in x}
     validation = _common_scores(validated)
     settings = {name: flatten(saved_config(folders[name])) for name in results}

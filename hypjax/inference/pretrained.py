@@ -52,10 +52,10 @@ def pretrained_model(spec: str) -> TrainedModel:
     if not tag or (scaling := published_weights(weights)) is None:
         problem = f"{name} names no weights"
         raise UserError(f"{problem}; add the tag of timm's name, as in resnet50.a1_in1k")
-    own = create_encoder(architecture)
-    pooling = (recipe.eval_pooling or recipe.pooling) if recipe else own.pooling
+    encoder = create_encoder(architecture)
+    pooling = (recipe.eval_pooling or recipe.pooling) if recipe else encoder.pooling
     # DINOv2's own 518 pixels, of the last epochs of its training, take six times as long.
-    side = 224 if "dinov2" in architecture else own.image_size
+    side = 224 if "dinov2" in architecture else encoder.image_size
     config = default_config()
     config.data.update(name=IN_MEMORY, image_size=side, resize=side)
     config.data.update(mean=scaling.mean, std=scaling.std)

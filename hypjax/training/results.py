@@ -30,6 +30,8 @@ def collect_results(
 ) -> dict[str, Any]:
     """Scores the last and the best model for results.json, and saves their projections."""
     experiment, splits = training.experiment, training.experiment.splits
+    if splits.tasks:
+        console.say("evaluating the trained model")
 
     def test(params: PyTree) -> Recalls:
         folder, projections = pathlib.Path(experiment.workdir), experiment.projections(params)
