@@ -103,12 +103,14 @@ def parse_variant(
             return Variant(name, loss, encoder, suffix)
         rule = f"{stem} with {' or '.join(f',{end}' for end in suffixes)} at its end, or none"
     else:
+        others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
+        pairs = [f"{loss}-{name}" for name, own in ENCODERS.items() for loss in own]
+        hint = "" if loss and encoder in ENCODERS else similar(stem, [*pairs, *others])
+        if hint:
+            raise UserError(f"unknown variant {name!r}{hint}")
         rule = "a loss and an encoder that go together, such as hyp-dino; losses are "
         rule += f"{', '.join(all_losses)}, encoders {', '.join(ENCODERS)}"
-        others = [*(short or {}), *further, *(IRT_VARIANTS if with_irt else ())]
         rule += f"; or one of {', '.join(others)}" if others else ""
-        pairs = [f"{loss}-{name}" for name, own in ENCODERS.items() for loss in own]
-        rule += similar(stem, [*pairs, *others])
     raise UserError(f"unknown variant {name!r}; it must be {rule}")
 
 

@@ -141,7 +141,7 @@ def list_images(
         is_pattern = "[" in location and not os.path.isdir(path)
         advice = "[...] is one letter, or in a folder's name" if is_pattern else _CLASS_FOLDERS
         if is_missing:
-            advice = "if images have moved, name their new place"
+            advice = "name what does, or the new place of images that have moved"
         problem = f"{location} does not exist" if is_missing else f"no images at {location}"
         raise UserError(f"{problem}; {advice}")
     return images

@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
 
+from hypjax.config.recipes import ENCODERS
 from hypjax.data.dataset import Dataset
 from hypjax.data.pipeline import warn_of_dark
-from hypjax.errors import UserError, counted, reason, writing
+from hypjax.errors import UserError, counted, reason, similar, writing
 from hypjax.experiment.embedding import fingerprint
 from hypjax.galleries.embeddings import Embeddings
 from hypjax.geometry import Space, Sphere
@@ -289,8 +290,7 @@ def open_encoder(
     library, _, name = spec.partition(":")
     if library not in integrations.names("encode") or not name:
         kinds = f"lite, dinov2, timm's name of weights ({supported(spec)})"
-        raise UserError(
-            f"the encoder is {spec!r}; it must be {kinds}, timm:NAME, hf:NAME or onnx:FILE"
-        )
+        kinds += f", timm:NAME, hf:NAME or onnx:FILE{similar(spec, ENCODERS)}"
+        raise UserError(f"the encoder is {spec!r}; it must be {kinds}")
     encoder = integrations.find("encode", library)(name, **pixels)
     return ExternalEmbedder(spec, encoder, space, batch_size)

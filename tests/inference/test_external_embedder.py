@@ -132,6 +132,8 @@ def test_what_is_no_encoder_is_refused(embedder, photos_folder, monkeypatch):
         UserError, match="it must be lite, dinov2, .*, timm:NAME, hf:NAME or onnx:FILE"
     ):
         open_encoder("vit_small")
+    with pytest.raises(UserError, match=r"onnx:FILE; did you mean lite\?$"):
+        open_encoder("lte")
     with monkeypatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(UserError, match=r"needs torch: .*hf.*without a GPU, first pip .*cpu"):
