@@ -1,4 +1,4 @@
-"""Images and captions in one space: a head on each of two frozen encoders, to search by words.
+"""Images and captions in one space, to search by words: heads on frozen encoders, or whole towers.
 
     python -m hypjax.main --config=configs/captions.py --config.data.path=photos.csv \
         --config.model.text.encoder=onnx:minilm/model.onnx
@@ -15,11 +15,19 @@ Variants are spaces: `hyp`, the Poincaré ball (the default); `lorentz`, the hyp
 * `grocery`, the photographs and descriptions of groceries;
 * `features`: the rows of a file are pairs, in the arrays features and text_features (or texts), and
   perhaps ids, equal for pairs of one image, and labels.
+
+`towers=FOLDER` fine-tunes both towers of CLIP, SigLIP, MERU or the like in the model's own space,
+`hyp,towers=FOLDER` in another; `--config.train.lora_rank=8` trains adapters alone. The folder is
+one that `python -m hypjax.convert --format=hypjax` wrote, or that of a run.
 """
+
+import pathlib
 
 from ml_collections import ConfigDict
 
 from hypjax.config import recipes, variant_error
+from hypjax.errors import UserError
+from hypjax.runs.workdir import read_saved_config
 
 SOURCES = ("", ",features", ",grocery")
 VARIANTS = tuple(space + source for source in SOURCES for space in recipes.CAPTION_SPACES)
@@ -28,8 +36,12 @@ VARIANTS = tuple(space + source for source in SOURCES for space in recipes.CAPTI
 def get_config(variant: str | None = None) -> ConfigDict:
     """Returns the configuration of a variant."""
     variant = variant or "hyp"
+    before, towers, folder = variant.partition("towers=")
+    space = before.removesuffix(",")
+    if towers and space in ("", *recipes.CAPTION_SPACES):
+        return _towers(space, folder)
     if variant not in VARIANTS:
-        raise variant_error(variant, VARIANTS)
+        raise variant_error(variant, [*VARIANTS, "towers=FOLDER"])
     space, _, source = variant.partition(",")
     config = recipes.captions(space)
     config.variant = variant
@@ -40,4 +52,14 @@ def get_config(variant: str | None = None) -> ConfigDict:
         config.model.weights = None
         config.model.width = config.model.head_dim = None  # The features' dimension.
         config.run.eval_batch_size = 4096
+    return config
+
+
+def _towers(space: str, folder: str) -> ConfigDict:
+    model = read_saved_config(pathlib.Path(folder).expanduser())
+    if model.model.text.kind == "features" or not model.model.text.width:
+        raise UserError(f"the model in {folder} has no tower of texts; name one that has")
+    config = recipes.caption_towers(model, space)
+    config.variant = f"{space},towers".removeprefix(",")
+    config.model.weights = folder
     return config

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from hypjax import parallel
 from hypjax.config import flatten, set_fields
-from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder
+from hypjax.config.choices import IN_MEMORY, PARTS, freezes_encoder, is_captioned
 from hypjax.config.custom import code_hash, custom_name
 from hypjax.config.fitting import fit_to_features, fit_to_images
 from hypjax.config.rules import refuse, validate_relations
@@ -34,6 +34,7 @@ from hypjax.data.captions import captioned_features, captioned_images, captioned
 from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
 from hypjax.data.repeats import validation_task
+from hypjax.data.sentences import TextInputs
 from hypjax.data.splits import HeldOutClasses, Splits
 from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
@@ -42,6 +43,7 @@ from hypjax.experiment import engines
 from hypjax.experiment.captions import (
     caption_facts,
     caption_parents,
+    caption_tokens,
     caption_vectors,
     with_phrases,
 )
@@ -56,7 +58,8 @@ from hypjax.models import compute_dtype, create_embedder
 from hypjax.models.colours import ColourChanges
 from hypjax.models.custom import CUSTOM_ENCODERS, is_custom
 from hypjax.models.embedder import pooled_by
-from hypjax.models.encoder import FEATURES
+from hypjax.models.text import TextTransformer
+from hypjax.models.tokens import find_tokenizer
 from hypjax.objectives import Group, SavedObjective, create_objective
 from hypjax.objectives.create import BUILT_IN, declaration
 from hypjax.objectives.matryoshka import trained_prefixes
@@ -74,6 +77,7 @@ from hypjax.training.setup import (
     problem_sizes,
     without_single_images,
 )
+from hypjax.types import TEXTS
 
 
 def assemble_method(
@@ -151,6 +155,7 @@ def assemble(
     parts: Sequence[str] = PARTS,
     name: str = "",
     workdir: str = "",
+    folder: pathlib.Path | None = None,
 ) -> Experiment:
     """Assembles an experiment: a method on the images and devices of a validated configuration.
 
@@ -161,6 +166,8 @@ def assemble(
         parts: Parts of the model to score, "head" and "encoder".
         name: Name in reports.
         workdir: Folder or URL of a trained run.
+        folder: The run's local folder, which has the tokenizer of a tower of texts once the run has
+            begun; before, `model.weights` has it.
     """
     config = fit_to_features(config)
     method = assemble_method(config, saved_space=saved_space)
@@ -174,15 +181,9 @@ def assemble(
     engines.choose(method.embedding.engine, mesh)  # Refuses one that is missing.
     embedder = _embedder(config, method, splits, mesh)
     texts = parents = None
-    if config.model.text.kind == FEATURES:
-        texts = caption_vectors(splits, config.data.name, config.model.text.encoder)
-        if config.objective.phrases:
-            parents = caption_parents(splits.training_images())
-            texts = with_phrases(texts, parents, config.model.text.encoder)
-        dim, width = len(next(iter(texts.values()))), config.model.text.width
-        if dim != width:
-            refuse("model.text.width", width, f"{dim}, the dimension of the texts' vectors")
-        provenance |= caption_facts(splits, config.model.text.encoder)
+    if _is_captioned(config):
+        texts, parents, facts = _captions(config, splits, method, folder)
+        provenance |= facts
     return Experiment(
         method, splits, mesh, embedder, provenance, name, workdir, parts, texts, parents
     )
@@ -196,7 +197,32 @@ def saved_experiment(
     `hypjax.runs.cloud_copy.reading` copies a remote folder. Overrides may say where images are now.
     """
     config, space = saved_config(folder, overrides), saved_space(folder)
-    return assemble(config, saved_space=space, name=name, workdir=workdir)
+    return assemble(config, saved_space=space, name=name, workdir=workdir, folder=folder)
+
+
+def _is_captioned(config: ConfigDict) -> bool:
+    return is_captioned(config.objective.name)
+
+
+def _captions(
+    config: ConfigDict, splits: Splits, method: Method, folder: pathlib.Path | None
+) -> tuple[TextInputs, Mapping[str, Sequence[str]] | None, Mapping[str, str]]:
+    """What a tower takes of all captions, more general texts of the training ones, and hashes."""
+    encoder, dataset = config.model.text.encoder, config.data.name
+    parents = caption_parents(splits.training_images()) if config.objective.phrases else None
+    tower = method.model.towers[TEXTS].encoder
+    if isinstance(tower, TextTransformer):
+        vocabulary = folder and find_tokenizer(folder)
+        vocabulary = vocabulary or pathlib.Path(config.model.weights or "").expanduser()
+        tokens = caption_tokens(splits, dataset, parents or {}, vocabulary, tower.settings)
+        return tokens, parents, caption_facts(splits, None, tokens)
+    vectors = caption_vectors(splits, dataset, encoder)
+    if parents is not None:
+        vectors = with_phrases(vectors, parents, encoder)
+    dim, width = len(next(iter(vectors.values()))), config.model.text.width
+    if dim != width:
+        refuse("model.text.width", width, f"{dim}, the dimension of the texts' vectors")
+    return vectors, parents, caption_facts(splits, encoder)
 
 
 def _embedder(config: ConfigDict, method: Method, splits: Splits, mesh: Mesh) -> DatasetEmbedder:
@@ -233,12 +259,13 @@ def assemble_training(
 ) -> Training:
     """Assembles a training: an experiment, with sizes fitted to its images, and a learner.
 
-    Computes no parameters. `images`, `name` and `workdir` are as for `assemble`.
+    Computes no parameters. `images` and `name` are as for `assemble`; `workdir` is a local folder.
     """
-    text = config.model.text
-    if (width := text.width) and text.kind != FEATURES:
-        refuse("model.text.width", width, "0: a tower of texts is read from weights, not trained")
-    training = _training(config, assemble(config, images, name=name, workdir=workdir))
+    if (width := config.model.text.width) and not _is_captioned(config):
+        refuse("model.text.width", width, "0 unless objective.name is captions")
+    folder = pathlib.Path(workdir) if workdir else None
+    experiment = assemble(config, images, name=name, workdir=workdir, folder=folder)
+    training = _training(config, experiment)
     if config.run.cache != "device":
         return training
     layout = plan_layout(training.plans.sizes, training.learner.mesh, config.data.channels)
@@ -365,8 +392,8 @@ def choose_dataset(config: ConfigDict, dataset: Any) -> Dataset | None:
     if isinstance(dataset, str | os.PathLike):
         name, path, images = "folder", os.fspath(dataset), None
     else:
-        is_captioned = config.model.text.kind == FEATURES
-        images = captioned_pairs(dataset) if is_captioned else photos.labelled_images(dataset)
+        read = captioned_pairs if _is_captioned(config) else photos.labelled_images
+        images = read(dataset)
         name, path = IN_MEMORY, None
         if images.path(0):  # Then all images are files, not only the first.
             name, path, images = "folder", str(write_table(images)), None
@@ -397,7 +424,7 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
         opened = opening.open_images("the dataset", images, decoding, held_out)
     elif data.name == "folder":
         list_images = photos.list_images
-        if config.model.text.kind == FEATURES:
+        if _is_captioned(config):
             list_images = functools.partial(captioned_images, captions=data.captions)
         opened = opening.open_photos(
             data.path,
@@ -408,8 +435,7 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
             list_images=list_images,
         )
     elif data.name == "features":
-        is_captioned = config.model.text.kind == FEATURES
-        read = captioned_features if is_captioned else photos.read_vectors
+        read = captioned_features if _is_captioned(config) else photos.read_vectors
         opened = opening.open_features(data.path, data.labels, held_out, read=read)
     else:
         opened = opening.open_prepared(
@@ -418,7 +444,7 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
             decoding,
             held_out,
             data.captions,
-            captioned=config.model.text.kind == FEATURES,
+            captioned=_is_captioned(config),
         )
     benchmarks, distractors = config.eval.benchmarks, config.eval.distractors
     opened = opening.with_benchmarks(opened, benchmarks, decoding, run.data_dir, distractors)

@@ -63,7 +63,7 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         method = assemble_method(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(restore(folder, method)) or [*models])
-        experiment = assemble(config, saved_space=space_of(space))
+        experiment = assemble(config, saved_space=space_of(space), folder=folder)
         splits = experiment.splits
         processes.require_same(splits.fingerprints)
         processes.from_first(lambda: require_provenance(folder, experiment.image_provenance))

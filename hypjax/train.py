@@ -21,7 +21,11 @@ from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.errors import at_the_call
 from hypjax.experiment.experiment import Experiment
-from hypjax.inference.pretrained import starting_parameters, warn_of_known_classes
+from hypjax.inference.pretrained import (
+    copy_tokenizer,
+    starting_parameters,
+    warn_of_known_classes,
+)
 from hypjax.monitoring.monitor import Monitor, Trace
 from hypjax.monitoring.stopwatch import Stopwatch
 from hypjax.monitoring.telemetry import Telemetry, require_wandb
@@ -107,7 +111,10 @@ def _show_results(
     report: Callable[[Experiment], bool] | None,
 ) -> dict[str, Any]:
     """Prints the results of a finished run; writes the report if an interrupt prevented it."""
-    run = functools.partial(assemble, config, images, name=folder.name, workdir=str(folder.path))
+    path = folder.path
+    run = functools.partial(
+        assemble, config, images, name=folder.name, workdir=str(path), folder=path
+    )
     if folder.has_moved:  # Checks that the images are the same, and saves where they are now.
         moved = run()
         space = moved.method.objective.score_space
@@ -152,6 +159,7 @@ def _train(
     facts, space = shared_provenance(experiment), method.objective.score_space
     with folder.locked(facts, method.fields, space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")
+        processes.from_first(lambda: copy_tokenizer(method, folder.path))
         state, measured = restore_or_start(training, checkpoints, read_weights)
         read_weights.cache_clear()  # Frees the memory of the weights.
         steps = range(int(state.step), schedule.total_steps)

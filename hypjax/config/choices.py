@@ -31,6 +31,9 @@ GROUPS = {
 }
 
 
+_OTHER_ENCODERS = ("model", "towers_*", "encoder")  # Of towers beside that of images.
+
+
 def parameter_path(name: str) -> tuple[str, ...]:
     """Returns the path of a group in `GROUPS`, or splits a path such as 'model/head/kernel'."""
     return GROUPS.get(name) or tuple(name.split("/"))
@@ -47,6 +50,11 @@ def freezes_encoder(frozen: Collection[str]) -> bool:
     return any(matches(parameter_path(name), all_parameters) for name in frozen)
 
 
+def is_captioned(objective: str) -> bool:
+    """Whether an objective compares images with their captions."""
+    return objective == "captions"
+
+
 def names_parameters(value: object) -> TypeGuard[str]:
     """Whether a value has the form of a parameter's name; the model may lack that parameter."""
     return isinstance(value, str) and parameter_path(value)[0] in ("model", "objective")
@@ -56,3 +64,13 @@ def in_encoder(name: object) -> bool:
     """Whether a value names parameters of the encoder."""
     path = GROUPS["encoder"]
     return names_parameters(name) and parameter_path(name)[: len(path)] == path
+
+
+def in_some_encoder(path: Sequence[str]) -> bool:
+    """Whether a path leads to a parameter of the encoder of any tower."""
+    return matches(GROUPS["encoder"], path) or matches(_OTHER_ENCODERS, path)
+
+
+def names_kernels(value: object) -> bool:
+    """Whether a value may name kernels that get adapters."""
+    return names_parameters(value) and in_some_encoder(parameter_path(value))

@@ -60,7 +60,7 @@ _PATH = Field(None, kind=str, optional=True)
 _NOT_EMPTY = Rule(lambda value: value != "", "a name, a file or a folder")
 _NAMES = f"names from {', '.join(choices.GROUPS)}, or paths such as model/head"
 _PARAMETERS = each(choices.names_parameters, _NAMES)
-_TARGETS = each(choices.in_encoder, "encoder, or paths such as model/encoder/block_*", least=1)
+_TARGETS = each(choices.names_kernels, "encoder, or paths such as model/encoder/block_*", least=1)
 _JITTER = Rule(
     lambda value: len(value) == 4 and 0 <= min(value) and max(value[:3]) <= 1 and value[3] <= 0.5,
     "three numbers from 0 to 1, and one from 0 to 0.5",

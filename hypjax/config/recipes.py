@@ -182,6 +182,50 @@ def captions(space: str) -> ConfigDict:
     return config
 
 
+def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
+    """Returns the recipe that fine-tunes both towers of a model of images and texts on captions.
+
+    Args:
+        model: The model's configuration, by `hypjax.convert --format=hypjax` or of a run.
+        space: A key of `CAPTION_SPACES`; by default the model's own space, temperature and c.
+    """
+    config = default_config("captions")
+    config.model = model.model.copy_and_resolve_references()
+    config.model.update(load_head=True, head_init="orthogonal")
+    for name in ("image_size", "resize", "test_view", "channels", "mean", "std"):
+        config.data[name] = model.data[name]
+    own, chosen = model.objective.space, CAPTION_SPACES.get(space)
+    if chosen in (None, own):
+        names = {*config.objective} & {*model.objective}
+        names -= {"name", "learn", "entailment", "phrases"}
+        config.objective.update({name: model.objective[name] for name in names})
+    else:
+        config.objective.space, config.model.text.max_norm = chosen, 0.4  # As for heads.
+    if space == "product":
+        config.objective.parts = ("poincare", "sphere")
+    if config.objective.space == "sphere":  # It has no cones.
+        config.objective.entailment = 0.0
+        if own != "sphere":
+            config.objective.temperature, config.model.text.max_norm = 0.2, None
+    elif chosen in (None, own):
+        config.objective.learn_c = True  # As in MERU, within its bounds.
+        config.objective.c_bounds = (0.1, 10.0)
+    config.objective.learn = ("temperature",)
+    # As open_clip fine-tunes: a small rate, gentle crops, and no mirroring, which swaps left and
+    # right in captions. LoRA wants some ten times the rate.
+    config.optim.update(learning_rate=1e-5, schedule="cosine", warmup_steps=None, clip_norm=1.0)
+    config.optim.update(weight_decay=0.1, b2=0.98, eps=1e-6, frozen=())
+    config.train.update(sampling="shuffled", batch_size=None, total_steps=None)
+    config.train.update(samples_per_class=None)
+    encoders = "model/encoder/*block*", "model/towers_texts/encoder/*block*"
+    config.train.lora_targets = encoders
+    config.data.update(name="folder", crop_area=(0.9, 1.0), flip=0.0)
+    config.data.update(test_classes=0.25, validation_classes=0.1)
+    config.eval.update(ks=(1, 5, 10), every=50)
+    config.run.eval_batch_size = 64
+    return config
+
+
 def fine_tune_briefly(config: ConfigDict) -> None:
     """Trains a small encoder and its head on photographs of 128 pixels, in minutes on a CPU.
 

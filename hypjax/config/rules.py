@@ -82,7 +82,7 @@ _CURVED = (
     lambda c: any(has_curvature(SPACES[name]) for name in named_parts(c.objective)),
 )
 _PARTS = "objective.space is product or fused", lambda c: has_parts(c.objective.space)
-_TEXTS = "model.text.kind is features", lambda c: c.model.text.kind == FEATURES
+_CAPTIONED = "objective.name is captions", lambda c: choices.is_captioned(c.objective.name)
 _HEAD = "model.head is set", lambda c: c.model.head != "none"
 _UNSIZED = f"it is {' or '.join(UNSIZED)}", lambda c: c.model.architecture in UNSIZED
 _TRANSFORMER = "it is a Transformer", lambda c: is_transformer(c.model.architecture)
@@ -93,7 +93,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.colour_jitter", *_UNCACHED),
     ("data.grey", "data.channels is 3", lambda c: c.data.channels == 3),
     ("data.grey", *_UNCACHED),
-    ("data.captions", *_TEXTS),
+    ("data.captions", *_CAPTIONED),
     ("data.exclude", "data.name is folder", lambda c: c.data.name == "folder"),
     ("data.labels", "data.name is features", lambda c: c.data.name == FEATURES),
     ("data.path", "data.name is folder or features", lambda c: c.data.name in ("folder", FEATURES)),
@@ -119,8 +119,8 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.norm_eps", *_TRANSFORMER),
     ("model.pool_first", *_TRANSFORMER),
     ("model.residual", *_TRANSFORMER),
-    ("model.text.encoder", *_TEXTS),
-    ("model.text.max_norm", *_TEXTS),
+    ("model.text.encoder", "model.text.kind is features", lambda c: c.model.text.kind == FEATURES),
+    ("model.text.max_norm", *_CAPTIONED),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),
@@ -198,9 +198,11 @@ def _model_rules(config: ConfigDict) -> Rules:
     rule = f"a multiple of model.num_heads ({model.num_heads})"
     is_wrong = model.architecture in UNSIZED and model.width % model.num_heads
     yield is_wrong, "model.width", rule
-    text, name = model.text, config.objective.name
-    is_wrong = (text.kind == FEATURES) != (name == "captions")
-    yield is_wrong, "model.text.kind", "features if objective.name is captions, and nowhere else"
+    text, is_captioned = model.text, choices.is_captioned(config.objective.name)
+    is_wrong = text.kind == FEATURES and not is_captioned
+    yield is_wrong, "model.text.kind", "clip or siglip unless objective.name is captions"
+    rule = "above 0 if objective.name is captions; configs/captions.py sets it"
+    yield is_captioned and text.width == 0, "model.text.width", rule
     rule = "st:NAME or onnx:FILE, unless data.name is features"
     is_missing = text.kind == FEATURES != config.data.name and text.encoder is None
     yield is_missing, "model.text.encoder", rule

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Shaped
 
 from hypjax.data.dataset import fingerprint_of
 from hypjax.errors import UserError, counted
@@ -15,6 +15,7 @@ from hypjax.system.caches import cache_folder
 from hypjax.system.files import replacing
 
 TextVectors = Mapping[str, Float[np.ndarray, " dim"]]  # By text.
+TextInputs = Mapping[str, Shaped[np.ndarray, " size"]]  # What a tower takes: vectors, or tokens.
 
 
 class SentenceEncoder(Protocol):

@@ -1,14 +1,16 @@
 """Scores of searches for images by their captions, and for captions by their images."""
 
 import itertools
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from hypjax.data import phrases
 from hypjax.data.dataset import Dataset
 from hypjax.data.sentences import (
+    TextInputs,
     TextVectors,
     encoder_hash,
     sentence_encoder,
@@ -18,9 +20,12 @@ from hypjax.data.splits import Splits
 from hypjax.errors import UserError
 from hypjax.experiment.embedding import fingerprint
 from hypjax.geometry import Space
+from hypjax.models.tokens import open_tokenizer
+from hypjax.parallel import processes
 from hypjax.retrieval import Relevance, relevance_scores
 from hypjax.retrieval.inputs import Rows
 from hypjax.retrieval.metrics import metric_names
+from hypjax.settings import TextSettings
 from hypjax.types import CAPTIONS, TEXT_ENCODER
 
 
@@ -58,16 +63,44 @@ def with_phrases(
     return {**vectors, **text_vectors(encoder, sorted(added))} if added else vectors
 
 
-def caption_vectors(splits: Splits, name: str, encoder: str | None) -> TextVectors:
-    """Vectors of the captions of all images of a dataset; checks that each image has captions."""
+def _all_captions(splits: Splits, name: str) -> list[str]:
+    """The captions of all images of a dataset; checks that each image has some."""
     captions: set[str] = set()
     for images in _tables(splits):
         if images.captions is None or not all(images.captions):
             advice = "--config.data.captions, or prepare the dataset again"
             raise UserError(f"{name} has images without captions; name a file by {advice}")
         captions |= {*distinct_captions(images)}
+    return sorted(captions)
+
+
+def caption_tokens(
+    splits: Splits,
+    name: str,
+    parents: Mapping[str, Sequence[str]],
+    vocabulary: pathlib.Path,
+    settings: TextSettings,
+) -> TextInputs:
+    """Tokens of the captions of all images and of captions' parents, the same in all processes."""
+    texts = sorted({*_all_captions(splits, name), *itertools.chain(*parents.values())})
+
+    def tokenize() -> TextInputs:
+        return dict(zip(texts, open_tokenizer(vocabulary, settings).tokens(texts), strict=True))
+
+    return processes.from_first(tokenize)
+
+
+def text_inputs(texts: TextInputs, chosen: Sequence[str]) -> Shaped[np.ndarray, "texts size"]:
+    """What a tower takes of texts: tokens, int32, or vectors, float32."""
+    rows = np.stack([texts[text] for text in chosen])
+    return rows if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)
+
+
+def caption_vectors(splits: Splits, name: str, encoder: str | None) -> TextVectors:
+    """Vectors of the captions of all images of a dataset; checks that each image has captions."""
+    captions = _all_captions(splits, name)
     if (vectors := splits.test.caption_vectors) is None:
-        return text_vectors(str(encoder), sorted(captions))
+        return text_vectors(str(encoder), captions)
     if encoder is not None:
         few = [*vectors][:4]
         given = np.stack([vectors[text] for text in few])
@@ -82,13 +115,20 @@ def _tables(splits: Splits) -> list[Dataset]:
     return [x for x in (splits.train, splits.validation, splits.test, splits.gallery) if x]
 
 
-def caption_facts(splits: Splits, encoder: str | None) -> dict[str, str]:
-    """Hashes of which image has which captions, of given vectors, and of the encoder of texts."""
+def caption_facts(
+    splits: Splits, encoder: str | None, tokens: TextInputs | None = None
+) -> dict[str, str]:
+    """Hashes of which image has which captions, of given vectors, and of the encoder of texts.
+
+    In place of the encoder, `tokens` tell what a tower takes.
+    """
     # The images' own hashes tell their order; their names change where they are moved.
     captions = [
         images.captions.tolist() for images in _tables(splits) if images.captions is not None
     ]
     facts = {CAPTIONS: fingerprint(captions, splits.test.caption_vectors)}
+    if tokens is not None:
+        return facts | {TEXT_ENCODER: fingerprint(sorted(tokens), dict(tokens))}
     return facts if encoder is None else facts | {TEXT_ENCODER: encoder_hash(encoder)}
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, PyTree
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.repeats import validation_task
-from hypjax.data.sentences import TextVectors
+from hypjax.data.sentences import TextInputs
 from hypjax.data.splits import Splits, Task
 from hypjax.errors import UserError
-from hypjax.experiment.captions import caption_scores, distinct_captions
+from hypjax.experiment.captions import caption_scores, distinct_captions, text_inputs
 from hypjax.experiment.embedding import DatasetEmbedder, part_of
 from hypjax.experiment.method import Method
 from hypjax.experiment.scoring import graded_metrics, task_scores
@@ -24,12 +24,13 @@ from hypjax.geometry import Space
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.graded import GRADED
-from hypjax.retrieval.inputs import by_blocks
+from hypjax.retrieval.inputs import by_blocks, split
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
 from hypjax.types import CAPTIONS, TEXT_ENCODER, TEXTS, Outputs
 
+_TEXTS_AT_ONCE = 64  # Of those that a Transformer embeds.
 _QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
 
@@ -46,7 +47,7 @@ class Experiment:
         name: Name in reports.
         workdir: Folder or URL of a trained run.
         parts: Parts of the model to score, "head" and "encoder".
-        texts: Vectors of the images' captions, which a tower of the model takes; None without any.
+        texts: What a tower of the model takes of the images' captions; None without any.
         parents: More general texts of each training caption, if a loss compares them.
     """
 
@@ -58,7 +59,7 @@ class Experiment:
     name: str = ""
     workdir: str = ""
     parts: Sequence[str] = ("head", "encoder")
-    texts: TextVectors | None = None
+    texts: TextInputs | None = None
     parents: Mapping[str, Sequence[str]] | None = None
     # The last parameters for which projections were fitted, and these projections.
     _fitted: list[tuple[PyTree, Projections]] = dataclasses.field(default_factory=list, init=False)
@@ -152,13 +153,17 @@ class Experiment:
     ) -> Float[np.ndarray, "texts d"]:
         """Points of the `distinct_captions` of images, by the whole head on texts."""
         assert self.texts is not None
-        vectors = np.stack([self.texts[text] for text in distinct_captions(images)])
-        weights, tower = params[f"towers_{TEXTS}"], self.method.model.towers[TEXTS]
+        rows = text_inputs(self.texts, distinct_captions(images))
+        project = functools.partial(self._project_texts, params[f"towers_{TEXTS}"])
+        at_once = _TEXTS_AT_ONCE if np.issubdtype(rows.dtype, np.integer) else len(rows)
+        projected = np.concatenate([by_blocks(project, block) for block in split(rows, at_once)])
+        return by_blocks(jax.jit(space.embed), projected)
 
-        def embed(x: Array) -> Array:
-            return space.embed(cast(Outputs, tower.apply({"params": weights}, x)).projected)
-
-        return by_blocks(jax.jit(embed), vectors.astype(np.float32))
+    @functools.cached_property
+    def _project_texts(self) -> Callable[[PyTree, np.ndarray], Array]:
+        """The head on texts, or on their whole tower, jitted once for all validations."""
+        tower = self.method.model.towers[TEXTS]
+        return jax.jit(lambda p, x: cast(Outputs, tower.apply({"params": p}, x)).projected)
 
     def validation_scores(self, params: PyTree) -> dict[str, dict[str, float]]:
         """Mean scores by part and metric on the validation images."""

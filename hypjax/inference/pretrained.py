@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,13 @@ from hypjax.assemble import assemble_method, saved_method
 from hypjax.config import default_config, validate
 from hypjax.config.choices import IN_MEMORY, PARTS
 from hypjax.config.recipes import ENCODERS
-from hypjax.errors import UserError, redacted
+from hypjax.errors import UserError, redacted, writing
 from hypjax.experiment.method import Method
 from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.geometry import SPACES, learned
 from hypjax.models import create_encoder, pretrained
 from hypjax.models.architectures import ARCHITECTURES, published_weights, same_architecture
+from hypjax.models.tokens import find_tokenizer
 from hypjax.models.weight_files import repository, timm_weights, weights_in
 from hypjax.models.weight_names import PROXIES
 from hypjax.parallel import processes
@@ -26,6 +28,7 @@ from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
 from hypjax.system import console
 from hypjax.system.cloud import is_url
+from hypjax.system.files import replacing
 
 
 def is_encoder(spec: str) -> bool:
@@ -120,11 +123,12 @@ def starting_parameters(method: Method) -> dict[str, PyTree] | None:
 
     def read() -> list[str]:
         params.update(_pretrained_parameters(method))
+        parts = [name.replace("towers_", "tower of ") for name in params]
         verb = "start" if len(params) > 1 else "starts"
-        console.say(f"the {' and the '.join(params)} {verb} from {method.start.weights}")
+        console.say(f"the {' and the '.join(parts)} {verb} from {method.start.weights}")
         return [*params]
 
-    names, shapes = processes.from_first(read), method.shapes
+    names, shapes = processes.from_first(read), dict(method.shapes)
     if (landmarks := method.objective.landmarks) and landmarks.name in names:
         shape = landmarks.count, method.model.head_dim
         shapes |= {landmarks.name: jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -134,8 +138,8 @@ def starting_parameters(method: Method) -> dict[str, PyTree] | None:
 def _pretrained_parameters(method: Method) -> dict[str, PyTree]:
     """Reads the parameters with which training starts, by part of the model.
 
-    The parts are the "encoder" and, with `model.load_head`, a run's "head" and "scalars", or all
-    `released_parameters`.
+    The parts are the "encoder" and, with `model.load_head`, a run's "head", towers and "scalars",
+    or all `released_parameters`.
     """
     weights = str(method.start.weights)
     if not method.start.load_head:
@@ -154,7 +158,13 @@ def _pretrained_parameters(method: Method) -> dict[str, PyTree]:
         if here != there:
             problem = f"config.model.{field} is {here}, but {there} in the run {weights}"
             raise UserError(f"{problem}, whose head is loaded; set both alike")
-    params = {part: trained.params[part] for part in ("encoder", "head") if part in trained.params}
+    parts = (method.shapes.keys() & trained.params.keys()) - {"scalars"}
+    params = {part: trained.params[part] for part in sorted(parts)}
+    for tower in sorted(parts - {"encoder", "head"}):
+        theirs, own = (jax.tree.map(np.shape, x[tower]) for x in (params, method.shapes))
+        if theirs != own:
+            problem = f"config.model.text is not the tower of {tower.removeprefix('towers_')} of"
+            raise UserError(f"{problem} {weights}; copy its config.model.text")
     return params | _starting_scalars(method, trained.params.get("scalars", {}))
 
 
@@ -199,6 +209,17 @@ def _starting_scalars(method: Method, params: learned.ScalarParameters) -> dict[
         if np.shape(params[name]) == np.shape(initial[name]):
             initial[name] = params[name]
     return {"scalars": learned.within_bounds(initial, method.scalar_bounds)}
+
+
+def copy_tokenizer(method: Method, folder: pathlib.Path) -> None:
+    """Copies the tokenizer in `model.weights` to a run's folder, which then needs no other."""
+    if not method.model.towers or find_tokenizer(folder):
+        return
+    beside = pathlib.Path(method.start.weights or "").expanduser()
+    for file in (beside / name for name in files.TOKENS):
+        if file.is_file():
+            with writing(folder), replacing(folder / file.name) as temporary:
+                shutil.copyfile(file, temporary)
 
 
 def warn_of_known_classes(method: Method, images_fingerprint: str) -> None:

@@ -117,5 +117,8 @@ def _trained_model(released: LanguageImage) -> TrainedModel:
     for name in {*config.model.text} - {"encoder", "max_norm"}:  # For encoders of other libraries.
         config.model.text[name] = texts.head if name == "head" else getattr(texts.encoder, name)
     write_space(config, released.space)
+    # Of the loss of captions, for fine-tuning: on the sphere, −d/τ is 2cos/τ and a constant.
+    with config.objective.unlocked():
+        config.objective.temperature = (2 if released.space.normalized else 1) / released.scale
     validate(config)
     return TrainedModel(assemble_method(config, saved_space=released.space), released.params)

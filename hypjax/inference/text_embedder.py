@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, PyTree
 
 from hypjax.data.sentences import encoder_hash, sentence_encoder
-from hypjax.errors import UserError, counted
+from hypjax.errors import UserError
 from hypjax.experiment import engines
 from hypjax.experiment.embedding import fingerprint
 from hypjax.geometry import Space
@@ -18,7 +18,6 @@ from hypjax.models import Embedder
 from hypjax.models.text import TextTransformer
 from hypjax.models.tokens import Tokenizer
 from hypjax.retrieval.inputs import by_blocks
-from hypjax.system import console
 from hypjax.system.caches import cache_folder
 from hypjax.types import Outputs
 
@@ -113,11 +112,8 @@ class TowerEmbedder(TextEmbedder):
 
     def _features(self, texts: Sequence[str]) -> Float[np.ndarray, "texts d"]:
         """The head's output for each text, float32."""
-        ids, cut = self._tokenizer.tokenize(texts)
+        ids = self._tokenizer.tokens(texts)
         context = ids.shape[1]
-        if cut.any():
-            number = f"{int(cut.sum()):,} of {counted(len(texts), 'text')}"
-            console.warn(f"{number} cut to {context} tokens, all that the model reads")
         is_causal = self._encoder.settings.kind == "clip"
         # The end token has the largest number.
         lengths = ids.argmax(axis=1) + 1 if is_causal else np.full(len(ids), context)

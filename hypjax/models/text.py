@@ -75,13 +75,14 @@ class TextTransformer(Encoder):
 
     @nn.compact
     def __call__(
-        self, ids: Int[ArrayLike, "batch tokens"], return_tokens: bool = False
-    ) -> Float[Array, "batch dim"] | Float[Array, "batch tokens dim"]:
+        self, ids: Int[ArrayLike, "*batch tokens"], return_tokens: bool = False
+    ) -> Float[Array, "*batch dim"] | Float[Array, "*batch tokens dim"]:
         """Embeds texts of at most `context` tokens each, in float32.
 
         With `return_tokens`, returns all tokens after the final LayerNorm.
         """
-        ids, settings, blocks = jnp.asarray(ids), self.settings, _blocks(self.settings)
+        batch, settings, blocks = jnp.shape(ids)[:-1], self.settings, _blocks(self.settings)
+        ids = jnp.reshape(jnp.asarray(ids), (-1, jnp.shape(ids)[-1]))
         num_tokens, width, causal = ids.shape[1], settings.width, settings.kind == "clip"
         block = nn.remat(Block) if settings.remat else Block
         normal = nn.initializers.normal
@@ -101,7 +102,8 @@ class TextTransformer(Encoder):
                 tokens = jnp.take_along_axis(tokens, pooled[:, None, None], axis=1)[:, 0]
             else:
                 tokens = tokens[:, :num_tokens]
-            return normed(tokens, "norm", blocks.norm_eps)
+            tokens = normed(tokens, "norm", blocks.norm_eps)
+        return tokens.reshape(*batch, *tokens.shape[1:])
 
 
 def _blocks(settings: TextSettings) -> BlockDesign:

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from hypjax.errors import UserError, explained, require_package
+from hypjax.errors import UserError, counted, explained, require_package
 from hypjax.settings import TextSettings
+from hypjax.system import console
 
 MERGES = "bpe_simple_vocab_16e6.txt.gz"  # As CLIP's repository publishes it.
 _START, _END = "<|startoftext|>", "<|endoftext|>"
@@ -81,6 +82,14 @@ class Tokenizer:
             tokens = (*self.start, *encoding.ids[:room], self.end)
             row[: len(tokens)] = tokens
         return Tokens(ids, np.array([len(encoding) > room for encoding in encodings], bool))
+
+    def tokens(self, texts: Iterable[str]) -> Int[np.ndarray, "texts context"]:
+        """Tokens of texts, int32; a warning counts the texts that were cut."""
+        ids, cut = self.tokenize(texts)
+        if cut.any():
+            number = f"{int(cut.sum()):,} of {counted(len(cut), 'text')}"
+            console.warn(f"{number} cut to {ids.shape[1]} tokens, all that the model reads")
+        return ids
 
     def check(self, ids: Int[np.ndarray, "texts context"]) -> None:
         """Raises a `UserError` for rows that another tokenizer cut without an end token."""

@@ -25,7 +25,10 @@ from hypjax.system.files import locked
 _INTERVAL = 30.0  # Seconds between uploads.
 _WRITER = ".writer"  # File with the id of the local folder that was uploaded last.
 # A run's files, except checkpoints, that its readers may need, by the beginnings of their names.
-_NEEDED = (files.CONFIG, files.RESULTS, files.METRICS, files.TIMES, files.PROJECTIONS)
+_NEEDED = (
+    *(files.CONFIG, files.RESULTS, files.METRICS, files.TIMES, files.PROJECTIONS),
+    *files.TOKENS,
+)
 _STEP = re.compile(rf"{files.CHECKPOINTS}(\d+)/")  # Unfinished checkpoints have other names.
 # Names of files to copy: not hidden, and neither unfinished files nor unfinished checkpoints.
 _COPIED = re.compile(rf"(?!\.|{files.CHECKPOINTS}(?!\d+/)|.*\.unfinished$)")

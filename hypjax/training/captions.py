@@ -6,7 +6,8 @@ import numpy as np
 
 from hypjax.data.dataset import Dataset
 from hypjax.data.plans import CAPTIONS, Plans, padded_rows
-from hypjax.data.sentences import TextVectors
+from hypjax.data.sentences import TextInputs
+from hypjax.experiment.captions import text_inputs
 from hypjax.types import POSITIVES, TEXTS, Batch
 
 
@@ -15,15 +16,15 @@ def with_captions(
     steps: Iterable[int],
     plans: Plans,
     images: Dataset,
-    texts: TextVectors,
+    texts: TextInputs,
     rows: range,
     parents: Mapping[str, Sequence[str]] | None = None,
 ) -> Generator[Batch, None, None]:
     """Adds captions to a run's batches; rows that pad a batch are zeros.
 
     A step's captions, one drawn for each image, are a function of the run's seed and the step. With
-    `parents`, the more general texts of each caption, a row has two vectors: the caption's, and
-    that of one drawn parent, or again the caption's if it has none.
+    `parents`, the more general texts of each caption, a row has two inputs: the caption's, and that
+    of one drawn parent, or again the caption's if it has none.
     """
     assert images.captions is not None
     for step, batch in zip(steps, batches, strict=True):
@@ -34,13 +35,13 @@ def with_captions(
         describes = np.zeros((len(captions), len(number_of)), bool)
         for row, own in enumerate(captions):
             describes[row, [number_of[text] for text in own if text in number_of]] = True
-        vectors = np.stack([texts[text] for text in chosen]).astype(np.float32)
+        words = text_inputs(texts, chosen)
         if parents is not None:
             above = [parents[text] or (text,) for text in chosen]
             draws = rng.random(len(above))
-            drawn = [texts[x[int(draw * len(x))]] for x, draw in zip(above, draws, strict=True)]
-            vectors = np.stack([vectors, np.stack(drawn).astype(np.float32)], axis=1)
+            drawn = [x[int(draw * len(x))] for x, draw in zip(above, draws, strict=True)]
+            words = np.stack([words, text_inputs(texts, drawn)], axis=1)
         positives = describes[:, [number_of[text] for text in chosen]]
-        inputs = {TEXTS: padded_rows(vectors, rows, 0)}
+        inputs = {TEXTS: padded_rows(words, rows, 0)}
         inputs[POSITIVES] = padded_rows(positives, rows, False)
         yield batch._replace(inputs={**batch.inputs, **inputs})

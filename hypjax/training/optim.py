@@ -12,7 +12,13 @@ import optax.contrib
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, PyTree
 
-from hypjax.config.choices import GROUPS, OPTIMIZERS, matches, parameter_path
+from hypjax.config.choices import (
+    GROUPS,
+    OPTIMIZERS,
+    in_some_encoder,
+    matches,
+    parameter_path,
+)
 from hypjax.fields import Values
 from hypjax.geometry.arithmetic import AnyArray
 from hypjax.objectives import Group
@@ -24,7 +30,7 @@ _Path = tuple[str, ...]
 
 
 def in_encoder(path: Sequence[str]) -> bool:
-    """Whether a path leads to a parameter of the encoder."""
+    """Whether a path leads to a parameter of the encoder of images."""
     return matches(GROUPS["encoder"], path)
 
 
@@ -32,14 +38,14 @@ def split_frozen(params: PyTree, frozen: Collection[str]) -> tuple[PyTree, PyTre
     """Splits parameters into (trained, frozen) trees, which `merge` joins again.
 
     Gradients are taken with respect to the trained tree, so frozen parameters cost no time and do
-    not count in the gradient's norm. If the encoder has adapters, its other parameters are frozen.
+    not count in the gradient's norm. With adapters, encoders' other parameters are frozen.
     """
     flat = flatten_dict(params, keep_empty_nodes=True)
     patterns = list(map(parameter_path, frozen))
     has_adapters = any(ADAPTER in path for path in flat)
 
     def is_frozen(path: _Path) -> bool:
-        if has_adapters and in_encoder(path) and ADAPTER not in path:
+        if has_adapters and in_some_encoder(path) and ADAPTER not in path:
             return True
         return _STATISTICS in path or any(matches(pattern, path) for pattern in patterns)
 
