@@ -4,6 +4,7 @@ import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
@@ -84,10 +85,11 @@ def caption_tokens(
     """Tokens of the captions of all images and of captions' parents, the same in all processes."""
     texts = sorted({*_all_captions(splits, name), *itertools.chain(*parents.values())})
 
-    def tokenize() -> TextInputs:
-        return dict(zip(texts, open_tokenizer(vocabulary, settings).tokens(texts), strict=True))
-
-    return processes.from_first(tokenize)
+    like = jax.ShapeDtypeStruct((len(texts), settings.context), np.int32)
+    rows = processes.arrays_from_first(
+        lambda: open_tokenizer(vocabulary, settings).tokens(texts), like
+    )
+    return dict(zip(texts, rows, strict=True))
 
 
 def text_inputs(texts: TextInputs, chosen: Sequence[str]) -> Shaped[np.ndarray, "texts size"]:

@@ -18,6 +18,7 @@ from hypjax.experiment.trained import restore_best
 from hypjax.inference import released as released_models
 from hypjax.runs.workdir import saved_config
 from tests.helpers import commands, small_runs
+from tests.helpers.process_pair import ProcessPair
 from tests.helpers.texts import released, write_tokenizer
 from tests.training.test_interruptions import assert_same_run
 
@@ -133,6 +134,21 @@ def test_an_interrupted_run_ends_bit_equal(here, trained, tmp_path):
         train.train_and_evaluate(config, run)
     train.train_and_evaluate(config, run)
     assert_same_run(run, trained, least=10)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_loss_of_the_global_batch(here, trained, tmp_path):
+    variant, fields = (
+        f"{CONFIG}:towers={here / 'meru'}",
+        (f"data.path={here / 'photos.csv'}", *SHORT),
+    )
+    pair = ProcessPair(None, tmp_path / "run", *fields, config=variant)
+    for status, _, errors in pair.wait_for_both():
+        assert status == 0, errors
+    values, expected = map(small_runs.step_metrics, (tmp_path / "run", trained))
+    assert values.keys() == expected.keys() == set(range(1, 9))
+    for step, numbers in expected.items():
+        assert values[step] == pytest.approx(numbers, rel=1e-4)
 
 
 def test_adapters_change_the_kernels_of_both_towers_alone(here, tmp_path):
