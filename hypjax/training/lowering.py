@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from hypjax import parallel
 from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import Learner
 from hypjax.training.step import create_state, jit_train_step
-from hypjax.types import IMAGES, Batch
+from hypjax.types import IMAGES, POSITIVES, Batch
 
 
 def assumed_sizes(learner: Learner, batch_size: int, samples_per_class: int) -> ProblemSizes:
@@ -25,16 +26,23 @@ def assumed_sizes(learner: Learner, batch_size: int, samples_per_class: int) -> 
 
 
 def lower_step(learner: Learner, sizes: ProblemSizes) -> jax.stages.Lowered:
-    """Lowers the training step on images, from the shapes of parameters and batch."""
+    """Lowers the training step on images, and texts, from the shapes of parameters and batch."""
     mesh, view = learner.mesh, learner.pixels.view
     state = jax.eval_shape(lambda: create_state(learner, sizes))
     shardings = parallel.parameter_shardings(mesh, state)
     state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
     rows = parallel.slices(sizes.batch_size, mesh, learner.step.microbatch).rows
-    shape = (rows, view.side, view.side, view.channels)
-    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=parallel.sharded(mesh))
+    sharded = parallel.sharded(mesh)
+
+    def input_of(dtype: DTypeLike, *sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *sizes), dtype, sharding=sharded)
+
+    inputs = {IMAGES: input_of(jnp.uint8, view.side, view.side, view.channels)}
+    for name, tower in learner.model.towers.items():
+        example = tower.encoder.example(view)
+        inputs |= {name: input_of(example.dtype, *example.shape[1:])}
+        inputs |= {POSITIVES: input_of(jnp.bool, sizes.batch_size)}
     replicated = parallel.replicated(mesh)
     integers = jax.ShapeDtypeStruct((sizes.batch_size,), jnp.int32, sharding=replicated)
-    flips = jax.ShapeDtypeStruct((rows,), jnp.bool, sharding=parallel.sharded(mesh))
-    batch = Batch({IMAGES: images}, labels=integers, ids=integers, flips=flips)
+    batch = Batch(inputs, labels=integers, ids=integers, flips=input_of(jnp.bool))
     return jit_train_step(learner, state).lower(state, batch)

@@ -11,12 +11,13 @@ from PIL import Image
 
 import hypjax
 from hypjax import evaluate, train
-from hypjax.assemble import saved_method
+from hypjax.assemble import assemble_learner, saved_method
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.experiment.trained import restore_best
 from hypjax.inference import released as released_models
 from hypjax.runs.workdir import saved_config
+from hypjax.training.lowering import assumed_sizes, lower_step
 from tests.helpers import commands, small_runs
 from tests.helpers.process_pair import ProcessPair
 from tests.helpers.texts import released, write_tokenizer
@@ -168,6 +169,12 @@ def test_a_run_is_fine_tuned_further_in_another_space(here, trained, tmp_path):
     assert config.objective.entailment == 0.2 and config.model.text.max_norm == 0.4
     results = train.train_and_evaluate(config, tmp_path / "run")
     assert np.isfinite(results["final"]["head"]["text_to_image/map"])
+
+
+def test_a_dry_run_lowers_the_step_from_shapes(here):
+    learner = assemble_learner(configured(here))
+    text = lower_step(learner, assumed_sizes(learner, 6, 2)).as_text()
+    assert "tensor<6x20xi32>" in text and "tensor<6x6xi1>" in text
 
 
 def test_phrases_are_tokens_too(here, tmp_path):
