@@ -149,12 +149,21 @@ def _time_steps(training: Training, state: TrainState) -> list[float]:
     memory: Any = compiled.memory_analysis()
     free = machine.free_memory(mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
+    parameters, moments = map(_bytes_on_a_device, (state.params, state.opt_state))
+    rest = memory.argument_size_in_bytes - parameters - moments
     print(
-        f"memory of each device: {memory.argument_size_in_bytes / _GIB:.2f} GiB for parameters, "
-        "their moments, the batch and caches, and "
-        f"{memory.temp_size_in_bytes / _GIB:.2f} GiB during a step{available}"
+        f"memory of each device: {parameters / _GIB:.2f} GiB for parameters, "
+        f"{moments / _GIB:.2f} for their moments, {rest / _GIB:.2f} for the batch, averages and "
+        f"caches, and {memory.temp_size_in_bytes / _GIB:.2f} during a step, for gradients and "
+        f"activations{available}"
     )
     return seconds
+
+
+def _bytes_on_a_device(tree: PyTree) -> int:
+    """Bytes of the parts of arrays that a device holds."""
+    shards = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shards)
 
 
 def step_operations(config: Config, sizes: ProblemSizes | None = None) -> float:

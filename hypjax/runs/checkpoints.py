@@ -133,12 +133,9 @@ class Checkpoints:
         self, step: int, *, record: Mapping[str, Any], score: float | None = None, **trees: PyTree
     ) -> None:
         """Starts to save a checkpoint: trees of arrays, and a record of JSON values."""
-        trees = parallel.gather(trees)
+        trees = jax.tree.map(self._to_host, trees)
         if self._opened is None:
             return
-        # Of a jax.Array, Orbax expects every process to save its part. Orbax copies NumPy arrays
-        # before it returns: the next step overwrites the state.
-        trees = jax.tree.map(np.asarray, trees)
         self.wait()
         if score is not None and math.isnan(score):  # NaN is neither larger nor smaller.
             score = None
@@ -155,6 +152,17 @@ class Checkpoints:
             self._scores[step] = score
         composite = ocp.args.Composite(**items)
         self._attempt(lambda: self._manager.save(step, args=composite, force=True))
+
+    def _to_host(self, array: Any) -> np.ndarray | None:
+        """Copies an array to the host of the process that saves; all processes call it together.
+
+        Devices never hold more than one array whole, if parameters lie in parts.
+        """
+        if not getattr(array, "is_fully_addressable", True):
+            array = parallel.gather(array)
+        # Of a jax.Array, Orbax expects every process to save its part. Orbax copies NumPy arrays
+        # before it returns: the next step overwrites the state.
+        return None if self._opened is None else np.asarray(array)
 
     def wait(self) -> None:
         """Waits until the current save is complete; warns if the save fails."""
