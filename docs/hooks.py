@@ -1,4 +1,4 @@
-"""Adds changelog, notebooks and tables of the code to the site, and widens its navigation."""
+"""Adds changelog, notebooks and made tables to the site, and widens its navigation."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in programs, losses and fields where a page names them."""
+    """Fills in programs, losses, fields and files of rows where a page names them."""
     del page, config, files
     markdown = re.sub(
         r"^( *)# The program in (docs/examples/\w+\.py)\.$", _program, markdown, flags=re.MULTILINE
@@ -36,11 +36,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for kind, losses in (("pairs", PAIR_LOSSES), ("proxies", PROXY_LOSSES)):
         functions = [f"::: hypjax.objectives.{loss.function.__name__}" for loss in losses.values()]
         markdown = markdown.replace(f"<!-- losses of {kind} -->", "\n\n".join(functions))
-    if "<!-- studies -->" in markdown:
-        markdown = markdown.replace("<!-- studies -->", tables.study_table())
     if "<!-- encoders -->" in markdown:
         markdown = markdown.replace("<!-- encoders -->", tables.encoder_table())
-    return tables.expand_fields(markdown.replace("<!-- losses -->\n", tables.loss_rows() + "\n"))
+    markdown = markdown.replace("<!-- losses -->\n", tables.loss_rows() + "\n")
+    return tables.expand_files(tables.expand_fields(markdown))
 
 
 def _program(match: re.Match[str]) -> str:

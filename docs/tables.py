@@ -1,4 +1,4 @@
-"""Tables of the manual that are made from the code: fields of configurations, and losses."""
+"""Tables of the manual that are made from the code (fields, losses, encoders) or from CSV files."""
 
 import csv
 import inspect
@@ -25,6 +25,29 @@ _TYPES = {bool: "`True`, `False`", int: "a whole number", float: "a number", str
 def expand_fields(markdown: str) -> str:
     """Puts a table of fields in the place of each `<!-- fields of GROUP -->`."""
     return re.sub(r"<!-- fields of (\w+) -->", lambda match: field_table(match[1]), markdown)
+
+
+def expand_files(markdown: str) -> str:
+    """Puts the table of a CSV file in the place of each `<!-- table of PATH -->`."""
+    pattern = r"<!-- table of ([\w/-]+\.csv) -->"
+    return re.sub(pattern, lambda match: file_table(ROOT / match[1]), markdown)
+
+
+def file_table(path: pathlib.Path) -> str:
+    """The rows of a CSV file, under the names of its columns.
+
+    A column `anchor` is not shown: it has the names by which pages and messages link to rows.
+    """
+    with open(path, newline="") as file:
+        rows = [*csv.DictReader(file)]
+    columns = [name for name in rows[0] if name != "anchor"]
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        cells = [row[name] for name in columns]
+        if "anchor" in row:
+            cells[0] = f'<a id="{row["anchor"]}"></a>{cells[0]}'
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def field_table(group: str) -> str:
@@ -95,14 +118,6 @@ def encoder_table() -> str:
         names, sides, scalings, licences = lists
         rows.append((family.title, names, sides, f"`{family.pooling}`", scalings, licences))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def study_table() -> str:
-    """What papers report, with the commands that repeat it, from `papers/studies.csv`."""
-    with open(ROOT / "papers/studies.csv", newline="") as file:
-        rows = [*csv.reader(file)]
-    head = "| paper | table, figure, equation or study | command, or why there is none |"
-    return "\n".join([head, "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows[1:])])
 
 
 def _scaling(weights: Weights) -> str:

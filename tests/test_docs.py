@@ -19,7 +19,7 @@ from tests.helpers.commands import REPOSITORY
 from tests.helpers.manual import read_page
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("launch/*")]
-PAGES.append(REPOSITORY / "papers/studies.csv")
+PAGES += [REPOSITORY / "papers/studies.csv", *REPOSITORY.glob("docs/*.csv")]  # Rows of tables.
 MISTYPED = {"train.total_stepz"}  # The manual shows what is said of it.
 
 
@@ -59,7 +59,7 @@ def test_the_library_example_runs():
 
 @pytest.mark.hygiene
 def test_the_table_of_commands_is_complete():
-    table = (REPOSITORY / "docs/commands.md").read_text()
+    table = _tables().expand_files((REPOSITORY / "docs/commands.md").read_text())
     shown = re.findall(r"^\| `python -m hypjax\.([\w.]+)", table, re.MULTILINE)
     assert {*shown} == {*commands.names()}
 
