@@ -27,7 +27,8 @@ class Schedule(NamedTuple):
 
 _LEARNING_RATES = {"vit": 1e-5, "deit": 1e-5, "dino": 5e-6}
 # Encoders that the paper does not train have our choice, DINO's rate.
-_LEARNING_RATES |= {"dinov2": 5e-6, "dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
+_LEARNING_RATES |= dict.fromkeys(("dinov2", "dinov2-large", "dinov2-giant"), 5e-6)
+_LEARNING_RATES |= {"dinov3": 5e-6, "siglip2": 5e-6, "clip": 5e-6}
 
 
 def follows(variant: Variant) -> bool:

@@ -47,6 +47,9 @@ ENCODERS = {
     # HIER; BatchNorm keeps the statistics of the weights.
     "resnet50": PretrainedEncoder("resnet50.tv_in1k", 1e-4, pooling="avg_max"),
     "dinov2": _RECENT("vit_small_patch14_dinov2.lvd142m"),
+    # The rate of the lowest block is that of 12 blocks.
+    "dinov2-large": _RECENT("vit_large_patch14_dinov2.lvd142m", layer_decay=0.75**0.5),
+    "dinov2-giant": _RECENT("vit_giant_patch14_dinov2.lvd142m", layer_decay=0.75**0.3),
     "dinov3": _RECENT("vit_small_patch16_dinov3_qkvb.lvd1689m"),
     "siglip2": _RECENT("vit_base_patch16_siglip_224.v2_webli", pooling="map"),
     "clip": _RECENT("vit_base_patch16_clip_quickgelu_224.openai"),

@@ -37,15 +37,18 @@ ENCODERS = {
     "resnet50": (*HYP_VIT_SPACES, "pa", *HIER),
 }
 # Recent encoders, untried on full datasets.
-RECENT = ("dinov2", "dinov3", "siglip2", "clip", "lite")
+RECENT = ("dinov2", "dinov2-large", "dinov2-giant", "dinov3", "siglip2", "clip", "lite")
 ENCODERS |= dict.fromkeys(RECENT, _PUBLISHED)
 
 # Short names of heads on the features of an encoder.
 FROZEN = {name: f"hyp-{name},frozen" for name in ("lite", "dinov2")}
 
-# Parameters below an encoder's last blocks: below two of 12 blocks, or two of seven stages.
+# Parameters below an encoder's last two blocks, or last two of seven stages.
+_TOKENS = "cls_token", "pos_embed", "patch_embed"
 LOWER_LAYERS = {
-    "dinov2": ("cls_token", "pos_embed", "patch_embed", "block_[0-9]"),
+    "dinov2": (*_TOKENS, "block_[0-9]"),
+    "dinov2-large": (*_TOKENS, "block_[0-9]", "block_1[0-9]", "block_2[01]"),
+    "dinov2-giant": (*_TOKENS, "block_[0-9]", "block_[12][0-9]", "block_3[0-7]"),
     "lite": ("stem_*", "stage_[0-4]_*"),
 }
 

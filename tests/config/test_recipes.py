@@ -281,7 +281,15 @@ def test_a_small_encoder_is_fine_tuned_as_its_last_blocks_are_but_on_photographs
     assert train.batch_size * train.total_steps < 10_000  # Minutes on a CPU.
 
 
-@pytest.mark.parametrize(("encoder", "block"), [("lite", "stage_4_block_2"), ("dinov2", "block_9")])
+@pytest.mark.parametrize(
+    ("encoder", "block"),
+    [
+        ("lite", "stage_4_block_2"),
+        ("dinov2", "block_9"),
+        ("dinov2-large", "block_21"),
+        ("dinov2-giant", "block_37"),
+    ],
+)
 def test_last_blocks_are_trained_as_a_head_alone_is_but_faster(encoder, block):
     own = {"variant", "optim.frozen", "optim.learning_rate", "optim.groups"}
     last, alone = (f"grocery:hyp-{encoder},{name}" for name in ("last", "frozen"))
