@@ -59,6 +59,8 @@ def _towers(space: str, folder: str) -> ConfigDict:
     model = read_saved_config(pathlib.Path(folder).expanduser())
     if model.model.text.kind == "features" or not model.model.text.width:
         raise UserError(f"the model in {folder} has no tower of texts; name one that has")
+    if "temperature" not in model.objective:
+        raise UserError(f"the model in {folder} has no temperature; convert it again")
     config = recipes.caption_towers(model, space)
     config.variant = f"{space},towers".removeprefix(",")
     config.model.weights = folder

@@ -212,8 +212,11 @@ def _captions(
     parents = caption_parents(splits.training_images()) if config.objective.phrases else None
     tower = method.model.towers[TEXTS].encoder
     if isinstance(tower, TextTransformer):
+        weights = config.model.weights
+        if weights is None:
+            refuse("model.weights", weights, "a folder with the tokenizer of the texts")
         vocabulary = folder and find_tokenizer(folder)
-        vocabulary = vocabulary or pathlib.Path(config.model.weights or "").expanduser()
+        vocabulary = vocabulary or pathlib.Path(weights).expanduser()
         tokens = caption_tokens(splits, dataset, parents or {}, vocabulary, tower.settings)
         return tokens, parents, caption_facts(splits, None, tokens)
     vectors = caption_vectors(splits, dataset, encoder)

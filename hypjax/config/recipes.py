@@ -190,7 +190,8 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
 
     Args:
         model: The model's configuration, by `hypjax.convert --format=hypjax` or of a run.
-        space: A key of `CAPTION_SPACES`; by default the model's own space, temperature and c.
+        space: A key of `CAPTION_SPACES`; by default the model's own space, temperature and c, and
+            of a run also its entailment.
     """
     config = default_config("captions")
     config.model = model.model.copy_and_resolve_references()
@@ -198,24 +199,21 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     for name in ("image_size", "resize", "test_view", "channels", "mean", "std"):
         config.data[name] = model.data[name]
     own, chosen = model.objective.space, CAPTION_SPACES.get(space)
-    if chosen in (None, own):
-        names = {*config.objective} & {*model.objective}
-        names -= {"name", "learn", "entailment", "phrases"}
+    if chosen in (None, own):  # A run's fields, or the space and the temperature of weights.
+        names = {*config.objective} & {*model.objective} - {"name", "learn"}
         config.objective.update({name: model.objective[name] for name in names})
+        if model.objective.name != "captions" and own != "sphere":
+            config.objective.update(learn_c=True, c_bounds=(0.1, 10.0))  # As in MERU.
     else:
-        config.objective.space, config.model.text.max_norm = chosen, 0.4  # As for heads.
-    if space == "product":
-        config.objective.parts = ("poincare", "sphere")
+        config.objective.space = chosen
+        config.objective.parts = ("poincare", "sphere") if space == "product" else ()
+        config.model.text.max_norm = None if space == "sph" else 0.4  # As for heads.
+        config.objective.temperature = 0.2 if space == "sph" else 0.07
     if config.objective.space == "sphere":  # It has no cones.
         config.objective.entailment = 0.0
-        if own != "sphere":
-            config.objective.temperature, config.model.text.max_norm = 0.2, None
-    elif chosen in (None, own):
-        config.objective.learn_c = True  # As in MERU, within its bounds.
-        config.objective.c_bounds = (0.1, 10.0)
     config.objective.learn = ("temperature",)
-    # As open_clip fine-tunes: a small rate, gentle crops, and no mirroring, which swaps left and
-    # right in captions. LoRA wants some ten times the rate.
+    # The rate and the gentle crops of open_clip's fine-tuning; no mirroring, which swaps left and
+    # right in captions. As in all recipes here, decay acts on biases and gains, too.
     config.optim.update(learning_rate=1e-5, schedule="cosine", warmup_steps=None, clip_norm=1.0)
     config.optim.update(weight_decay=0.1, b2=0.98, eps=1e-6, frozen=())
     config.train.update(sampling="shuffled", batch_size=None, total_steps=None)

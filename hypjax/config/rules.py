@@ -87,6 +87,16 @@ _HEAD = "model.head is set", lambda c: c.model.head != "none"
 _UNSIZED = f"it is {' or '.join(UNSIZED)}", lambda c: c.model.architecture in UNSIZED
 _TRANSFORMER = "it is a Transformer", lambda c: is_transformer(c.model.architecture)
 _TRAINED = "the encoder is trained", lambda c: not choices.freezes_encoder(c.optim.frozen)
+_NO_TEXT_ENCODER = (
+    "there is no encoder of texts, whose parameters it leaves alone",
+    lambda c: c.model.text.kind == FEATURES or c.model.text.width == 0,
+)
+
+
+def _has_head_or_texts(config: ConfigDict) -> bool:
+    return config.model.head != "none" or config.model.text.width != 0
+
+
 # Fields that must have their default unless a condition holds.
 _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("data.blur", *_UNCACHED),
@@ -113,7 +123,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.head_init", "model.head is dense", lambda c: c.model.head == "dense"),
     ("model.head_init", "model.load_head is unset", lambda c: not c.model.load_head),
     ("model.load_head", "model.weights is set", lambda c: c.model.weights),
-    ("model.load_head", *_HEAD),
+    ("model.load_head", "the model has a head or a tower of texts", _has_head_or_texts),
     ("model.activation", *_TRANSFORMER),
     ("model.mlp_ratio", *_UNSIZED),
     ("model.norm_eps", *_TRANSFORMER),
@@ -121,6 +131,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("model.residual", *_TRANSFORMER),
     ("model.text.encoder", "model.text.kind is features", lambda c: c.model.text.kind == FEATURES),
     ("model.text.max_norm", *_CAPTIONED),
+    ("optim.layer_decay", *_NO_TEXT_ENCODER),
     ("objective.curvatures", *_CURVED),
     ("objective.learn_c", *_CURVED),
     ("objective.max_distance", *_CURVED),
@@ -131,6 +142,7 @@ _DEFAULT_UNLESS: tuple[tuple[str, str, Callable[[ConfigDict], Any]], ...] = (
     ("train.lora_rank", *_TRAINED),
     ("train.head_warmup_steps", *_TRAINED),
     ("train.head_warmup_steps", *_HEAD),
+    ("train.head_warmup_steps", *_NO_TEXT_ENCODER),
     ("train.patience", "eval.every is set", lambda c: c.eval.every),
     ("train.unlabelled", *_UNCACHED),
     ("train.unlabelled", *_GROUPED),

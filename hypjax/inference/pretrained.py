@@ -26,9 +26,15 @@ from hypjax.parallel import processes
 from hypjax.runs import files
 from hypjax.runs.cloud_copy import reading
 from hypjax.runs.workdir import saved_fields, saved_fingerprint
+from hypjax.settings import TextSettings
 from hypjax.system import console
 from hypjax.system.cloud import is_url
 from hypjax.system.files import replacing
+
+_TEXT_DESIGN = {
+    f"model.text.{name}"
+    for name in {field.name for field in dataclasses.fields(TextSettings)} | {"head"}
+} - {f"model.text.{name}" for name in ("precision", "remat", "attention", "residual")}
 
 
 def is_encoder(spec: str) -> bool:
@@ -160,12 +166,12 @@ def _pretrained_parameters(method: Method) -> dict[str, PyTree]:
             raise UserError(f"{problem}, whose head is loaded; set both alike")
     parts = (method.shapes.keys() & trained.params.keys()) - {"scalars"}
     params = {part: trained.params[part] for part in sorted(parts)}
-    for tower in sorted(parts - {"encoder", "head"}):
-        theirs, own = (jax.tree.map(np.shape, x[tower]) for x in (params, method.shapes))
-        if theirs != own:
-            problem = f"config.model.text is not the tower of {tower.removeprefix('towers_')} of"
-            raise UserError(f"{problem} {weights}; copy its config.model.text")
-    return params | _starting_scalars(method, trained.params.get("scalars", {}))
+    for field in (x for x in method.fields if parts - {"encoder", "head"} and x in _TEXT_DESIGN):
+        here, there = method.fields[field], trained.method.fields[field]
+        if here != there:
+            problem = f"config.{field} is {here}, but {there} in the model {weights}"
+            raise UserError(f"{problem}, whose tower of texts is loaded; set both alike")
+    return params | _starting_scalars(method, trained)
 
 
 def released_parameters(method: Method) -> dict[str, PyTree]:
@@ -195,8 +201,12 @@ def released_parameters(method: Method) -> dict[str, PyTree]:
     return params
 
 
-def _starting_scalars(method: Method, params: learned.ScalarParameters) -> dict[str, PyTree]:
-    """Scalars to start with: the saved run's `params` where shapes agree, else as configured."""
+def _starting_scalars(method: Method, trained: TrainedModel) -> dict[str, PyTree]:
+    """Scalars to start with: the saved run's where shapes agree, else as configured.
+
+    A temperature is that of one space: another one starts with its own.
+    """
+    params: learned.ScalarParameters = trained.params.get("scalars", {})
     saved_c, fields = learned.scalar_values(params).get("c"), method.objective_fields
     c, fixes_c = fields["c"], not fields["learn_c"]
     if fixes_c and learned.has_curvature(SPACES[fields["space"]]) and saved_c not in (None, c):
@@ -205,17 +215,20 @@ def _starting_scalars(method: Method, params: learned.ScalarParameters) -> dict[
     initial = method.initial_parameters().get("scalars", {})
     if not initial:
         return {}
+    saved_fields = trained.method.objective_fields
+    has_other_space = any(fields[x] != saved_fields[x] for x in ("space", "parts"))
     for name in initial.keys() & params.keys():
-        if np.shape(params[name]) == np.shape(initial[name]):
+        is_other = has_other_space and name == "log_temperature"
+        if np.shape(params[name]) == np.shape(initial[name]) and not is_other:
             initial[name] = params[name]
     return {"scalars": learned.within_bounds(initial, method.scalar_bounds)}
 
 
 def copy_tokenizer(method: Method, folder: pathlib.Path) -> None:
     """Copies the tokenizer in `model.weights` to a run's folder, which then needs no other."""
-    if not method.model.towers or find_tokenizer(folder):
+    if not (method.model.towers and method.start.weights) or find_tokenizer(folder):
         return
-    beside = pathlib.Path(method.start.weights or "").expanduser()
+    beside = pathlib.Path(method.start.weights).expanduser()
     for file in (beside / name for name in files.TOKENS):
         if file.is_file():
             with writing(folder), replacing(folder / file.name) as temporary:

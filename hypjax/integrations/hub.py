@@ -19,6 +19,7 @@ from hypjax.experiment.trained import TrainedModel, restore_best
 from hypjax.inference.save import describe, replacing_model, write_model
 from hypjax.models.architectures import ARCHITECTURES, is_in_timm
 from hypjax.models.custom import CustomEncoder
+from hypjax.models.encoder import FEATURES
 from hypjax.models.pretrained import pools_as_timm
 from hypjax.models.weight_files import repository, timm_weights
 from hypjax.runs import files
@@ -137,6 +138,7 @@ def _model_card(
         is_custom=is_custom,
         takes_pixels=model.encoder.takes_pixels,
         text_encoder=method.fields["model.text.encoder"],
+        has_text_tower=bool(model.towers) and method.fields["model.text.kind"] != FEATURES,
         is_released=bool(model.towers) and not is_captioned(method.fields["objective.name"]),
         is_of_timm=is_of_timm,
         lacking_head=_HEADS.get(model.head_kind),

@@ -162,7 +162,8 @@ def require_provenance(workdir: pathlib.Path, provenance: Mapping[str, str]) -> 
             continue
         problem = f"the {name} have changed since the run in {workdir} began"
         if name == TEXT_ENCODER:
-            problem = f"the encoder of texts has changed since the run in {workdir} began"
+            changed = "the encoder of texts, or its tokenizer, has changed"
+            problem = f"{changed} since the run in {workdir} began"
         if name == "precision":
             change = f"{saved.get(name)}, but this device {provenance[name]}"
             problem = f"the run in {workdir} uses {change}"

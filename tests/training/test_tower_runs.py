@@ -11,11 +11,13 @@ from PIL import Image
 
 import hypjax
 from hypjax import evaluate, train
-from hypjax.assemble import assemble_learner, saved_method
+from hypjax.assemble import assemble_learner, assemble_method, saved_method
 from hypjax.config import load_config
 from hypjax.errors import UserError
 from hypjax.experiment.trained import restore_best
+from hypjax.geometry import Sphere, learned
 from hypjax.inference import released as released_models
+from hypjax.inference.pretrained import starting_parameters
 from hypjax.runs.workdir import saved_config
 from hypjax.training.lowering import assumed_sizes, lower_step
 from tests.helpers import commands, small_runs
@@ -44,12 +46,17 @@ def here(tmp_path_factory):
             Image.fromarray(pixels).save(folder / f"{colour}{i}.png")
             rows.append(f"{colour}{i}.png,{'the a my'.split()[i]} {colour},{colour}")
     (folder / "photos.csv").write_text("\n".join(rows))
-    (folder / "m.pth").write_bytes(b"weights")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(released_models, "read_language_image", lambda _: released())
-        tokenizer = str(write_tokenizer(folder))
-        released_models.save_released(str(folder / "m.pth"), folder / "meru", tokenizer)
+    convert(released(), folder / "meru")
     return folder
+
+
+def convert(model, folder):
+    """Writes a released model as `hypjax.convert --format=hypjax` does."""
+    (folder.parent / "m.pth").write_bytes(b"weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(released_models, "read_language_image", lambda _: model)
+        tokenizer = str(write_tokenizer(folder.parent))
+        released_models.save_released(str(folder.parent / "m.pth"), folder, tokenizer)
 
 
 def configured(here, *overrides, space=""):
@@ -102,7 +109,7 @@ def test_a_model_starts_where_its_authors_left_it(here, trained):
             expected = scores[direction][f"recall@{k}"]
             assert results["untrained"]["head"][f"{direction}/recall@{k}"] == expected
     assert opened.space == released().space
-    assert results["learned"]["untrained"] == pytest.approx({"c": 0.7, "temperature": 0.07})
+    assert results["learned"]["untrained"] == pytest.approx({"c": 0.7, "temperature": 0.05})
 
 
 def test_both_towers_learn(here, trained):
@@ -162,13 +169,33 @@ def test_adapters_change_the_kernels_of_both_towers_alone(here, tmp_path):
     assert names - of_encoders == {"head/kernel", "towers_texts/head/kernel"}
 
 
-def test_a_run_is_fine_tuned_further_in_another_space(here, trained, tmp_path):
-    fields = f"data.path={here / 'photos.csv'}", *SHORT, "train.total_steps=1"
+def test_a_run_is_fine_tuned_further_in_another_space(here, trained):
+    """Towers go on; the temperature, which the run learned on its hyperboloid, begins anew."""
+    fields = f"data.path={here / 'photos.csv'}", *SHORT
     config = load_config(f"{CONFIG}:hyp,towers={trained}", fields)
     assert (config.objective.space, config.objective.c) == ("poincare", 0.1)
     assert config.objective.entailment == 0.2 and config.model.text.max_norm == 0.4
-    results = train.train_and_evaluate(config, tmp_path / "run")
-    assert np.isfinite(results["final"]["head"]["text_to_image/map"])
+    before = parameters(trained)
+    start = starting_parameters(assemble_method(config))
+    assert learned.scalar_values(start["scalars"]) == pytest.approx({"temperature": 0.07})
+    assert changed(before, start)[0] == set()
+    own = starting_parameters(assemble_method(load_config(f"{CONFIG}:towers={trained}", fields)))
+    ends, starts = (learned.scalar_values(x["scalars"]) for x in (before, own))
+    assert starts == pytest.approx(ends) and starts["temperature"] != 0.05
+
+
+def test_cosines_start_from_the_scale_of_the_weights(here, tmp_path):
+    """−d/τ is 2cos/τ and a constant. A SigLIP may have no head on images."""
+    for head in ("linear", "none"):
+        convert(released(Sphere(), head=head), tmp_path / head)
+        fields = f"data.path={here / 'photos.csv'}", *SHORT
+        config = load_config(f"{CONFIG}:towers={tmp_path / head}", fields)
+        assert (config.objective.space, config.objective.temperature) == ("sphere", 2 / 20)
+        assert config.objective.entailment == 0 and not config.objective.learn_c
+        start = starting_parameters(assemble_method(config))
+        assert changed(parameters(tmp_path / head), start)[0] == set()
+        for space in ("hyp", "product", "sph"):
+            load_config(f"{CONFIG}:{space},towers={tmp_path / head}", fields)
 
 
 def test_a_dry_run_lowers_the_step_from_shapes(here):
@@ -177,19 +204,22 @@ def test_a_dry_run_lowers_the_step_from_shapes(here):
     assert "tensor<6x20xi32>" in text and "tensor<6x6xi1>" in text
 
 
-def test_phrases_are_tokens_too(here, tmp_path):
-    config = configured(here, "objective.phrases=0.1", "train.total_steps=1")
+def test_phrases_are_tokens_too(here, trained, tmp_path):
+    """Their entailment is added to the loss of the same first step."""
+    config = configured(here, "objective.phrases=0.5", "train.total_steps=1")
     train.train_and_evaluate(config, tmp_path / "run")
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     (share,) = (x["entailed_phrases"] for x in map(json.loads, lines) if "entailed_phrases" in x)
-    assert 0 <= share <= 1
+    (loss, *_), (without, *_) = (small_runs.step_metrics(x)[1] for x in (tmp_path / "run", trained))
+    assert loss > without or share == 1
 
 
 def test_mistakes_are_one_sentence(here, photos_folder, tmp_path):
     for variant, overrides, sentence in (
         ("towers=nothing", (), "nothing does not exist"),
         ("lorenz,towers=meru", (), "unknown variant"),
-        (f"towers={here / 'meru'}", ["model.text.depth=2"], "is not the tower of texts of"),
+        (f"towers={here / 'meru'}", ["model.text.num_heads=4"], "num_heads is 4, but 2 in"),
+        (f"towers={here / 'meru'}", ["train.head_warmup_steps=1"], "no encoder of texts"),
         (f"towers={here / 'meru'}", ["data.captions=none.txt"], "none.txt"),
     ):
         with pytest.raises(UserError, match=sentence):
