@@ -27,6 +27,8 @@ from ml_collections import ConfigDict
 
 from hypjax.config import recipes, variant_error
 from hypjax.errors import UserError
+from hypjax.models.tokens import find_tokenizer
+from hypjax.runs import files
 from hypjax.runs.workdir import read_saved_config
 
 SOURCES = ("", ",features", ",grocery")
@@ -41,7 +43,8 @@ def get_config(variant: str | None = None) -> ConfigDict:
     if towers and space in ("", *recipes.CAPTION_SPACES):
         return _towers(space, folder)
     if variant not in VARIANTS:
-        raise variant_error(variant, [*VARIANTS, "towers=FOLDER"])
+        others = [f"{space},towers=FOLDER" for space in recipes.CAPTION_SPACES]
+        raise variant_error(variant, [*VARIANTS, "towers=FOLDER", *others])
     space, _, source = variant.partition(",")
     config = recipes.captions(space)
     config.variant = variant
@@ -56,11 +59,18 @@ def get_config(variant: str | None = None) -> ConfigDict:
 
 
 def _towers(space: str, folder: str) -> ConfigDict:
-    model = read_saved_config(pathlib.Path(folder).expanduser())
+    path = pathlib.Path(folder).expanduser()
+    if not folder or not (files.is_published(path) or (path / files.CHECKPOINTS).exists()):
+        problem = f"towers={folder} names no folder of a model of hypjax"
+        command = "python -m hypjax.convert --workdir=WEIGHTS --format=hypjax --output=FOLDER"
+        raise UserError(f"{problem}; make one of its authors' weights: {command}")
+    model = read_saved_config(path)
     if model.model.text.kind == "features" or not model.model.text.width:
         raise UserError(f"the model in {folder} has no tower of texts; name one that has")
-    if "temperature" not in model.objective:
-        raise UserError(f"the model in {folder} has no temperature; convert it again")
+    if "temperature" not in model.objective or find_tokenizer(path) is None:
+        missing = "tokenizer" if "temperature" in model.objective else "temperature"
+        advice = "convert its weights again, with --tokenizer=FILE"
+        raise UserError(f"the model in {folder} has no {missing}; {advice}")
     config = recipes.caption_towers(model, space)
     config.variant = f"{space},towers".removeprefix(",")
     config.model.weights = folder

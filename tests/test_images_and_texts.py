@@ -158,7 +158,7 @@ MISTAKES = [
     ("zero_shot --images=b --tree=tree", "the class dog is not in the tree"),
     ("captions --pairs=none.csv", "cannot read none.csv (No such file"),
     ("captions --pairs=words", "needs the columns path and caption"),
-    ("captions --pairs=header.csv", "and rows; it has path, caption"),
+    ("captions --pairs=header.csv", "header.csv has no rows"),
     ("captions --pairs=pairs.csv?caption=text", "has no column text"),
     ("captions --pairs=pairs.csv", "row 2 needs a path and a caption"),
     ("captions --pairs=texts.csv", "row 1 needs a path"),

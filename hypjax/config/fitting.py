@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 from ml_collections import ConfigDict
 
-from hypjax.config.choices import freezes_encoder
+from hypjax.config.choices import freezes_encoder, is_captioned
 from hypjax.config.identity import flatten
 from hypjax.config.rules import (
     FITTED_TO_FEATURES,
@@ -30,6 +30,7 @@ _SHOWN_IMAGES = 64_000  # Images that training shows, with repetitions: minutes 
 # steps are cheap, or also for trained blocks, which learn faster. With more passes, recall of
 # held-out classes of Cars-196 falls again.
 _HEAD_PASSES, _PASSES = 25, 4
+_TOWER_PASSES = 10  # Of pretrained towers of images and texts.
 _MIN_HEAD_STEPS = 200  # With few classes, 25 passes are too few steps; see docs/own-images.md.
 
 
@@ -93,6 +94,8 @@ def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> Con
 
 def _fit_steps(config: ConfigDict, num_images: int) -> int:
     batch_size = config.train.batch_size
+    if is_captioned(config.objective.name) and config.model.text.kind != FEATURES:
+        return math.ceil(_TOWER_PASSES * num_images / batch_size)
     if config.model.head_init != "pca":
         return math.ceil(_SHOWN_IMAGES / batch_size)
     if not freezes_encoder(config.optim.frozen):

@@ -75,9 +75,11 @@ def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
     if "image_url" in columns:  # HierarCaps' column id holds numbers.
         options = {"path": "image_url", **options}
     path, caption = (find_column(columns, role, options, table) for role in ("path", "caption"))
-    if not (path and caption and cells):
-        needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN), and rows"
+    if not (path and caption):
+        needed = "the columns path and caption (or ?path=COLUMN&caption=COLUMN)"
         raise UserError(f"{table} needs {needed}; it has {', '.join(columns)}")
+    if not cells:
+        raise UserError(f"{table} has no rows; add one for each caption of an image")
     usual = usual_columns(columns)
     others = [
         find_column(columns if role in options else usual, role, options, table)

@@ -156,7 +156,7 @@ class Model(ImageEmbedder):
     def _text_embedder(self) -> TextEmbedder:
         """The tower of texts, ready to embed."""
         if not self._has_texts:
-            advice = "load the head of a model of images and texts"
+            advice = "load the head of a model of images and texts (docs/texts.md)"
             raise UserError(f"{self.name} embeds no texts; {advice}")
         tower, params = self.module.towers[TEXTS], self.params[f"towers_{TEXTS}"]
         if not isinstance(tower.encoder, TextTransformer):

@@ -216,8 +216,8 @@ def test_phrases_are_tokens_too(here, trained, tmp_path):
 
 def test_mistakes_are_one_sentence(here, photos_folder, tmp_path):
     for variant, overrides, sentence in (
-        ("towers=nothing", (), "nothing does not exist"),
-        ("lorenz,towers=meru", (), "unknown variant"),
+        ("towers=nothing", (), "names no folder of a model .*hypjax.convert"),
+        ("lorenz,towers=meru", (), "did you mean lorentz,towers=FOLDER"),
         (f"towers={here / 'meru'}", ["model.text.num_heads=4"], "num_heads is 4, but 2 in"),
         (f"towers={here / 'meru'}", ["train.head_warmup_steps=1"], "no encoder of texts"),
         (f"towers={here / 'meru'}", ["data.captions=none.txt"], "none.txt"),
@@ -229,5 +229,5 @@ def test_mistakes_are_one_sentence(here, photos_folder, tmp_path):
     shutil.copytree(here / "meru", bare)
     (bare / "bpe_simple_vocab_16e6.txt.gz").unlink()
     fields = f"data.path={here / 'photos.csv'}", *SHORT
-    with pytest.raises(UserError, match="no vocabulary in .*bare; put tokenizer.json"):
+    with pytest.raises(UserError, match="bare has no tokenizer; convert"):
         train.train_and_evaluate(load_config(f"{CONFIG}:towers={bare}", fields), tmp_path / "run")
