@@ -131,7 +131,9 @@ def test_a_run_keeps_its_pairs_and_encoder(run, tmp_path, monkeypatch):
     swapped = experiment.splits._replace(test=dataclasses.replace(test, captions=captions))
     with pytest.raises(UserError, match="the captions have changed since"):
         require_provenance(run, caption_facts(swapped, None))
-    with pytest.raises(UserError, match="the encoder of texts has changed since"):
+    with pytest.raises(
+        UserError, match="the encoder of texts, or its tokenizer, has changed since"
+    ):
         require_provenance(run, {TEXT_ENCODER: "other"})
     model = hypjax.load(run)
     model._text_encoder = "other"
@@ -195,7 +197,7 @@ def test_a_dry_run_estimates_the_time(pairs, capsys):
             ["model.text.kind=clip"],
             "model.text.encoder is .*; it must be None unless model.text.kind",
         ),
-        (["objective.name=proxy_anchor"], "model.text.kind is 'features'; it must be features if"),
+        (["objective.name=proxy_anchor"], "max_norm is 0.4; it must be None unless objective.name"),
         (["objective.space=sphere"], "has no cones; leave out --config.objective.entailment"),
         (
             ["objective.space=sphere", "objective.entailment=0.0", "objective.phrases=0.1"],
