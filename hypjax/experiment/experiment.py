@@ -24,13 +24,14 @@ from hypjax.geometry import Space
 from hypjax.parallel import processes
 from hypjax.retrieval import mean_score
 from hypjax.retrieval.graded import GRADED
-from hypjax.retrieval.inputs import by_blocks, split
+from hypjax.retrieval.inputs import blocks, by_blocks, pad_rows
 from hypjax.retrieval.metrics import metric_names
 from hypjax.retrieval.postprocessing import Postprocessing, Reranking
 from hypjax.retrieval.projection import fit
 from hypjax.types import CAPTIONS, TEXT_ENCODER, TEXTS, Outputs
 
-_TEXTS_AT_ONCE = 64  # Of those that a Transformer embeds.
+_TEXTS_AT_ONCE = 64  # That a Transformer embeds.
+_VECTORS_AT_ONCE = 1 << 14  # Of texts.
 _QueryScores = dict[str, Float[np.ndarray, " queries"]]  # By metric.
 
 
@@ -155,9 +156,13 @@ class Experiment:
         assert self.texts is not None
         rows = text_inputs(self.texts, distinct_captions(images))
         project = functools.partial(self._project_texts, params[f"towers_{TEXTS}"])
-        at_once = _TEXTS_AT_ONCE if np.issubdtype(rows.dtype, np.integer) else len(rows)
-        projected = np.concatenate([by_blocks(project, block) for block in split(rows, at_once)])
-        return by_blocks(jax.jit(space.embed), projected)
+        are_tokens = np.issubdtype(rows.dtype, np.integer)
+        size = min(_TEXTS_AT_ONCE if are_tokens else _VECTORS_AT_ONCE, len(rows))
+        projected = [
+            np.asarray(project(pad_rows(block, size)))[: len(block)]
+            for block in (rows[x] for x in blocks(len(rows), size))
+        ]
+        return by_blocks(jax.jit(space.embed), np.concatenate(projected))
 
     @functools.cached_property
     def _project_texts(self) -> Callable[[PyTree, np.ndarray], Array]:
