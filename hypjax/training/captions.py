@@ -35,13 +35,14 @@ def with_captions(
         describes = np.zeros((len(captions), len(number_of)), bool)
         for row, own in enumerate(captions):
             describes[row, [number_of[text] for text in own if text in number_of]] = True
-        words = text_inputs(texts, chosen)
+        inputs_of_texts = text_inputs(texts, chosen)
         if parents is not None:
             above = [parents[text] or (text,) for text in chosen]
             draws = rng.random(len(above))
             drawn = [x[int(draw * len(x))] for x, draw in zip(above, draws, strict=True)]
-            words = np.stack([words, text_inputs(texts, drawn)], axis=1)
+            of_parents = text_inputs(texts, drawn)
+            inputs_of_texts = np.stack([inputs_of_texts, of_parents], axis=1)
         positives = describes[:, [number_of[text] for text in chosen]]
-        inputs = {TEXTS: padded_rows(words, rows, 0)}
+        inputs = {TEXTS: padded_rows(inputs_of_texts, rows, 0)}
         inputs[POSITIVES] = padded_rows(positives, rows, False)
         yield batch._replace(inputs={**batch.inputs, **inputs})

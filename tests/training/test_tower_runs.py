@@ -170,7 +170,7 @@ def test_adapters_change_the_kernels_of_both_towers_alone(here, tmp_path):
 
 
 def test_a_run_is_fine_tuned_further_in_another_space(here, trained):
-    """Towers go on; the temperature, which the run learned on its hyperboloid, begins anew."""
+    """The towers are the run's; its temperature, learned in one space, does not suit another."""
     fields = f"data.path={here / 'photos.csv'}", *SHORT
     config = load_config(f"{CONFIG}:hyp,towers={trained}", fields)
     assert (config.objective.space, config.objective.c) == ("poincare", 0.1)
