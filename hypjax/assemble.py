@@ -105,7 +105,7 @@ def assemble_method(
         else create_objective(loss_settings(config)),
         scalars=initial_scalars(fields),
         scalar_bounds=bounds(fields),
-        initial_spaces=_spaces(config, fields),
+        initial_spaces=_spaces(scoring, fields),
         embedding=Embedding(
             tuple(map(float, scoring.scales)), run.eval_batch_size, run.workers, run.engine
         ),
@@ -131,12 +131,12 @@ def code_hashes(config: ConfigDict) -> dict[str, str]:
     return {name: code_hash(value) for name, value in code.items() if value is not None}
 
 
-def _spaces(config: ConfigDict, fields: Mapping[str, Any]) -> dict[str, Space | None]:
+def _spaces(scoring: ConfigDict, fields: Mapping[str, Any]) -> dict[str, Space | None]:
     """The spaces of `eval.spaces` by name, see `Method`, with prefixes of evaluation and loss."""
-    prefix_dims = sorted({*config.eval.prefixes, *trained_prefixes(fields)})
+    prefix_dims, names_of = sorted({*scoring.prefixes, *trained_prefixes(fields)}), scoring.spaces
     spaces: dict[str, Space | None] = {}
     for part in ("head", *(f"head@{dim}" for dim in prefix_dims), "encoder"):
-        for i, name in enumerate(config.eval.spaces[part_of(part)]):
+        for i, name in enumerate(names_of[part_of(part)]):
             space = None if name == "objective" else create_space({**fields, "space": name})
             spaces[part if i == 0 else f"{part}:{name}"] = space
     return spaces

@@ -156,11 +156,11 @@ Rules = Iterator[tuple[Any, str, str]]
 def _fitting_rules(config: ConfigDict) -> Rules:
     fields = flatten(config)
     for field in FITTED_TO_FEATURES:
-        is_unset = fields[field] is None and config.data.name != FEATURES
+        is_unset = fields[field] is None and fields["data.name"] != FEATURES
         yield is_unset, field, f"a whole number, unless data.name is {FEATURES}"
     names = " or ".join(choices.USERS)
     rule = f"a whole number, unless data.name is {names}, or train.cached_features is set"
-    can_be_fitted = config.data.name in choices.USERS or config.train.cached_features
+    can_be_fitted = fields["data.name"] in choices.USERS or fields["train.cached_features"]
     for field in FITTED_TO_IMAGES:
         yield fields[field] is None and not can_be_fitted, field, rule
 

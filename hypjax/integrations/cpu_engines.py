@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from hypjax.integrations.onnx_graph import translate
+from hypjax.integrations.onnx_rules import translate
 from hypjax.system.machine import usable_cores
 
 

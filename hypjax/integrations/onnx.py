@@ -25,7 +25,8 @@ from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import Space
 from hypjax.geometry.registry import describe_space
 from hypjax.inference.model import Model
-from hypjax.integrations.onnx_graph import UntranslatedError, translate
+from hypjax.integrations.onnx_graph import UntranslatedError
+from hypjax.integrations.onnx_rules import translate
 from hypjax.models import Embedder
 from hypjax.models.custom import is_custom
 from hypjax.models.text import TextTransformer

@@ -1,4 +1,4 @@
-"""Translates functions of JAX to ONNX: `translate` walks a jaxpr, equation by equation.
+"""The graph of an ONNX model, to which a jaxpr is added equation by equation.
 
 What depends on no input is computed at once: weights with the norms that are folded into them, for
 instance. Axes are transposed only where an operation needs another order than its input has, so
@@ -17,10 +17,8 @@ from jax.extend import core
 from jax.typing import DTypeLike
 from onnx import TensorProto, helper, numpy_helper
 
-OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
 TYPES = {np.dtype(np.bool_): TensorProto.BOOL, np.dtype(np.uint8): TensorProto.UINT8}
 TYPES |= {np.dtype(np.int32): TensorProto.INT32, np.dtype(np.float32): TensorProto.FLOAT}
-_LARGEST = 2**31 - 2**22  # Bytes of weights: a protocol buffer holds 2 GB, its nodes included.
 _SMALL = 64  # Elements of constants that are stored once, however often they occur.
 _LONGEST = 32  # Steps of a loop that is unrolled.
 # Equations that apply another jaxpr, and those that return their inputs.
@@ -74,49 +72,11 @@ class Reduction(NamedTuple):
 Value = Tensor | np.ndarray  # Arrays are constants.
 
 
-def translate(
-    function: Callable[[Any], Any], example: jax.ShapeDtypeStruct, name: str, output: str
-) -> onnx.ModelProto:
-    """Translates a function of a batch, of any size, to an ONNX model.
-
-    Args:
-        function: From an array [batch, ...] to an array [batch, ...].
-        example: Shape and dtype of one element of the batch.
-        name: Name of the model's input.
-        output: Name of the model's output.
-
-    Raises:
-        UntranslatedError: With the reason, if the translation does not know an operation, the
-            function does not leave the size of the batch open, or the weights are too large.
-    """
-    shape, dtype = (*jax.export.symbolic_shape("batch"), *example.shape), np.dtype(example.dtype)
-    try:
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
-            graph = Graph(Tensor(name, tuple(range(len(shape))), shape, dtype))
-            (result,) = graph.run(closed.jaxpr, closed.consts, [graph.input])
-    except (TypeError, ValueError) as error:  # Of a function that needs to know the batch's size.
-        raise UntranslatedError(str(error).partition("\n")[0]) from error
-    graph.node(output, "Identity", [graph.ordered(result)])
-    aval: Any = closed.out_avals[0]
-    ends = [(name, dtype, shape), (output, np.dtype(aval.dtype), aval.shape)]
-    given, returned = (
-        helper.make_tensor_value_info(name, TYPES[dtype], ["batch", *shape[1:]])
-        for name, dtype, shape in ends
-    )
-    nodes, constants = graph.used(output)
-    if (size := sum(len(x.raw_data) for x in constants)) >= _LARGEST:
-        raise UntranslatedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f} GB")
-    proto = helper.make_graph(nodes, "hypjax", [given], [returned], constants)
-    opset = helper.make_opsetid("", OPSET)
-    return helper.make_model(proto, opset_imports=[opset], ir_version=_IR_VERSION)
-
-
 class Graph:
     """The nodes and constants of an ONNX model, to which each equation adds its own."""
 
-    def __init__(self, given: Tensor) -> None:
-        self.input = given
+    def __init__(self, given: Tensor, rules: Mapping[str, Callable[..., Any]]) -> None:
+        self.input, self._rules = given, rules
         self.made_by: dict[str, onnx.NodeProto] = {}  # By the name of the result.
         self.tensors: dict[str, Tensor] = {}  # Likewise.
         self.reductions: dict[Tensor, Reduction] = {}  # By their results, with axes in order.
@@ -139,8 +99,6 @@ class Graph:
 
     def _apply(self, equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Value]:
         """Adds what an equation computes from some values, unless all of them are constant."""
-        from hypjax.integrations.onnx_rules import RULES  # It imports this module.
-
         name, params = equation.primitive.name, equation.params
         outputs: list[Any] = [x.aval for x in equation.outvars]
         if name in _IDENTITIES:
@@ -161,9 +119,9 @@ class Graph:
         is_static = all(isinstance(n, int) for x in outputs for n in x.shape)
         if is_static and all(isinstance(x, np.ndarray) for x in inputs):
             return _computed(equation, outputs, inputs)
-        if name not in RULES:
+        if name not in self._rules:
             raise UntranslatedError(f"the translation knows no {name}")
-        results = RULES[name](self, params, outputs, *inputs)
+        results = self._rules[name](self, params, outputs, *inputs)
         return results if isinstance(results, list) else [results]
 
     def _unrolled(self, params: Mapping[str, Any], inputs: list[Any]) -> Sequence[Value]:

@@ -1,4 +1,4 @@
-"""ONNX's operations for JAX's primitives: `RULES`, by the primitive's name.
+"""Translates functions of JAX to ONNX: `translate` adds operations by `RULES` for primitives.
 
 A rule takes the graph, the equation's parameters, the shapes of its outputs, and its inputs.
 """
@@ -10,10 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from onnx import TensorProto
+import onnx
+from onnx import TensorProto, helper
 
 from hypjax.integrations.onnx_graph import TYPES, Graph, Reduction, Tensor, UntranslatedError, Value
 from hypjax.integrations.onnx_products import Params, convolution, dot_general, max_pool
+
+_OPSET, _IR_VERSION = 18, 8  # The first Resize with antialiasing, and the format of that time.
+_LARGEST = 2**31 - 2**22  # Bytes of weights: a protocol buffer holds 2 GB, its nodes included.
 
 
 def _elementwise(graph: Graph, kind: str, like: Any, *inputs: Value) -> Tensor:
@@ -356,3 +360,41 @@ RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
     "tile": _tile,
     "transpose": _transpose,
 }
+
+
+def translate(
+    function: Callable[[Any], Any], example: jax.ShapeDtypeStruct, name: str, output: str
+) -> onnx.ModelProto:
+    """Translates a function of a batch, of any size, to an ONNX model.
+
+    Args:
+        function: From an array [batch, ...] to an array [batch, ...].
+        example: Shape and dtype of one element of the batch.
+        name: Name of the model's input.
+        output: Name of the model's output.
+
+    Raises:
+        UntranslatedError: With the reason, if the translation does not know an operation, the
+            function does not leave the size of the batch open, or the weights are too large.
+    """
+    shape, dtype = (*jax.export.symbolic_shape("batch"), *example.shape), np.dtype(example.dtype)
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
+            graph = Graph(Tensor(name, tuple(range(len(shape))), shape, dtype), RULES)
+            (result,) = graph.run(closed.jaxpr, closed.consts, [graph.input])
+    except (TypeError, ValueError) as error:  # Of a function that needs to know the batch's size.
+        raise UntranslatedError(str(error).partition("\n")[0]) from error
+    graph.node(output, "Identity", [graph.ordered(result)])
+    aval: Any = closed.out_avals[0]
+    ends = [(name, dtype, shape), (output, np.dtype(aval.dtype), aval.shape)]
+    given, returned = (
+        helper.make_tensor_value_info(name, TYPES[dtype], ["batch", *shape[1:]])
+        for name, dtype, shape in ends
+    )
+    nodes, constants = graph.used(output)
+    if (size := sum(len(x.raw_data) for x in constants)) >= _LARGEST:
+        raise UntranslatedError(f"an ONNX file holds 2 GB; the weights take {size / 1e9:.1f} GB")
+    proto = helper.make_graph(nodes, "hypjax", [given], [returned], constants)
+    opset = helper.make_opsetid("", _OPSET)
+    return helper.make_model(proto, opset_imports=[opset], ir_version=_IR_VERSION)

@@ -35,7 +35,7 @@ pytest.importorskip("onnx", reason="needs onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 
 onnx_file = importlib.import_module("hypjax.integrations.onnx")
-translate = importlib.import_module("hypjax.integrations.onnx_graph").translate
+translate = importlib.import_module("hypjax.integrations.onnx_rules").translate
 
 BALL, PAGE = PoincareBall(0.1, 2.3), "take-it-with-you.md"
 SPACES = [

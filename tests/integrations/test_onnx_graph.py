@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("onnx", reason="needs onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 graph = importlib.import_module("hypjax.integrations.onnx_graph")
-translate = graph.translate
+rules = importlib.import_module("hypjax.integrations.onnx_rules")
+translate = rules.translate
 
 X = np.random.default_rng(0).normal(size=(3, 8, 8, 4)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(3, 3, 4, 6)).astype(np.float32)
@@ -115,7 +116,7 @@ def test_rows_of_tables_are_looked_up():
 
 
 def test_weights_that_no_file_holds_are_refused(monkeypatch):
-    monkeypatch.setattr(graph, "_LARGEST", V.nbytes)
+    monkeypatch.setattr(rules, "_LARGEST", V.nbytes)
     with pytest.raises(graph.UntranslatedError, match="holds 2 GB"):
         by_onnx(lambda x: x @ V, X, 3)
 
