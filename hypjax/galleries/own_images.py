@@ -64,9 +64,9 @@ class OwnImages:
 def copies(ids: Sequence[str]) -> OwnRows:
     """All rows of each row's file, the row included; () if no rows share a file."""
     table = _Table(ids, None)
-    rows_by_path = _rows_by_key(table.paths)
-    if len(rows_by_path) == len(ids):
+    if len(set(table.paths)) == len(ids):
         return ()
+    rows_by_path = _rows_by_key(table.paths)
     own_rows = [rows_by_path[x] if table.is_file(i) else [i] for i, x in enumerate(table.paths)]
     return own_rows if max(map(len, own_rows)) > 1 else ()
 

@@ -18,6 +18,7 @@ MULTIPLE = 64  # Factors of a matrix product are padded to a multiple of this ma
 LANES = 16
 _BLOCK_BYTES = 2**21  # Largest size of the rows that `by_blocks` passes to a function at once.
 PART_BYTES = 32 * 2**20  # Largest size of the points that are held at once.
+_CHECKED_BYTES = 4 * 2**20  # Size of the points that are checked at once.
 Points = Float[np.ndarray, "n d"]  # May be memory-mapped, of any floating-point type.
 GalleryPoints = Float[np.ndarray, "m d"]
 Rows = Int[np.ndarray, " r"]  # Row numbers of points.
@@ -104,7 +105,7 @@ def check_space(space: object) -> None:
 
 def check_in_space(space: Space, points: Points) -> None:
     """Raises a `UserError` unless all points belong to the space."""
-    for rows in blocks(len(points), PART_BYTES // (4 * points.shape[1])):
+    for rows in blocks(len(points), _CHECKED_BYTES // (4 * points.shape[1])):
         space.check(host_rows(points, rows), first=rows.start)
 
 
