@@ -10,7 +10,9 @@ beside it, or st:NAME of sentence-transformers. Images and texts are encoded onc
 heads takes a minute on a CPU. docs/texts.md says more.
 
 Variants are spaces: `hyp`, the Poincaré ball (the default); `lorentz`, the hyperboloid; `sph`; and
-`product` of a ball and a sphere. After a comma, such as `hyp,grocery`, they may name a source:
+`product` of a ball and a sphere; or `meru`, `hycoclip` and `phyclip`, whose losses and spaces are
+as published; the last two also train on boxes of images (a column box). After a comma, such as
+`hyp,grocery`, variants without boxes may name a source:
 
 * `grocery`, the photographs and descriptions of groceries;
 * `features`: the rows of a file are pairs, in the arrays features and text_features (or texts), and
@@ -32,7 +34,12 @@ from hypjax.runs import files
 from hypjax.runs.workdir import read_saved_config
 
 SOURCES = ("", ",features", ",grocery")
-VARIANTS = tuple(space + source for source in SOURCES for space in recipes.CAPTION_SPACES)
+VARIANTS = tuple(
+    space + source
+    for source in SOURCES
+    for space in recipes.CAPTION_SPACES
+    if not (source and space in recipes.BOXED)
+)
 
 
 def get_config(variant: str | None = None) -> ConfigDict:

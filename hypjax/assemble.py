@@ -75,6 +75,7 @@ from hypjax.training.setup import (
     create_plans,
     highest_frozen_block,
     problem_sizes,
+    without_boxes,
     without_single_images,
 )
 from hypjax.types import TEXTS
@@ -292,7 +293,8 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         rule = f"at most {encoder_dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", head_dim, rule)
     sampling, is_cached = sampling_settings(config), config.train.cached_features
-    train = without_single_images(splits.training_images(), sampling, cached=is_cached)
+    train = without_boxes(splits.training_images(), sampling)
+    train = without_single_images(train, sampling, cached=is_cached)
     if config.train.patience and splits.validation is None:
         refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
     splits = splits._replace(train=train)

@@ -17,7 +17,7 @@ CUSTOM = "own:"  # Prefix of names of user-defined encoders and objectives.
 PARTS = ("head", "encoder")  # Parts of a model whose outputs are scored.
 # Values of `train.sampling` whose batches hold several images of each class, side by side.
 GROUPED = ("epoch_classes", "drawn_classes", "coarse_pairs")
-SAMPLINGS = (*GROUPED, "shuffled", "tuples")  # hypjax/data/plans.py
+SAMPLINGS = (*GROUPED, "shuffled", "boxes", "tuples")  # hypjax/data/plans.py
 # Optimisers (hypjax/training/optim.py), and whether their weight decay is added to the update.
 OPTIMIZERS = {"adamw": True, "adam": False, "sgd": False, "muon": True}
 METRICS = (*AT_K, *WITHOUT_K, *GRADED)

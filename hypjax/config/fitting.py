@@ -80,6 +80,8 @@ def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> Con
         train.samples_per_class = _fit_samples(class_sizes, train.batch_size, usual_batch_size)
     if train.batch_size is None and train.sampling == "shuffled":
         train.batch_size = min(usual_batch_size, len(labels))
+    if train.batch_size is None and train.sampling == "boxes":  # Rows are boxes, too.
+        train.batch_size = min(usual_batch_size, 2 * len(np.unique(labels)))
     if train.batch_size is None:
         num_classes = min(len(class_sizes), max(usual_batch_size // train.samples_per_class, 2))
         train.batch_size = num_classes * train.samples_per_class

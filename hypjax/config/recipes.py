@@ -57,8 +57,11 @@ ENCODERS = {
 }
 
 
-# Spaces of images and captions, by variant.
+# Spaces of images and captions, by variant; those of the models of `_as_published`, too.
 CAPTION_SPACES = {**variants.HYP_VIT_SPACES, "lorentz": "lorentz", "product": "product"}
+CAPTION_SPACES |= {"meru": "lorentz", "hycoclip": "lorentz", "phyclip": "product"}
+BOXED = ("hycoclip", "phyclip")  # Variants that train on boxes of images, too.
+_FACTORS = 8  # Hyperboloids in PHyCLIP's product. The paper has 64, which take long to compile.
 
 
 def choose_loss(config: ConfigDict, loss: str, *, proxy_rate: float) -> None:
@@ -177,12 +180,33 @@ def captions(space: str) -> ConfigDict:
     config.model.text.update(kind="features", width=None, head="dense")
     if space == "sph":  # It has no cones.
         config.objective.update(entailment=0.0, temperature=0.2)
+    elif space in ("meru", *BOXED):
+        _as_published(config, space)
     else:  # Farther out, cones are too narrow to hold images, see docs/texts.md.
         config.model.text.max_norm = 0.4
-    config.train.sampling = "shuffled"  # Many images are the only ones of their class.
+    # Many images are the only ones of their class.
+    config.train.sampling = "boxes" if space in BOXED else "shuffled"
     config.eval.ks = (1, 5, 10)
     config.eval.every = 50
     return config
+
+
+def _as_published(config: ConfigDict, name: str) -> None:
+    """Chooses the space, entailment and learned scalars of MERU, HyCoCLIP or PHyCLIP.
+
+    α starts at 1/√dim and is part of the heads' kernels. PHyCLIP's distance is the mean over
+    hyperboloids, each with its own c.
+    """
+    dim = config.model.head_dim
+    curvatures: tuple[float, ...] = ()
+    if name == "phyclip":
+        dim, curvatures = dim // _FACTORS, (1.0,) * _FACTORS
+        config.objective.update(parts=("lorentz",) * _FACTORS, weights=(1 / _FACTORS,) * _FACTORS)
+        config.objective.summed = True
+    config.objective.update(c=1.0, curvatures=curvatures, learn_c=True, c_bounds=(0.1, 10.0))
+    config.objective.update(clip_radius=None, feature_scale=0.5 / dim**0.5)  # `Lorentz` doubles it.
+    config.objective.update(entailment=0.2, temperature=0.07)
+    config.model.text.max_norm = None
 
 
 def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
@@ -204,6 +228,9 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
         config.objective.update({name: model.objective[name] for name in names})
         if model.objective.name != "captions" and own != "sphere":
             config.objective.update(learn_c=True, c_bounds=(0.1, 10.0))  # As in MERU.
+    elif space in ("meru", *BOXED):
+        config.objective.space = chosen
+        _as_published(config, space)
     else:
         config.objective.space = chosen
         config.objective.parts = ("poincare", "sphere") if space == "product" else ()
@@ -216,8 +243,8 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     # right in captions. As in all recipes here, decay acts on biases and gains, too.
     config.optim.update(learning_rate=1e-5, schedule="cosine", warmup_steps=None, clip_norm=1.0)
     config.optim.update(weight_decay=0.1, b2=0.98, eps=1e-6, frozen=())
-    config.train.update(sampling="shuffled", batch_size=None, total_steps=None)
-    config.train.update(samples_per_class=None)
+    config.train.sampling = "boxes" if space in BOXED else "shuffled"
+    config.train.update(batch_size=None, total_steps=None, samples_per_class=None)
     encoders = "model/encoder/*block*", "model/towers_texts/encoder/*block*"
     config.train.lora_targets = encoders
     config.data.update(name="folder", crop_area=(0.9, 1.0), flip=0.0)

@@ -171,6 +171,9 @@ def _batch_rules(config: ConfigDict) -> Rules:
     yield objective.by_tuple and train.sampling != "tuples", "train.sampling", rule
     rule = f"{' or '.join(GROUPED)}: this objective compares images of one class"
     yield objective.by_class and train.sampling not in GROUPED, "train.sampling", rule
+    is_boxed = train.sampling == "boxes"
+    rule = "another unless objective.name is captions"
+    yield is_boxed and not choices.is_captioned(config.objective.name), "train.sampling", rule
     if any(fields[field] is None for field in FITTED):
         return  # The rest is checked once the fields have been fitted to the images.
     tuple_size, samples = 2 + train.tuples.negatives, train.samples_per_class
@@ -179,6 +182,9 @@ def _batch_rules(config: ConfigDict) -> Rules:
     is_wrong = train.batch_size % samples or train.batch_size < 2 * samples
     rule = f"a multiple of train.samples_per_class ({samples}), and at least {2 * samples}"
     yield train.sampling in GROUPED and is_wrong, "train.batch_size", rule
+    rule = "even, and at least 4: its second half are boxes of the first"
+    is_wrong = train.batch_size % 2 or train.batch_size < 4
+    yield is_boxed and is_wrong, "train.batch_size", rule
     needs_proxies = fields.get("objective.hyphc_leaves") == "proxies"
     rule = "images, unless the loss has proxies"
     yield needs_proxies and "objective.proxy_rate" not in fields, "objective.hyphc_leaves", rule

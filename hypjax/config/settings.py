@@ -74,6 +74,7 @@ def loss_settings(config: ConfigDict) -> LossSettings:
         samples_per_class=config.train.samples_per_class,
         grouped=config.train.sampling in GROUPED,
         tuple_size=2 + config.train.tuples.negatives,
+        boxed=config.train.sampling == "boxes",
     )
 
 

@@ -5,13 +5,14 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from hypjax.data.dataset import Dataset
+from hypjax.data.dataset import Dataset, Region, stacked
 from hypjax.data.folders import is_image_name
 from hypjax.data.photos import labelled_images, list_images, read_vectors
 from hypjax.data.shards import is_table
@@ -22,7 +23,7 @@ from hypjax.galleries.feature_files import read_arrays
 from hypjax.retrieval.inputs import blocks
 from hypjax.system import console
 from hypjax.system.columns import find_column, require_options, split_options
-from hypjax.system.files import read_rows
+from hypjax.system.files import absolute, read_rows
 from hypjax.types import class_name, composed
 
 _FURTHER = ("label", "split", "coarse_label")  # Columns beside path and caption.
@@ -44,7 +45,7 @@ def read_captions(where: str, folder: str | None = None) -> CaptionedImages:
     Captions of a chain are separated by ' => ', as in HierarCaps. Paths are relative to the folder,
     by default the table's; of the URLs in a column image_url, the last part is a path.
     """
-    rows = _captioned_rows(where, folder)
+    rows = [row for row in _captioned_rows(where, folder) if row.box is None]
     files, chains = [str(row.file) for row in rows], [row.captions for row in rows]
     for number, chain in enumerate(chains, start=1):
         if len(chain) != len(chains[0]):
@@ -64,11 +65,12 @@ class _Row(NamedTuple):
     label: str
     split: str
     coarse_label: str
+    box: tuple[int, int, int, int] | None = None  # What the captions describe; None: the image.
 
 
 def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
     location, options = split_options(where)
-    require_options(options, ("path", "caption", *_FURTHER), location)
+    require_options(options, ("path", "caption", "box", *_FURTHER), location)
     table = pathlib.Path(location).expanduser()
     with explained(f"cannot read {table}"):
         columns, cells = read_rows(table)
@@ -85,6 +87,7 @@ def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
         find_column(columns if role in options else usual, role, options, table)
         for role in _FURTHER
     ]
+    box = find_column(columns if "box" in options else usual, "box", options, table)
     base = pathlib.Path(folder or table.parent, table.name).expanduser()
     rows = []
     for number, row in enumerate(cells, start=1):
@@ -94,8 +97,22 @@ def _captioned_rows(where: str, folder: str | None = None) -> list[_Row]:
             raise UserError(f"{at} needs a path and a caption; leave it out, or fill its cells")
         name = name.rpartition("/")[2] if path == "image_url" else name
         further = (class_name(row[other], at) if other else "" for other in others)
-        rows.append(_Row(listed_file(base, name, at), texts, *further))
+        label, split, coarse_label = further
+        region = _box(row[box], at) if box else None
+        rows.append(_Row(listed_file(base, name, at), texts, label, split, coarse_label, region))
     return rows
+
+
+def _box(cell: Any, where: str) -> tuple[int, int, int, int] | None:
+    """Reads the cell of a box, [left, top, right, bottom] in pixels; None if it is empty."""
+    if cell is None or not str(cell).strip():
+        return None
+    numbers = re.split(r"[\s,;]+", str(cell).strip("[]() \n"))
+    with explained(f"{where}: the box {cell} is not left, top, right and bottom in pixels"):
+        left, top, right, bottom = (round(float(number)) for number in numbers)
+        if left >= right or top >= bottom:
+            raise ValueError("it is empty")
+        return left, top, right, bottom
 
 
 def captioned_images(
@@ -108,9 +125,10 @@ def captioned_images(
     """Lists images with captions; images without a class share one where captions are equal.
 
     Without a file of `captions` (see `with_captions`), `where` is a table with the columns path and
-    caption, and perhaps label, split and coarse_label, several rows of a path being several
-    captions; a dataset with a column caption, see `hypjax.data.shards.find_dataset`; or images as
-    for `hypjax.data.photos.list_images`, each beside a .txt with its captions, one in each line.
+    caption, and perhaps label, split, coarse_label and box, several rows of a path being several
+    captions, and those with a box captions of a part of the image; a dataset with a column caption,
+    see `hypjax.data.shards.find_dataset`; or images as for `hypjax.data.photos.list_images`, each
+    beside a .txt with its captions, one in each line.
     """
     location, options = split_options(where)
     path = pathlib.Path(location).expanduser()
@@ -118,8 +136,11 @@ def captioned_images(
     lists_files = suffix in (".csv", ".tsv") or (suffix == ".parquet" and is_table(path, options))
     if captions is None and lists_files:
         by_file: dict[pathlib.Path, list[_Row]] = {}
-        for row in _captioned_rows(where):
-            by_file.setdefault(row.file, []).append(row)
+        all_rows = _captioned_rows(where)
+        for row in all_rows:
+            if row.box is None:
+                by_file.setdefault(row.file, []).append(row)
+        boxes = [row for row in all_rows if row.box is not None]
         labels, splits, coarse = (
             [
                 _agreed([getattr(row, name) for row in rows], name, file)
@@ -129,7 +150,7 @@ def captioned_images(
         )
         images = table_of_files([*by_file], labels, splits, coarse)
         texts = [[text for row in rows for text in row.captions] for rows in by_file.values()]
-        return _own_classes(_captioned(images, texts))
+        return _with_boxes(_own_classes(_captioned(images, texts)), boxes, where)
     images = list_images(where, exclude, skip_corrupt=skip_corrupt, captioned=captions is None)
     if images.vectors is not None:
         raise UserError(f"{where} holds features; set --config.data.name=features")
@@ -138,6 +159,35 @@ def captioned_images(
     if captions is None:
         return _own_classes(_captioned(images, _texts_beside(images, path)))
     return _own_classes(with_captions(images, captions))
+
+
+def _with_boxes(images: Dataset, boxes: Sequence[_Row], where: str) -> Dataset:
+    """Adds rows of captioned boxes, in the class and split of their images."""
+    if not boxes:
+        return images
+    row_of = {name: row for row, name in enumerate(images.names.tolist())}
+    owners = [str(absolute(row.file)) for row in boxes]
+    if alone := [name for name in owners if name not in row_of]:
+        raise UserError(f"{where} has only boxes of {alone[0]}; add a row for the whole image")
+    records = [Region(name, row.box) for name, row in zip(owners, boxes, strict=True) if row.box]
+    names, captions = (np.empty(len(boxes), object) for _ in range(2))
+    names[:] = [f"{name}{[*box]}" for name, box in records]
+    captions[:] = [tuple(row.captions) for row in boxes]
+    regions = images.take(np.array([row_of[name] for name in owners]))
+    assert regions.file_versions is not None
+    versions = [
+        f"{x}{[*record.box]}" for x, record in zip(regions.file_versions, records, strict=True)
+    ]
+    regions = dataclasses.replace(
+        regions,
+        records=records,
+        positions=np.arange(len(boxes)),
+        names=names,
+        captions=captions,
+        file_versions=np.array(versions, object),
+    )
+    all_owners = np.array([*images.names, *owners], object)
+    return dataclasses.replace(stacked([images, regions]), owners=all_owners)
 
 
 def captioned_pairs(dataset: Any) -> Dataset:

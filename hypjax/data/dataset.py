@@ -8,7 +8,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt8
@@ -35,11 +35,19 @@ class Decoding:
     cache_dir: pathlib.Path | None = None  # Folder of the host cache; None: no cache.
 
 
+class Region(NamedTuple):
+    """A record: a box (left, top, right, bottom) of an image file, see `pixels.region`."""
+
+    path: str
+    box: tuple[int, int, int, int]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
     """A table with a row for each image, in a fixed order, and the images themselves."""
 
-    # Image files as bytes or paths, or as dicts of "bytes" and "path"; or images in memory.
+    # Image files as bytes or paths, as dicts of "bytes" and "path", or regions of files; or images
+    # in memory.
     records: Sequence[Any]
     positions: Int[np.ndarray, " images"]  # Index of each image's record; records may be unused.
     labels: Int[np.ndarray, " images"]
@@ -62,6 +70,8 @@ class Dataset:
     pairs: Int[np.ndarray, "pairs 2"] | None = None
     vectors: Float[np.ndarray, "images dim"] | None = None  # Another model's embeddings, float32.
     captions: Shaped[np.ndarray, " images"] | None = None  # Tuples of strings; () without any.
+    # Names of the images that captioned regions are parts of; of other rows, their own names.
+    owners: Shaped[np.ndarray, " images"] | None = None
     # Vectors of captions in a file of features, by caption; None if captions are to be embedded.
     caption_vectors: Mapping[str, Float[np.ndarray, " dim"]] | None = None
 
@@ -124,6 +134,8 @@ class Dataset:
         record = self.records[int(self.positions[i])]
         if record is None:
             raise ValueError("its row has no image")
+        if isinstance(record, Region):
+            return pixels.region(pixels.read_image(record.path, channels=3), record.box)
         if isinstance(record, dict):  # The library `datasets` stores images so.
             record = record["path"] if record["bytes"] is None else record["bytes"]
         return pixels.read_bytes(record) if isinstance(record, str | os.PathLike) else record
@@ -225,7 +237,7 @@ class Dataset:
 # The fields of a `Dataset` that have a row for each image.
 _COLUMNS = (
     *("positions", "labels", "sizes", "names", "class_names", "coarse_labels", "splits"),
-    *("file_versions", "checksums", "boxes", "vectors", "captions"),
+    *("file_versions", "checksums", "boxes", "vectors", "captions", "owners"),
 )
 
 
@@ -304,6 +316,7 @@ def union(datasets: Sequence[Dataset]) -> Dataset:
         boxes=None,
         vectors=None,
         captions=None,
+        owners=None,
     )
     return joined.take(np.unique(positions, return_index=True)[1])
 

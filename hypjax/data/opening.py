@@ -221,6 +221,9 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "out, or give classes as a table's column label, as ?label=COLUMN of a dataset, or for "
             "features as the array labels or the file --config.data.labels"
         )
+    table = images
+    if table.owners is not None:  # Boxes are trained on if their images are.
+        images = table.take(np.flatnonzero(table.owners == table.names))
     photos.check_columns(where, images)
     tables = {"train": images}
     if held_out.split == "none":  # Images of all splits train.
@@ -237,7 +240,18 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
     notes = NOTES[held_out.split]
     splits = divide(where, tables, held_out, fingerprint=fingerprint, notes=notes)
     check_classes(where, splits)
-    return with_repeats(splits)
+    return _with_boxes(with_repeats(splits), table)
+
+
+def _with_boxes(splits: Splits, table: Dataset) -> Splits:
+    """Adds the boxes of training images, in a table of images and boxes, after the images."""
+    if table.owners is None or splits.train is None:
+        return splits
+    row_of = {name: row for row, name in enumerate(table.names)}
+    images = [row_of[name] for name in splits.train.names]
+    is_box = (table.owners != table.names) & np.isin(table.owners, splits.train.names)
+    rows = np.array([*images, *np.flatnonzero(is_box)])
+    return splits._replace(train=table.take(rows).renumbered())
 
 
 def _warn_of_overlap(where: str, tables: dict[str, Dataset]) -> None:

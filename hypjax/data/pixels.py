@@ -34,6 +34,7 @@ _HEIF = re.compile(rb".{4}ftyp(he[iv]|mif1|msf1)", re.DOTALL)  # First bytes of 
 _BITS, _PHOTOMETRIC, _MAX_VALUE, _PALETTE = 258, 262, 281, 320  # Tags of TIFF.
 _MAX_ENLARGEMENT = 8  # Of an image's pixels, beyond which only the pixels of a box are computed.
 _MIN_RATIO = 2  # A box decoded at a reduced size has at least so many times the square's side.
+_MIN_REGION = 32  # Least side of a region, in pixels, if the image is as large (HyCoCLIP).
 # Formats that Pillow registers without a decoder, or that hold no pixels.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 LARGEST_FILE = 2**30  # Bytes; larger files are not read into memory.
@@ -164,6 +165,25 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def read_image(path: str, channels: int, min_side: int | None = None) -> Image.Image:
     """Reads an image file and decodes it upright, see `decode`."""
     return decode(read_bytes(path), channels, upright=True, min_side=min_side)
+
+
+def region(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+    """Crops a box (left, top, right, bottom) of an image, and pads it to a square with white.
+
+    Boxes are cut at the image's edges, and widened to 32 pixels as in HyCoCLIP's code. Raises
+    ValueError if the box is not in the image.
+    """
+    edges = []
+    for first, last, length in zip(box[:2], box[2:], image.size, strict=True):
+        first, last = max(first, 0), min(last, length)
+        if first >= last:
+            raise ValueError(f"its box {[*box]} is not in the image")
+        side = min(max(last - first, _MIN_REGION), length)
+        first = min(max((first + last - side) // 2, 0), length - side)
+        edges.append((first, first + side))
+    (left, right), (top, bottom) = edges
+    cropped = image.crop((left, top, right, bottom))
+    return ImageOps.pad(cropped, (max(cropped.size),) * 2, color="white")
 
 
 def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:

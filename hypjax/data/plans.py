@@ -19,7 +19,7 @@ from hypjax.errors import counted
 from hypjax.types import IMAGES, Batch
 
 # Independent streams of a run's random numbers.
-_CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL, CAPTIONS = range(6)
+_CLASSES, _IMAGES, _CROPS, _PAIRS, _POOL, CAPTIONS, _BOXES = range(7)
 _NO_TUPLES = np.zeros((0, 0), np.int32)
 
 
@@ -95,6 +95,38 @@ class ShuffledPlans(Plans):
         epoch, batch = divmod(step, self.batches_per_epoch)
         permutation = self.rng(_IMAGES, epoch).permutation(len(self.labels))
         return permutation[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoxPlans(Plans):
+    """Images, then a random box of each (HyCoCLIP): row i + n of 2n is of image i.
+
+    Of an image without boxes, that row is the image again.
+    """
+
+    owners: Int[np.ndarray, " images"]  # The row of each box's image; of an image, its own.
+
+    @functools.cached_property
+    def _boxes(self) -> dict[int, Int[np.ndarray, " _"]]:
+        """Rows of each image's boxes, or the image itself, by the image's row."""
+        own = np.arange(len(self.owners))
+        boxes = {row: [row] for row in np.flatnonzero(self.owners == own).tolist()}
+        for row in np.flatnonzero(self.owners != own).tolist():
+            boxes[int(self.owners[row])].append(row)
+        return {row: np.array(rows[1:] or rows) for row, rows in boxes.items()}
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of full batches of the images."""
+        return len(self._boxes) // (self.batch_size // 2)
+
+    def choose_images(self, step: int) -> Int[np.ndarray, " batch"]:
+        """Returns the step's slice of the epoch's permutation of the images, and their boxes."""
+        epoch, batch = divmod(step, self.batches_per_epoch)
+        count = self.batch_size // 2
+        images = self.rng(_IMAGES, epoch).permutation([*self._boxes])
+        images, rng = images[batch * count : (batch + 1) * count], self.rng(_BOXES, step)
+        return np.concatenate([images, [rng.choice(self._boxes[row]) for row in images.tolist()]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,11 +1,12 @@
 """Composite spaces: weighted sums of distances, and products."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from hypjax.errors import UserError
@@ -14,6 +15,8 @@ from hypjax.geometry.arithmetic import AnyArray, Numbers, Points, Vectors
 from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.spaces import InnerProductSpace, Space, pytree, require_nonnegative
 from hypjax.geometry.sphere import Sphere
+
+_FEW = 4  # Parts that are compiled one by one, even if all are of one kind.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Composite(Space):
 
     def embed(self, features: Vectors) -> Float[Array, "*b mk"]:
         """Embeds each part's features."""
-        pairs = zip(self.parts, self.features_by_part(features), strict=True)
-        return jnp.concatenate([space.embed(v) for (space, _), v in pairs], axis=-1)
+        by_part = self.features_by_part(features)
+        return jnp.concatenate(self.in_parts(lambda space, v: space.embed(v), by_part), axis=-1)
 
     def clipped(self, features: Vectors) -> Bool[Array, "*b"]:
         """Marks features that any part shortens."""
@@ -77,7 +80,24 @@ class Composite(Space):
         self, x: Float[AnyArray, "n md"], y: Float[AnyArray, "k md"]
     ) -> Float[Array, "n k"]:
         """The combined distance matrices of the parts."""
-        return self.combine(space.distance_matrix(a, b) for space, a, b in self._by_part(x, y))
+        coordinates = self.split(x), self.split(y)
+        matrices = self.in_parts(lambda space, *z: space.distance_matrix(*z), *coordinates)
+        return self.combine(matrices)
+
+    def in_parts(
+        self, function: Callable[..., Array], *by_part: Sequence[AnyArray]
+    ) -> Sequence[Array]:
+        """Applies a function of a space and of arrays for each part to all parts.
+
+        Many parts of one kind are compiled as one, since each takes seconds.
+        """
+        spaces = [space for space, _ in self.parts]
+        if len(spaces) <= _FEW or len({*map(jax.tree.structure, spaces)}) > 1:
+            return [function(*part) for part in zip(spaces, *by_part, strict=True)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *spaces)
+        arrays = [jnp.stack(list(x)) for x in by_part]
+        # For 64 parts of 768 points, the gradient would hold gigabytes.
+        return list(lax.map(jax.checkpoint(lambda part: function(*part)), (stacked, *arrays)))
 
     def mean(self, x: arithmetic.PointSets, weights: arithmetic.Weights = None) -> Points:
         """The concatenated means of the parts."""

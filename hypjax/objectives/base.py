@@ -31,6 +31,7 @@ class LossSettings:
     samples_per_class: int | None
     grouped: bool  # Whether the images of a class are adjacent in batches.
     tuple_size: int  # Images of a tuple, if batches are made of tuples.
+    boxed: bool = False  # Whether the second half of a batch are boxes of the first.
 
     @property
     def adjacent_samples(self) -> int | None:

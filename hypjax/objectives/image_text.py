@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hypjax.geometry import arithmetic, cones, lorentz
 from hypjax.geometry.arithmetic import AnyArray, Cols, Matrix, Rows, Scalar
+from hypjax.objectives.comparisons import mean_where
 
 Curvatures = Scalar | Float[AnyArray, " factors"]
 Logits = Float[AnyArray, "n m"]
@@ -24,7 +25,7 @@ Positives = Bool[AnyArray, "n m"]
 # Of the learned scalars in all of these models, see `hypjax.geometry.learned.within_bounds`. A
 # scale multiplies distances or cosines; alphas multiply the features of images and texts.
 BOUNDS = {"scale": (1e-3, 100.0), "c": (0.1, 10.0), "alpha": (1e-6, 1.0)}
-_TEXT, _BOX, _SLOPE = 0.7, 1.2, 0.1  # η of texts' and boxes' cones, and UNCHA's slope.
+TEXT_CONE, BOX_CONE, _SLOPE = 0.7, 1.2, 0.1  # η of texts' and boxes' cones, and UNCHA's slope.
 
 
 def distances(x: Rows, y: Cols, c: Curvatures) -> Matrix:
@@ -69,8 +70,10 @@ def pair_entailment(
     return jnp.mean(jax.vmap(in_factor)(*_factors(apexes, inner, c=c)), axis=0)
 
 
-def cross_entropy(logits: Logits, positives: Positives | None = None) -> Float[Array, ""]:
-    """Mean cross-entropy of rows, whose targets are on the diagonal.
+def cross_entropy(
+    logits: Logits, positives: Positives | None = None, rows: Bool[AnyArray, " n"] | None = None
+) -> Float[Array, ""]:
+    """Mean cross-entropy of rows, or only of some, whose targets are on the diagonal.
 
     `positives` marks the targets instead, of which each row needs one or more: the own text, other
     captions of the image, and equal texts of other images. A row's loss is the mean over its
@@ -81,7 +84,8 @@ def cross_entropy(logits: Logits, positives: Positives | None = None) -> Float[A
     lowest = jnp.finfo(logits.dtype).min / 4  # −∞ would have no gradient in a row of targets only.
     others = jax.nn.logsumexp(jnp.where(targets, lowest, logits), axis=1, keepdims=True)
     losses = jnp.sum(jax.nn.softplus(others - logits), axis=1, where=targets)
-    return jnp.mean(losses / jnp.sum(targets, axis=1, dtype=losses.dtype))
+    losses /= jnp.sum(targets, axis=1, dtype=losses.dtype)
+    return jnp.mean(losses) if rows is None else mean_where(losses, jnp.asarray(rows))
 
 
 def _targets(logits: Float[Array, "n m"], positives: Positives | None) -> Bool[Array, "n m"]:
@@ -145,10 +149,10 @@ def hycoclip_loss(
     columns = None if positives is None else positives.T
     by_box_text = cross_entropy(-scale * distances(box_texts, images, c), columns)
     entailed = (
-        pair_entailment(texts, images, c, eta=_TEXT)
-        + pair_entailment(box_texts, box_images, c, eta=_TEXT)
-        + pair_entailment(box_images, images, c, eta=_BOX)
-        + pair_entailment(box_texts, texts, c, eta=_BOX)
+        pair_entailment(texts, images, c, eta=TEXT_CONE)
+        + pair_entailment(box_texts, box_images, c, eta=TEXT_CONE)
+        + pair_entailment(box_images, images, c, eta=BOX_CONE)
+        + pair_entailment(box_texts, texts, c, eta=BOX_CONE)
     )
     return whole / 2 + (by_box_image + by_box_text) / 4 + weight / 2 * jnp.mean(entailed)
 
@@ -173,13 +177,15 @@ def uncha_loss(
     box_images, box_texts = arithmetic.floating(box_images, box_texts)
     loss = contrastive_loss(-scales[0] * distances(images, texts, c))
     loss += contrastive_loss(-scales[1] * distances(box_images, box_texts, c))
-    entailed = pair_entailment(texts, images, c, eta=_TEXT, slope=_SLOPE).mean() / 2
-    entailed += pair_entailment(box_texts, box_images, c, eta=_TEXT, slope=_SLOPE).mean() / 2
+    entailed = pair_entailment(texts, images, c, eta=TEXT_CONE, slope=_SLOPE).mean() / 2
+    entailed += pair_entailment(box_texts, box_images, c, eta=TEXT_CONE, slope=_SLOPE).mean() / 2
     for boxes, wholes, others in ((box_images, images, texts), (box_texts, texts, images)):
         u = jax.nn.softplus(-arithmetic.sqrt(arithmetic.square_norm(boxes)))  # 0.7 at the origin.
         scale = scales[2] * lax.stop_gradient(jnp.exp(-u / 2))
         logits = -scale * jnp.take(distances(boxes, others, c), owners, axis=1)
-        entailment = pair_entailment(boxes, jnp.take(wholes, owners, 0), c, eta=_BOX, slope=_SLOPE)
+        entailment = pair_entailment(
+            boxes, jnp.take(wholes, owners, 0), c, eta=BOX_CONE, slope=_SLOPE
+        )
         loss += cross_entropy(logits) / 2
         # The entailment, without gradient, calibrates u: it is to grow with the uncertainty.
         errors = lax.stop_gradient(entailment) / (jnp.exp(u[:, 0]) + 1e-6)

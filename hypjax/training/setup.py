@@ -13,7 +13,14 @@ from hypjax.config.choices import GROUPED, GROUPS, matches, parameter_path
 from hypjax.config.rules import refuse
 from hypjax.data.dataset import Dataset
 from hypjax.data.device_cache import CacheLayout
-from hypjax.data.plans import CLASS_PLANS, CoarsePairPlans, Plans, ShuffledPlans, TuplePlans
+from hypjax.data.plans import (
+    CLASS_PLANS,
+    BoxPlans,
+    CoarsePairPlans,
+    Plans,
+    ShuffledPlans,
+    TuplePlans,
+)
 from hypjax.data.views import TrainView
 from hypjax.errors import UserError, nearest
 from hypjax.experiment.experiment import Experiment
@@ -50,6 +57,16 @@ class Training:
     layout: CacheLayout | None
     schedule: Schedule
     watch: Watch
+
+
+def without_boxes(images: Dataset, sampling: Sampling) -> Dataset:
+    """Leaves out the boxes of images, and says so, unless batches hold them."""
+    if images.owners is None or sampling.name == "boxes":
+        return images
+    is_image = images.owners == images.names
+    left_out = f"boxes of images are left out: {np.sum(~is_image)}"
+    console.say(f"{left_out} (--config.train.sampling=boxes trains on them)")
+    return dataclasses.replace(images.take(np.flatnonzero(is_image)), owners=None)
 
 
 def without_single_images(images: Dataset, sampling: Sampling, *, cached: bool) -> Dataset:
@@ -121,6 +138,13 @@ def create_plans(
     size, samples = sampling.batch_size, sampling.samples_per_class
     sizes = crop.sizes(np.maximum(images.sizes, 1))  # Features from a file have no sizes or crops.
     labels = np.arange(len(images)) if sampling.unlabelled else images.labels
+    if sampling.name == "boxes":
+        row_of = {name: row for row, name in enumerate(images.names)}
+        owners = np.array([row_of[name] for name in _owners(images, name)])
+        most = 2 * len({*owners.tolist()})
+        if size > most:
+            refuse("train.batch_size", size, f"at most {most}, the images and a box of each")
+        return BoxPlans(labels, sizes, size, crop, sampling.seed, owners)
     if sampling.name == "shuffled":
         if size > len(images):
             refuse(
@@ -154,6 +178,14 @@ def create_plans(
         coarse = _coarsest_labels(images, sampling)
         return CoarsePairPlans(labels, sizes, size, crop, seed, samples, repeats, coarse=coarse)
     return CLASS_PLANS[sampling.name](labels, sizes, size, crop, seed, samples, repeats)
+
+
+def _owners(images: Dataset, name: str) -> Sequence[str]:
+    """Names of the images of which rows are boxes; checks that there are boxes."""
+    if images.owners is None:
+        rule = f"shuffled, since {name} has no boxes: add a column box (left, top, right, bottom)"
+        refuse("train.sampling", "boxes", rule)
+    return images.owners.tolist()
 
 
 def _coarsest_labels(images: Dataset, sampling: Sampling) -> Int[np.ndarray, " classes"]:

@@ -1,5 +1,6 @@
 """Images with captions: in tables, beside images, in COCO's files, in lists of classes."""
 
+import functools
 import json
 import pathlib
 
@@ -7,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from hypjax.assemble import choose_dataset
 from hypjax.config import load_config
@@ -16,6 +18,9 @@ from hypjax.data.captions import (
     captioned_pairs,
     class_texts,
 )
+from hypjax.data.dataset import Decoding
+from hypjax.data.opening import open_photos
+from hypjax.data.splits import HeldOutClasses
 from hypjax.errors import UserError
 from tests.helpers.pictures import write_pictures
 
@@ -24,6 +29,12 @@ from tests.helpers.pictures import write_pictures
 def photos(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_pictures(pathlib.Path("photos"), ["a.png", "b.png"])
+
+
+def boxes(cell, of="a.png"):
+    """A table with a box."""
+    rows = f'photos/a.png,a dog,\nphotos/{of},an ear,"{cell}"\n'
+    return write("boxes.csv", f"path,caption,box\n{rows}")
 
 
 def described(images):
@@ -138,6 +149,9 @@ MISTAKES = [
         lambda: (write("t.csv", CLASSES + "photos/a.png,a pup,cat\n"), None),
         "a.png have 'dog' and 'cat' in label; give all of them one value",
     ),
+    (lambda: (boxes("1,2,9"), None), "row 2: the box 1,2,9 is not left, top, right and bottom"),
+    (lambda: (boxes("9,2,3,8"), None), "the box 9,2,3,8 is not .*it is empty"),
+    (lambda: (boxes("1,1,5,5", of="b.png"), None), "has only boxes of .*b.png; add a row for"),
     (lambda: ("photos", write("c.json", "{}")), "cannot read c.json"),
     (lambda: ("photos", write("classes", "dog\n")), "each image needs a class"),
 ]
@@ -212,6 +226,46 @@ def test_columns_of_classes_are_those_of_tables_of_images():
     cells = "path,caption,x,y,txt\nphotos/a.png,a dog,1,7,dog\nphotos/b.png,a cat,2,7,dog\n"
     images = captioned_images(write("t.csv", cells), None)
     assert images.class_names.tolist() == images.names.tolist()
+
+
+def test_a_box_is_a_square_of_its_part_of_the_image_on_white():
+    pixels = np.random.default_rng(0).integers(0, 200, (90, 120, 3), np.uint8)
+    Image.fromarray(pixels).save("photos/a.png")
+    images = captioned_images(boxes("10 50.2 60 140"), None)
+    assert images.captions.tolist() == [("a dog",), ("an ear",)]
+    assert images.owners.tolist() == [images.names[0]] * 2
+    assert images.names[1] == f"{images.names[0]}[10, 50, 60, 140]"
+    assert images.labels.tolist() == [0, 0]
+    region = np.array(images.image(1, channels=3))
+    assert region.shape == (50, 50, 3)
+    np.testing.assert_array_equal(region[5:45], pixels[50:90, 10:60])
+    assert (region[:5] == 255).all() and (region[45:] == 255).all()
+    small = captioned_images(boxes("118,2,119,4"), None).image(1, channels=3)
+    np.testing.assert_array_equal(np.array(small), pixels[:32, 88:])
+    with pytest.raises(UserError, match=r"its box \[200, 0, 210, 9\] is not in the image"):
+        captioned_images(boxes("200,0,210,9"), None).image(1, channels=3)
+
+
+def test_boxes_of_training_images_are_trained_on():
+    names = [f"{i}.png" for i in range(10)]
+    write_pictures(pathlib.Path("photos"), names)
+    rows = [f"photos/{x},picture {x}," for x in names]
+    rows += [f'photos/{x},part of {x},"0,0,5,{5 + i}"' for x in names for i in (0, 1)]
+    table = write("t.csv", "\n".join(["path,caption,box", *rows]))
+    splits = open_photos(
+        table,
+        Decoding(),
+        HeldOutClasses(test=3, validation=2),
+        list_images=functools.partial(captioned_images, captions=None),
+    )
+    train, others = splits.train, [splits.validation, splits.test]
+    assert [len(images) for images in (train, *others)] == [15, 2, 3]
+    assert all((images.owners == images.names).all() for images in others)
+    assert (train.owners[:5] == train.names[:5]).all()
+    assert {*train.owners} == {*train.names[:5]}
+    label_of = dict(zip(train.names, train.labels, strict=True))
+    assert train.labels.tolist() == [label_of[owner] for owner in train.owners]
+    assert train.sizes[5:].min() >= 10
 
 
 def test_lines_of_one_class_add_up():

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypjax.data.plans import CoarsePairPlans, DrawnClassPlans, EpochClassPlans, ShuffledPlans
+from hypjax.data.plans import (
+    BoxPlans,
+    CoarsePairPlans,
+    DrawnClassPlans,
+    EpochClassPlans,
+    ShuffledPlans,
+)
 from hypjax.data.views import RandomCrop, ResizeCrop
 
 CROP = RandomCrop(area=(0.2, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
@@ -108,6 +114,18 @@ def test_images_are_drawn_with_replacement_on_request():
     plan = DrawnClassPlans(labels, sizes, 10, CROP, 0, samples_per_class=2, repeats=True)
     pairs = np.concatenate([plan(step).ids.reshape(-1, 2) for step in range(400)])
     assert abs(np.mean(pairs[:, 0] == pairs[:, 1]) - 1 / 4) < 0.05
+
+
+def test_half_a_batch_are_boxes_of_the_other_half():
+    owners = np.array([0, 1, 2, 3, 1, 3, 3, 0])  # Image 2 has no box.
+    plan = BoxPlans(np.arange(8), np.full((8, 2), 50), 4, CROP, 0, owners=owners)
+    epochs = [np.concatenate([plan(2 * i + j).ids[:2] for j in (0, 1)]) for i in range(40)]
+    assert plan.batches_per_epoch == 2 and all(sorted(x) == [0, 1, 2, 3] for x in epochs)
+    batches = [plan(step).ids.reshape(2, 2) for step in range(80)]
+    for images, boxes in batches:
+        np.testing.assert_array_equal(owners[boxes], images)
+        np.testing.assert_array_equal(images == boxes, images == 2)
+    assert {*np.concatenate([x[1] for x in batches])} == {7, 4, 2, 5, 6}
 
 
 def test_boxes_are_inside_their_images():

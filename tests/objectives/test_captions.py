@@ -12,7 +12,8 @@ from hypjax.models import Embedder
 from hypjax.models.encoder import FeatureEncoder
 from hypjax.objectives import create_objective
 from hypjax.objectives.base import LossSettings
-from hypjax.objectives.captions import caption_loss
+from hypjax.objectives.captions import Boxes, caption_loss
+from hypjax.objectives.image_text import hycoclip_loss
 from hypjax.types import IMAGES, TEXTS, Batch
 from hypjax.types import POSITIVES as MARKS
 from tests.objectives.test_image_text import outside
@@ -70,6 +71,41 @@ def test_the_loss_is_that_of_the_formula(name):
 
 def parted(space, x):
     return space.split(x) if space.parts else [x]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_with_boxes_the_loss_is_that_of_hycoclip_and_phyclip(count):
+    """Up to four parts are computed one by one, and more of one kind as one."""
+    curvatures = np.linspace(0.3, 1.7, count)
+    parts = tuple((Lorentz(c, None), 1 / count) for c in curvatures)
+    space = parts[0][0] if count == 1 else Product(parts, summed=True)
+    with jax.enable_x64(True):
+        features = np.random.default_rng(0).normal(size=(4, 5, 6 * count))
+
+        @jax.jit
+        def ours(features, exist):
+            images, texts, *of_boxes = map(space.embed, features)
+            boxes, weights = Boxes(*of_boxes, exist), {"temperature": TAU, "entailment": WEIGHT}
+            return caption_loss(images, texts, POSITIVES, space, boxes=boxes, **weights)
+
+        def theirs(features):
+            settings = {"scale": 1 / TAU, "positives": POSITIVES, "weight": WEIGHT}
+            return hycoclip_loss(*map(space.embed, features), c=curvatures, **settings)
+
+        gradient = jax.jit(jax.value_and_grad(ours))
+        pairs = zip(
+            gradient(features, np.ones(5, bool)),
+            jax.jit(jax.value_and_grad(theirs))(features),
+            strict=True,
+        )
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+        exist = np.array([True, False, True, True, False])
+        found = gradient(features, exist)[1]
+        assert not found[2:, ~exist].any() and found[2:, exist].any(axis=-1).all()
+        whole, none = ours(features, exist), ours(features, ~exist)
+        both = ours(features, np.ones(5, bool)) * 5 - 3 * whole - 2 * none
+        np.testing.assert_allclose(both, 0, atol=1e-12)  # Each row of boxes counts alike.
 
 
 def test_positives_do_not_repel():

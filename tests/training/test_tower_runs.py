@@ -214,6 +214,23 @@ def test_phrases_are_tokens_too(here, trained, tmp_path):
     assert loss > without or share == 1
 
 
+@pytest.mark.parametrize("space", ["hycoclip", pytest.param("phyclip", marks=pytest.mark.slow)])
+def test_boxes_are_trained_on_beside_their_images(here, tmp_path, space):
+    """An interrupted run ends bit-equal."""
+    lines = (here / "photos.csv").read_text().splitlines()
+    rows = [f'{x.split(",")[0]},{i},{x.split(",")[2]},"0,{i},20,30"' for i, x in enumerate(lines)]
+    (here / "boxes.csv").write_text(
+        "\n".join([f"{lines[0]},box", *(f"{x}," for x in lines[1:]), *rows[1:]])
+    )
+    table = f"data.path={here / 'boxes.csv'}", "model.head_dim=8", "train.total_steps=4"
+    config = configured(here, *table, space=f"{space},")
+    train.train_and_evaluate(config, tmp_path / "whole")
+    with small_runs.interrupted_after(2):
+        train.train_and_evaluate(config, tmp_path / "parts")
+    train.train_and_evaluate(config, tmp_path / "parts")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", least=10)
+
+
 def test_mistakes_are_one_sentence(here, photos_folder, tmp_path):
     for variant, overrides, sentence in (
         ("towers=nothing", (), "names no folder of a model .*hypjax.convert"),
