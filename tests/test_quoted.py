@@ -20,8 +20,7 @@ from tests.helpers.manual import read_page
 QUOTED = tomllib.loads((REPOSITORY / "docs/quoted.toml").read_text())
 UNREPEATED = QUOTED.pop("unrepeated")
 VALUE = re.compile(r"\{([^{}%:]+)(%?):\.(\d)f\}")  # A name, whether in percent, and digits.
-FILES = {"GROCERY": "grocery.tar", "CARS": "cars196_half.tar", "CUB": "CUB_200_2011"}
-FILES |= {"FEATURES": "features"}
+FILES = {"GROCERY": "grocery.tar", "CUB": "CUB_200_2011/images", "FEATURES": "features"}
 
 
 def passages():
