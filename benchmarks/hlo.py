@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from benchmarks.gpus import Gpu
+from hypjax.system.targets import Gpu
 
 # A computation's name, and the name, type, kind, and operands and attributes of an instruction.
 _COMPUTATION = re.compile(r"(?:ENTRY )?%([\w.-]+) \(.*\{$")

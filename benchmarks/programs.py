@@ -1,14 +1,13 @@
 """Memory, traffic, collectives and precision of compiled programs, which are not run.
 
 XLA compiles also for absent devices: for a slice of TPUs, named by its topology such as v5e:2x4, if
-the package libtpu is installed, and for the cards in `benchmarks.gpus` with jax[cuda12].
+the package libtpu is installed, and for the cards in `hypjax.system.targets` with jax[cuda12].
 """
 
 import dataclasses
-import os
 import pathlib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,12 +18,11 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from benchmarks import measure
-from benchmarks.gpus import GPUS
 from benchmarks.hlo import Program, describe
 from hypjax import parallel
 from hypjax.assemble import assemble_learner, assemble_method
 from hypjax.config import load_config
-from hypjax.errors import UserError, writing
+from hypjax.errors import writing
 from hypjax.experiment.embedding import embed_function
 from hypjax.geometry import PoincareBall
 from hypjax.models.embedder import create_embedder, model_shapes
@@ -33,6 +31,7 @@ from hypjax.retrieval import selection
 from hypjax.retrieval.scores import Score
 from hypjax.settings import ModelSettings, TextSettings
 from hypjax.system import console
+from hypjax.system.targets import devices_of, gpu_of, is_absent_gpu
 from hypjax.training.learner import Learner
 from hypjax.training.lowering import assumed_sizes, lower_step
 from hypjax.types import View
@@ -93,11 +92,11 @@ _MEMORY = {name: ("sop.py:hyp-vit", fields) for name, fields in _BATCHES.items()
 def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
     """Compiles the programs of a suite, or the step of glyphs if quick, and describes each.
 
-    A row holds the program's memory and, for a card in `GPUS`, the bytes that kernels move outside
+    A row holds the program's memory and, for a card, the bytes that kernels move outside
     products, the operations of all products, and the least time of the kernels.
     """
     console.say("figures are read from compiled programs, not measured")
-    devices = devices_of(options.target)
+    devices = devices_of(options.target) if options.target else jax.devices()
     mesh = parallel.create_mesh((options.devices or len(devices), 1), devices)
     for name, items, program in _programs(options, mesh):
         if options.hlo:
@@ -109,7 +108,7 @@ def rows(options: measure.Options) -> Iterator[dict[str, Any]]:
         row |= {"program": name, "items": items, "devices": mesh.size}
         row |= {"temporary_gb": program.temporary / 1e9, "arguments_gb": program.arguments / 1e9}
         row |= {"rounded": len(program.rounded), "collectives": program.collectives}
-        if gpu := GPUS.get((options.target or "").lower()):
+        if gpu := gpu_of(options.target or ""):
             row["fits"] = program.arguments + program.temporary < gpu.memory
             row["kernels"] = len(program.kernels)
             row["moved_gb"] = sum(k.moved for k in program.kernels if not k.product) / 1e9
@@ -142,33 +141,6 @@ def _programs(options: measure.Options, mesh: Mesh) -> Iterator[tuple[str, int, 
         console.say("compiling the search")
         for name, program in zip(("scores", "best"), compiled_search(mesh), strict=True):
             yield f"search-{name}", SEARCHED.queries, program
-
-
-def devices_of(target: str | None) -> Sequence[jax.Device]:
-    """Returns the devices of a target, or this machine's devices for None.
-
-    A target is a slice of TPUs or a card in `GPUS`. Raises UserError if the target is unknown, or a
-    package is not installed.
-    """
-    if target is None:
-        return jax.devices()
-    from jax.experimental import topologies
-
-    if gpu := GPUS.get(target.lower()):
-        needed = 'pip install "hypjax[cuda12]", JAX_PLATFORMS=cpu without a GPU'
-        options = dict(platform="cuda", topology="1x1x1", target_config=gpu.description())
-    else:
-        needed, options = "pip install libtpu", dict(platform="tpu", topology_name=target)
-        # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    try:
-        return topologies.get_topology_desc(**options).devices
-    except Exception as error:  # Plugins raise errors of several types, or none is installed.
-        raise UserError(
-            f"cannot compile for {target}, which must be one of {', '.join(GPUS)}, or a slice of "
-            f"TPUs such as v5e:2x4, and needs {needed} ({str(error).splitlines()[0]})"
-        ) from error
 
 
 def config_of(*fields: str) -> ConfigDict:
@@ -209,7 +181,7 @@ def compiled_embedding(config: ConfigDict, mesh: Mesh) -> Program:
 def compiled_texts(settings: TextSettings, mesh: Mesh, *, gradients: bool = False) -> Program:
     """Compiles the embedding of 768 texts by a tower with a head, or the gradients of its sum."""
     device = mesh.devices.flat[0]
-    if _is_absent_gpu(device):
+    if is_absent_gpu(device):
         settings = dataclasses.replace(settings, attention="cudnn")
     model = create_embedder(ModelSettings(settings, "linear", settings.width), device)
 
@@ -258,10 +230,6 @@ def compiled(function: jax.stages.Wrapped, mesh: Mesh, *arguments: Any) -> Progr
 def _for_devices(config: ConfigDict, mesh: Mesh) -> ConfigDict:
     """The configuration with cuDNN's attention for a GPU that is not JAX's first device."""
     config = config.copy_and_resolve_references()
-    if config.run.attention == "auto" and _is_absent_gpu(mesh.devices.flat[0]):
+    if config.run.attention == "auto" and is_absent_gpu(mesh.devices.flat[0]):
         config.run.attention = "cudnn"
     return config
-
-
-def _is_absent_gpu(device: jax.Device) -> bool:
-    return device.platform in ("cuda", "gpu") and jax.default_backend() != "gpu"

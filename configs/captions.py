@@ -38,7 +38,7 @@ VARIANTS = tuple(
     space + source
     for source in SOURCES
     for space in recipes.CAPTION_SPACES
-    if not (source and space in recipes.BOXED)
+    if not (source and space in recipes.BOXED or (space, source) == ("meru", ",features"))
 )
 
 

@@ -35,7 +35,7 @@ from hypjax.data.dataset import Dataset, Decoding
 from hypjax.data.device_cache import plan_layout
 from hypjax.data.repeats import validation_task
 from hypjax.data.sentences import TextInputs
-from hypjax.data.splits import HeldOutClasses, Splits
+from hypjax.data.splits import HeldOutClasses, Splits, without_boxes
 from hypjax.data.tables import write_table
 from hypjax.data.views import TRAIN_VIEWS
 from hypjax.errors import UserError
@@ -75,7 +75,6 @@ from hypjax.training.setup import (
     create_plans,
     highest_frozen_block,
     problem_sizes,
-    without_boxes,
     without_single_images,
 )
 from hypjax.types import TEXTS
@@ -293,12 +292,11 @@ def _training(config: ConfigDict, experiment: Experiment) -> Training:
         rule = f"at most {encoder_dim}, the encoder's dimension, if model.head_init is pca"
         refuse("model.head_dim", head_dim, rule)
     sampling, is_cached = sampling_settings(config), config.train.cached_features
-    train = without_boxes(splits.training_images(), sampling)
-    train = without_single_images(train, sampling, cached=is_cached)
+    train = without_single_images(splits.training_images(), sampling, cached=is_cached)
     if config.train.patience and splits.validation is None:
         refuse("train.patience", config.train.patience, f"0: {splits.no_validation}")
     splits = splits._replace(train=train)
-    fitted = fit_to_images(config, train.labels)
+    fitted = fit_to_images(config, train.labels, len(train.whole()))
     if fitted is not config:
         validate_relations(fitted)
         # An objective may depend on the sizes of batches.
@@ -459,6 +457,8 @@ def open_splits(config: ConfigDict, images: Dataset | None = None) -> Splits:
     if data.stored_side is not None:
         scaled = f"training images' shorter sides are scaled down to {data.stored_side} pixels"
         notes.append(f"{scaled} before they are cropped: crops are blurrier than the protocol's")
+    if opened.train is not None and config.train.sampling != "boxes":
+        opened = opened._replace(train=without_boxes(opened.train))
     return opened._replace(notes=tuple(notes))
 
 

@@ -16,15 +16,15 @@ from hypjax import parallel
 from hypjax.assemble import assemble, assemble_learner, assemble_method, assemble_training
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.data.plans import TuplePlans
-from hypjax.errors import UserError
+from hypjax.errors import UserError, reason
 from hypjax.experiment import engines
 from hypjax.experiment.experiment import Experiment
 from hypjax.inference.pretrained import released_model, starting_parameters
 from hypjax.models.architectures import encoder_shapes
 from hypjax.objectives import ProblemSizes
-from hypjax.system import console, machine
+from hypjax.system import console, machine, targets
 from hypjax.training.input import Input, features_to_keep, open_input
-from hypjax.training.lowering import assumed_sizes, lower_step
+from hypjax.training.lowering import assumed_sizes, lower_step, sharded_shapes
 from hypjax.training.setup import Training, print_summary
 from hypjax.training.states import random_state, with_pretrained
 from hypjax.training.step import TrainState, evaluated_model, jit_train_step, shard_batch
@@ -42,16 +42,20 @@ _GPUS = {
 _EFFICIENCY = 0.57
 
 
-def dry_run(config: Config) -> None:
+def dry_run(config: Config, target: str | None = None) -> None:
     """Opens data and weights, embeds a batch, runs the first steps, and prints an estimate.
 
     Saves nothing but caches, and raises the errors that the run would raise in these steps. First
     prints the encoder's size, which needs neither data nor weights; if these are missing, also
-    estimates the hours of training on GPUs.
+    estimates the hours of training on GPUs. With a `target`, see `hypjax.system.targets`, it only
+    compiles the step for these devices, without data and weights, and prints its memory.
     """
     config = own_copy(config)
     validate(config)
     _print_size(config)
+    if target is not None:
+        _print_memory_on(config, target)
+        return
     if flatten(config)["train.total_steps"] == 0:
         params, parts = released_model(assemble_method(config), encoder_only=True)
         embedding_time = _time_of_embedding(assemble(config, parts=parts), params)
@@ -146,18 +150,54 @@ def _time_steps(training: Training, state: TrainState) -> list[float]:
             batch = shard_batch(mesh, next(batches))
             jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
-    memory: Any = compiled.memory_analysis()
     free = machine.free_memory(mesh)
     available = "" if free is None else f"; {free / _GIB:.2f} GiB are free now"
+    print(_memory(compiled, state) + available)
+    return seconds
+
+
+def _memory(compiled: jax.stages.Compiled, state: TrainState) -> str:
+    """Says what a compiled step needs of each device's memory; the state may be shapes."""
+    memory: Any = compiled.memory_analysis()
     parameters, moments = map(_bytes_on_a_device, (state.params, state.opt_state))
     rest = memory.argument_size_in_bytes - parameters - moments
-    print(
+    return (
         f"memory of each device: {parameters / _GIB:.2f} GiB for parameters, "
         f"{moments / _GIB:.2f} for their moments, {rest / _GIB:.2f} for the batch, averages and "
         f"caches, and {memory.temp_size_in_bytes / _GIB:.2f} during a step, for gradients and "
-        f"activations{available}"
+        "activations"
     )
-    return seconds
+
+
+def _print_memory_on(config: Config, target: str) -> None:
+    """Compiles the step for absent devices, and prints its memory, and whether it fits."""
+    fields, devices = flatten(config), targets.devices_of(target)
+    batch_size, samples = fields["train.batch_size"], fields["train.samples_per_class"]
+    if not batch_size or fields["train.cached_features"]:
+        advice = "set --config.train.batch_size and a recipe that trains the encoder"
+        raise UserError(f"--target compiles steps on images in batches of a known size; {advice}")
+    if fields["run.attention"] == "auto" and targets.is_absent_gpu(devices[0]):
+        set_fields(config, {"run.attention": "cudnn"})
+    mesh = parallel.create_mesh(fields["run.mesh"], devices, sharding=fields["run.sharding"])
+    learner = assemble_learner(config, mesh)
+    sizes = assumed_sizes(learner, batch_size, samples or 1)
+    console.say(f"compiling the training step for {mesh.size} × {devices[0].device_kind}")
+    remedy = f"lower --config.run.microbatch (now {fields['run.microbatch'] or batch_size}), set "
+    remedy += "--config.run.remat=True, or --config.run.sharding=fsdp on several devices"
+    options = parallel.compiler_options(mesh)
+    try:
+        compiled = lower_step(learner, sizes).compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:  # Of TPUs; for GPUs, XLA only tells the memory.
+        problem = f"the step does not fit into {target}: {reason(error)}"
+        raise UserError(f"{problem}; {remedy}") from error
+    print(_memory(compiled, sharded_shapes(learner, sizes)))
+    memory: Any = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    if gpu := targets.gpu_of(target):
+        verdict = "fits" if total < gpu.memory else "does not fit"
+        advice = "" if total < gpu.memory else f"; {remedy}"
+        room = f"{gpu.memory / _GIB:.2f} GiB of {gpu.name}"
+        print(f"{total / _GIB:.2f} GiB in all, which {verdict} into the {room}{advice}")
 
 
 def _bytes_on_a_device(tree: PyTree) -> int:

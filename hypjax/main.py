@@ -22,6 +22,7 @@ def main(
     mode: Literal["train", "evaluate"] = "train",
     print_: bool = False,
     dry_run: bool = False,
+    target: str | None = None,
     output: command.Numbers | None = None,
     coordinator: str | None = None,
     num_processes: command.Positive | None = None,
@@ -41,6 +42,8 @@ def main(
             evaluate the run in the default folder or, if model.weights is set, those weights.
         print_: Print all fields, their values and where these come from; then stop.
         dry_run: Run a few steps, print memory and expected time; then stop. Nothing is saved.
+        target: With --dry_run: compile for absent devices instead, without images and weights, such
+            as h100:8 (t4, v100, a100, l4, h100, b200) or a slice of TPUs such as v5e:2x4.
         output: With --mode=evaluate: file to write the scores to, such as scores.json.
         coordinator: HOST:PORT of the first of several processes, or auto (Slurm, Open MPI, TPU).
         num_processes: With --coordinator: number of processes; auto finds it.
@@ -50,6 +53,8 @@ def main(
     Example:
         python -m hypjax.main --config=configs/glyphs.py:sph
     """
+    if target and not dry_run:
+        raise UserError("--target needs --dry_run")
     if "" in (workdir, name) or (workdir and name):
         raise UserError("give either --workdir or --name, and not empty; or omit both")
     folder = workdir or (f"runs/{name}" if name else None)
@@ -71,7 +76,7 @@ def main(
         processes.join(coordinator, num_processes, process_id)
     caches.keep_compiled_programs()
     if mode == "train" or dry_run:
-        _train(fields, location, profile, dry_run=dry_run)
+        _train(fields, location, profile, dry_run=dry_run, target=target)
     else:
         _evaluate(fields, location, output, pretrained=bool(fields.model.weights) and not folder)
 
@@ -97,12 +102,14 @@ def _read_config(config: str | None, folder: str | None) -> tuple[str, Any]:
         return source, read_saved_config(local_folder)
 
 
-def _train(config: Any, folder: str, profile: str | None, *, dry_run: bool) -> None:
+def _train(
+    config: Any, folder: str, profile: str | None, *, dry_run: bool, target: str | None
+) -> None:
     """Trains a run, and writes its report page if the configuration asks for one."""
     if dry_run:
         from hypjax.dry_run import dry_run as run_dry
 
-        run_dry(config)
+        run_dry(config, target)
         return
     from hypjax.train import train_and_evaluate
 

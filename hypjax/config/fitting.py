@@ -67,8 +67,13 @@ def _text_dim(config: ConfigDict) -> int:
     return len(next(iter(vectors.values())))
 
 
-def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> ConfigDict:
-    """Returns the configuration with its None fields set to suit the training images' classes."""
+def fit_to_images(
+    config: ConfigDict, labels: Int[np.ndarray, " rows"], num_images: int
+) -> ConfigDict:
+    """Returns the configuration with its None fields set to suit the training images' classes.
+
+    Rows may be boxes of the images, too.
+    """
     unset = [name for name in FITTED_TO_IMAGES if flatten(config)[name] is None]
     if not unset:
         return config
@@ -81,12 +86,13 @@ def fit_to_images(config: ConfigDict, labels: Int[np.ndarray, " images"]) -> Con
     if train.batch_size is None and train.sampling == "shuffled":
         train.batch_size = min(usual_batch_size, len(labels))
     if train.batch_size is None and train.sampling == "boxes":  # Rows are boxes, too.
-        train.batch_size = min(usual_batch_size, 2 * len(np.unique(labels)))
+        train.batch_size = min(usual_batch_size, 2 * num_images)
     if train.batch_size is None:
         num_classes = min(len(class_sizes), max(usual_batch_size // train.samples_per_class, 2))
         train.batch_size = num_classes * train.samples_per_class
     if train.total_steps is None:
-        train.total_steps = _fit_steps(config, len(labels))
+        is_boxed = train.sampling == "boxes"  # Half a batch are images.
+        train.total_steps = _fit_steps(config, 2 * num_images if is_boxed else len(labels))
     if config.optim.warmup_steps is None:
         config.optim.warmup_steps = train.total_steps // 10
     chosen = ", ".join(f"{name}={flatten(config)[name]}" for name in unset)

@@ -209,6 +209,13 @@ def _as_published(config: ConfigDict, name: str) -> None:
     config.model.text.max_norm = None
 
 
+def _is_like(objective: ConfigDict, name: str) -> bool:
+    """Whether a space is MERU's or HyCoCLIP's hyperboloid, or PHyCLIP's product, already."""
+    is_product = objective.space == "product" and {*objective.parts} == {"lorentz"}
+    is_of_kind = is_product and objective.summed if name == "phyclip" else not is_product
+    return objective.clip_radius is None and is_of_kind
+
+
 def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     """Returns the recipe that fine-tunes both towers of a model of images and texts on captions.
 
@@ -223,12 +230,14 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     for name in ("image_size", "resize", "test_view", "channels", "mean", "std"):
         config.data[name] = model.data[name]
     own, chosen = model.objective.space, CAPTION_SPACES.get(space)
-    if chosen in (None, own):  # A run's fields, or the space and the temperature of weights.
+    is_published = space in ("meru", *BOXED)
+    keeps_own = chosen in (None, own) and (not is_published or _is_like(model.objective, space))
+    if keeps_own:  # A run's fields, or the space and the temperature of weights.
         names = {*config.objective} & {*model.objective} - {"name", "learn"}
         config.objective.update({name: model.objective[name] for name in names})
         if model.objective.name != "captions" and own != "sphere":
             config.objective.update(learn_c=True, c_bounds=(0.1, 10.0))  # As in MERU.
-    elif space in ("meru", *BOXED):
+    elif is_published:
         config.objective.space = chosen
         _as_published(config, space)
     else:
@@ -243,7 +252,8 @@ def caption_towers(model: ConfigDict, space: str = "") -> ConfigDict:
     # right in captions. As in all recipes here, decay acts on biases and gains, too.
     config.optim.update(learning_rate=1e-5, schedule="cosine", warmup_steps=None, clip_norm=1.0)
     config.optim.update(weight_decay=0.1, b2=0.98, eps=1e-6, frozen=())
-    config.train.sampling = "boxes" if space in BOXED else "shuffled"
+    is_boxed = space in BOXED or (not space and model.train.sampling == "boxes")
+    config.train.sampling = "boxes" if is_boxed else "shuffled"
     config.train.update(batch_size=None, total_steps=None, samples_per_class=None)
     encoders = "model/encoder/*block*", "model/towers_texts/encoder/*block*"
     config.train.lora_targets = encoders

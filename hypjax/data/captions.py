@@ -45,7 +45,10 @@ def read_captions(where: str, folder: str | None = None) -> CaptionedImages:
     Captions of a chain are separated by ' => ', as in HierarCaps. Paths are relative to the folder,
     by default the table's; of the URLs in a column image_url, the last part is a path.
     """
-    rows = [row for row in _captioned_rows(where, folder) if row.box is None]
+    all_rows = _captioned_rows(where, folder)
+    rows = [row for row in all_rows if row.box is None]
+    if num_boxes := len(all_rows) - len(rows):
+        console.say(f"{where}: captions of boxes are left out: {num_boxes}")
     files, chains = [str(row.file) for row in rows], [row.captions for row in rows]
     for number, chain in enumerate(chains, start=1):
         if len(chain) != len(chains[0]):
@@ -109,7 +112,10 @@ def _box(cell: Any, where: str) -> tuple[int, int, int, int] | None:
         return None
     numbers = re.split(r"[\s,;]+", str(cell).strip("[]() \n"))
     with explained(f"{where}: the box {cell} is not left, top, right and bottom in pixels"):
-        left, top, right, bottom = (round(float(number)) for number in numbers)
+        edges = [float(number) for number in numbers]
+        if max(edges) <= 1:
+            raise ValueError("these are shares of the image; multiply them by its sides")
+        left, top, right, bottom = map(round, edges)
         if left >= right or top >= bottom:
             raise ValueError("it is empty")
         return left, top, right, bottom

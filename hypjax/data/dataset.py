@@ -183,7 +183,7 @@ class Dataset:
                     region = array[top : top + height, left : left + width]
                     return pixels.resize(pixels.from_array(region), side)
                 return pixels.show(pixels.from_array(array), frame, side)
-            if self.fast:
+            if self.fast and not isinstance(self.records[int(self.positions[i])], Region):
                 # The frame's box is relative to the image's box, the decoder's to the file.
                 left, top, right, bottom = self._box(i, *self.sizes[i].tolist())
                 frame = frame_of(bottom - top, right - left)
@@ -220,6 +220,13 @@ class Dataset:
         columns = {name: getattr(self, name) for name in _COLUMNS}
         taken = {name: np.asarray(x)[rows] for name, x in columns.items() if x is not None}
         return dataclasses.replace(self, **taken)
+
+    def whole(self) -> "Dataset":
+        """Returns the images without captioned regions of them."""
+        if self.owners is None:
+            return self
+        rows = np.flatnonzero(self.owners == self.names)
+        return dataclasses.replace(self.take(rows), owners=None)
 
     def __getitem__(self, rows: slice) -> "Dataset":
         """Returns the images in a slice of the rows."""

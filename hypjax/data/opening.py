@@ -221,9 +221,7 @@ def _split(where: str, images: Dataset, fingerprint: str, held_out: HeldOutClass
             "out, or give classes as a table's column label, as ?label=COLUMN of a dataset, or for "
             "features as the array labels or the file --config.data.labels"
         )
-    table = images
-    if table.owners is not None:  # Boxes are trained on if their images are.
-        images = table.take(np.flatnonzero(table.owners == table.names))
+    table, images = images, images.whole()  # Boxes are trained on if their images are.
     photos.check_columns(where, images)
     tables = {"train": images}
     if held_out.split == "none":  # Images of all splits train.
@@ -249,8 +247,9 @@ def _with_boxes(splits: Splits, table: Dataset) -> Splits:
         return splits
     row_of = {name: row for row, name in enumerate(table.names)}
     images = [row_of[name] for name in splits.train.names]
-    is_box = (table.owners != table.names) & np.isin(table.owners, splits.train.names)
-    rows = np.array([*images, *np.flatnonzero(is_box)])
+    chosen, pairs = {*splits.train.names}, zip(table.owners, table.names, strict=True)
+    boxes = [row for row, (owner, name) in enumerate(pairs) if owner != name and owner in chosen]
+    rows = np.array([*images, *boxes])
     return splits._replace(train=table.take(rows).renumbered())
 
 

@@ -85,6 +85,7 @@ class Splits(NamedTuple):
         for split, images in by_split.items():
             if images is None or not len(images):
                 continue
+            images = images.whole()
             # The single class of a dataset with ground truth says nothing.
             if self.ground_truth is not None and images.num_classes == 1:
                 images = dataclasses.replace(images, class_names=np.full(len(images), "", object))
@@ -115,6 +116,16 @@ class Splits(NamedTuple):
         """Hashes of the images of this dataset and of its benchmarks."""
         benchmarks = {f"images of {splits.name}": splits.fingerprint for splits in self.benchmarks}
         return {"images": self.fingerprint, **benchmarks}
+
+
+def without_boxes(images: Dataset) -> Dataset:
+    """Leaves out the boxes of images, and says so."""
+    if images.owners is None:
+        return images
+    whole = images.whole()
+    left_out = f"boxes of images are left out: {len(images) - len(whole)}"
+    console.say(f"{left_out} (--config.train.sampling=boxes trains on them)")
+    return whole
 
 
 def divide(

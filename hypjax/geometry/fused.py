@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from hypjax.errors import UserError
 from hypjax.geometry import arithmetic
 from hypjax.geometry.arithmetic import AnyArray, Numbers, Points, Vectors
+from hypjax.geometry.hyperbolic import CurvedSpace
 from hypjax.geometry.learned import has_curvature
 from hypjax.geometry.spaces import InnerProductSpace, Space, pytree, require_nonnegative
 from hypjax.geometry.sphere import Sphere
@@ -89,10 +90,14 @@ class Composite(Space):
     ) -> Sequence[Array]:
         """Applies a function of a space and of arrays for each part to all parts.
 
-        Many parts of one kind are compiled as one, since each takes seconds.
+        Many parts of one kind with learned curvatures, as in a train step, are compiled as one,
+        since each takes seconds.
         """
         spaces = [space for space, _ in self.parts]
-        if len(spaces) <= _FEW or len({*map(jax.tree.structure, spaces)}) > 1:
+        is_learned = all(isinstance(getattr(x, "c", None), jax.core.Tracer) for x in spaces)
+        kinds = {(type(space), jax.tree.structure(space)) for space in spaces}
+        are_alike = len(kinds) == 1 and isinstance(spaces[0], CurvedSpace)
+        if len(spaces) <= _FEW or not (is_learned and are_alike):
             return [function(*part) for part in zip(spaces, *by_part, strict=True)]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *spaces)
         arrays = [jnp.stack(list(x)) for x in by_part]

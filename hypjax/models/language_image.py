@@ -194,13 +194,14 @@ def _encoders(
 ) -> tuple[EncoderSettings, TextSettings]:
     """Settings of both towers, from the shapes of their arrays and files beside them."""
     kernel, positions = visual["patch_embed.proj.weight"], visual["pos_embed"].shape[1]
-    grid = math.isqrt(positions)  # Less a class token.
-    if kernel.ndim != 4 or positions > grid**2 + 1:
+    positions -= "cls_token" in visual
+    grid = math.isqrt(positions)
+    if kernel.ndim != 4 or positions != grid**2:
         shapes = "a NaFlex model of images" if kernel.ndim == 2 else "a model of images"
         raise UserError(f"{shapes} that are not square, which hypjax does not embed")
     image, text = _configs(kind, kernel, file)
-    patch = kernel.shape[-1]
-    side = patch * (image.get("image_size", 0) // patch or grid)
+    patch, size = kernel.shape[-1], image.get("image_size", 0)
+    side = patch * ((size if isinstance(size, int) else 0) // patch or grid)
     prepared = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
     resize = prepared.get("resize_mode", "squash" if kind == "SigLIP" else "shortest")
     view = View(side, side, kernel.shape[1], "squash" if resize == "squash" else "centre_crop")

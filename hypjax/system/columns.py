@@ -19,7 +19,7 @@ _USUAL_NAMES = {
     "split": ("split", "splits"),
     "coarse_label": ("coarselabel", "coarselabels"),
     "caption": ("caption", "captions", "text texts sentence title description", "txt"),
-    "box": ("box", "bbox"),
+    "box": ("box",),
 }
 
 

@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from hypjax import parallel
 from hypjax.objectives import ProblemSizes
 from hypjax.training.learner import Learner
-from hypjax.training.step import create_state, jit_train_step
+from hypjax.training.step import TrainState, create_state, jit_train_step
 from hypjax.types import IMAGES, POSITIVES, Batch
 
 
@@ -25,12 +25,17 @@ def assumed_sizes(learner: Learner, batch_size: int, samples_per_class: int) -> 
     )
 
 
+def sharded_shapes(learner: Learner, sizes: ProblemSizes) -> TrainState:
+    """The shapes of a state, and where its arrays or their parts lie."""
+    state = jax.eval_shape(lambda: create_state(learner, sizes))
+    shardings = parallel.parameter_shardings(learner.mesh, state)
+    return jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
+
+
 def lower_step(learner: Learner, sizes: ProblemSizes) -> jax.stages.Lowered:
     """Lowers the training step on images, and texts, from the shapes of parameters and batch."""
     mesh, view = learner.mesh, learner.pixels.view
-    state = jax.eval_shape(lambda: create_state(learner, sizes))
-    shardings = parallel.parameter_shardings(mesh, state)
-    state = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), state, shardings)
+    state = sharded_shapes(learner, sizes)
     rows = parallel.slices(sizes.batch_size, mesh, learner.step.microbatch).rows
     sharded = parallel.sharded(mesh)
 

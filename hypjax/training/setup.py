@@ -59,16 +59,6 @@ class Training:
     watch: Watch
 
 
-def without_boxes(images: Dataset, sampling: Sampling) -> Dataset:
-    """Leaves out the boxes of images, and says so, unless batches hold them."""
-    if images.owners is None or sampling.name == "boxes":
-        return images
-    is_image = images.owners == images.names
-    left_out = f"boxes of images are left out: {np.sum(~is_image)}"
-    console.say(f"{left_out} (--config.train.sampling=boxes trains on them)")
-    return dataclasses.replace(images.take(np.flatnonzero(is_image)), owners=None)
-
-
 def without_single_images(images: Dataset, sampling: Sampling, *, cached: bool) -> Dataset:
     """Reports classes with a single image, and leaves them out if features are `cached`."""
     counts = np.bincount(images.labels)

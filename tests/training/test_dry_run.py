@@ -32,6 +32,18 @@ def test_prints_memory_and_time_and_leaves_nothing(run, tmp_path, monkeypatch, c
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("fields", "target", "sentence"),
+    [
+        (("train.batch_size=8",), "h200", "h200, which must be one of t4, .*TPUs such as v5e:2x4"),
+        (("train.batch_size=8",), "h100:0", "h100:0, which must be one of"),
+    ],
+)
+def test_unknown_targets_are_one_sentence(fields, target, sentence):
+    with pytest.raises(UserError, match=sentence):
+        dry_run(config_of(*TINY, *fields), target)
+
+
 def test_hours_on_gpus_are_estimated_without_data_and_weights(tmp_path, capsys):
     config = config_of(*TINY, "train.batch_size=8", "run.microbatch=2")
     config.run.data_dir = str(tmp_path)

@@ -21,7 +21,7 @@ def images(*sizes):
 def fitted(train, *overrides):
     config = load_config("folder:hyp-scratch", ["data.path=photos", *overrides])
     validate(config)
-    config = fit_to_images(config, train.labels)
+    config = fit_to_images(config, train.labels, len(train))
     validate(config)
     return config
 
@@ -49,6 +49,17 @@ def test_a_head_of_principal_components_sees_each_image_25_times_in_200_steps_or
     pca += ("optim.frozen=encoder",)
     for classes, steps in ((3, 200), (20, 200), (80, 625)):
         assert fitted(images(*[20] * classes), *pca).train.total_steps == steps
+
+
+def test_half_a_batch_with_boxes_are_images():
+    config = load_config(
+        "captions:hycoclip", ["data.path=photos.csv", "model.text.encoder=onnx:none"]
+    )
+    labels = np.repeat(np.arange(5), 100)  # Of 40 images, and their boxes.
+    train = fit_to_images(config, labels, num_images=40).train
+    assert (train.batch_size, train.total_steps) == (80, 200)
+    train = fit_to_images(config, labels, num_images=4000).train
+    assert (train.batch_size, train.total_steps) == (256, 25 * 2 * 4000 // 256 + 1)
 
 
 def test_images_per_class_fit_a_batch_that_is_set():

@@ -1,13 +1,16 @@
 """Programs compiled for NVIDIA GPUs that need not exist."""
 
 import functools
+import re
 
 import pytest
 
 from benchmarks import programs
 from hypjax import parallel
 from hypjax.config import load_config
+from hypjax.dry_run import dry_run
 from hypjax.settings import TextSettings
+from hypjax.system import targets
 
 pytest.importorskip("jax_plugins.xla_cuda12", reason="compiling for GPUs needs jax[cuda12]")
 
@@ -17,7 +20,7 @@ DTYPES = {"t4": "float32", "h100": "bfloat16"}
 
 
 def mesh_of(target):
-    return parallel.create_mesh((1, 1), programs.devices_of(target))
+    return parallel.create_mesh((1, 1), targets.devices_of(target))
 
 
 @functools.cache
@@ -44,6 +47,20 @@ def test_a_step_compiles_in_the_precision_of_the_gpu(target, recipe):
     assert ("bf16[" in program.text) == half
     assert ("__cudnn$fmha" in program.text) == half
     assert program.products and program.rounded == []
+
+
+def test_a_dry_run_says_whether_a_step_fits_into_absent_cards(capsys):
+    def needed(*fields):
+        config = programs.config_of(*programs.TINY, "train.batch_size=64", *fields)
+        config.train.samples_per_class = 2
+        dry_run(config, target="t4:8")
+        found = capsys.readouterr().out
+        assert "in all, which fits into the 14.75 GiB of Tesla T4" in found
+        return float(re.search(r"device: (\S+) GiB for parameters", found)[1])
+
+    large = "model.width=1024", "model.depth=2"
+    whole, part = needed(*large), needed(*large, "run.sharding=fsdp")
+    assert whole == pytest.approx(26e6 * 4 / 2**30, abs=0.02) and part < whole / 4
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

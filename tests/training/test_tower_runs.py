@@ -12,7 +12,7 @@ from PIL import Image
 import hypjax
 from hypjax import evaluate, train
 from hypjax.assemble import assemble_learner, assemble_method, saved_method
-from hypjax.config import load_config
+from hypjax.config import load_config, recipes
 from hypjax.errors import UserError
 from hypjax.experiment.trained import restore_best
 from hypjax.geometry import Sphere, learned
@@ -182,6 +182,22 @@ def test_a_run_is_fine_tuned_further_in_another_space(here, trained):
     own = starting_parameters(assemble_method(load_config(f"{CONFIG}:towers={trained}", fields)))
     ends, starts = (learned.scalar_values(x["scalars"]) for x in (before, own))
     assert starts == pytest.approx(ends) and starts["temperature"] != 0.05
+
+
+def test_published_losses_have_their_own_space_unless_the_model_has_it(here, trained):
+    converted = saved_config(here / "meru").objective
+    own = recipes.caption_towers(saved_config(trained), "hycoclip")
+    assert own.train.sampling == "boxes" and own.objective.learn_c
+    for name in ("clip_radius", "feature_scale", "c"):
+        assert own.objective[name] == converted[name]
+    assert recipes.caption_towers(own).train.sampling == "boxes"  # Fine-tuned further.
+    lorentz, product = (recipes.caption_towers(own, space) for space in ("lorentz", "product"))
+    lorentz.objective.clip_radius = 2.3
+    meru = recipes.caption_towers(lorentz, "meru").objective
+    assert (meru.clip_radius, meru.c, meru.learn_c) == (None, 1.0, True)
+    phyclip = recipes.caption_towers(product, "phyclip").objective
+    assert {*phyclip.parts} == {"lorentz"} and phyclip.summed
+    assert len(phyclip.parts) == len(phyclip.curvatures) == 8
 
 
 def test_cosines_start_from_the_scale_of_the_weights(here, tmp_path):

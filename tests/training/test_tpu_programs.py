@@ -13,13 +13,14 @@ from hypjax.geometry import PoincareBall
 from hypjax.retrieval import ranks, tiles
 from hypjax.retrieval.inputs import Labelled
 from hypjax.retrieval.scores import Score
+from hypjax.system import targets
 
 pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu")
 
 
 @pytest.fixture(scope="module")
 def slice_of_eight():
-    return programs.devices_of("v5e:2x4")
+    return targets.devices_of("v5e:2x4")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,17 @@
-"""Specifications of NVIDIA GPUs, with which XLA compiles for cards that are absent.
+"""Devices that are absent, for which XLA compiles: NVIDIA's cards, and slices of TPUs.
 
 Sources are NVIDIA's data sheets and XLA's folder target_config, which publishes what the cards
 report. Peaks are for dense products; in float32 without tensor cores, which would round factors.
 """
 
-from typing import NamedTuple
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from hypjax.errors import UserError
 
 
 class Gpu(NamedTuple):
@@ -80,3 +87,42 @@ GPUS = {
         *(1.965, 191_514_411_008, 7672e9, 2250e12, 75e12),
     ),
 }
+
+
+def devices_of(target: str) -> Sequence[jax.Device]:
+    """The devices of a target: a card in `GPUS`, several such as h100:8, or a slice of TPUs.
+
+    Raises a `UserError` if the target is unknown, or a package is not installed.
+    """
+    from jax.experimental import topologies
+
+    options: dict[str, Any]
+    if gpu := gpu_of(target):
+        count = int(target.partition(":")[2] or 1)
+        needed = 'pip install "hypjax[cuda12]", JAX_PLATFORMS=cpu without a GPU'
+        options = {"platform": "cuda", "topology": f"1x{count}x1"}
+        options["target_config"] = gpu.description()
+    else:
+        needed, options = "pip install libtpu", {"platform": "tpu", "topology_name": target}
+        # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    try:
+        return topologies.get_topology_desc(**options).devices
+    except Exception as error:  # Plugins raise errors of several types, or none is installed.
+        known = f"one of {', '.join(GPUS)}, several such as h100:8, or TPUs such as v5e:2x4"
+        cause = str(error).splitlines()[0]
+        raise UserError(
+            f"cannot compile for {target}, which must be {known}, and needs {needed} ({cause})"
+        ) from error
+
+
+def gpu_of(target: str) -> Gpu | None:
+    """The card of a target such as h100 or h100:8; None for TPUs and anything else."""
+    name, colon, count = target.lower().partition(":")
+    return GPUS.get(name) if not colon or re.fullmatch("[1-9][0-9]*", count) else None
+
+
+def is_absent_gpu(device: jax.Device) -> bool:
+    """Whether a device is a GPU that this process does not have."""
+    return device.platform in ("cuda", "gpu") and jax.default_backend() != "gpu"
