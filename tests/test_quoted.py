@@ -98,6 +98,7 @@ def score(runs, name):
     """A score of runs/RUN/results.json; the mean over runs where RUN has a *."""
     pattern, key = name.split("/")
     results = [json.loads(path.read_text()) for path in runs.glob(f"{pattern}/results.json")]
+    assert results, f"no run {pattern} has results"
     return np.mean([flatten_dict(result, sep=".")[key] for result in results])
 
 
