@@ -53,8 +53,6 @@ def main(
     Example:
         python -m hypjax.main --config=configs/glyphs.py:sph
     """
-    if target and not dry_run:
-        raise UserError("--target needs --dry_run")
     if "" in (workdir, name) or (workdir and name):
         raise UserError("give either --workdir or --name, and not empty; or omit both")
     folder = workdir or (f"runs/{name}" if name else None)

@@ -113,11 +113,13 @@ def _box(cell: Any, where: str) -> tuple[int, int, int, int] | None:
     numbers = re.split(r"[\s,;]+", str(cell).strip("[]() \n"))
     with explained(f"{where}: the box {cell} is not left, top, right and bottom in pixels"):
         edges = [float(number) for number in numbers]
+        if len(edges) != 4:
+            raise ValueError(f"it has {counted(len(edges), 'number')}")
         if max(edges) <= 1:
             raise ValueError("these are shares of the image; multiply them by its sides")
         left, top, right, bottom = map(round, edges)
         if left >= right or top >= bottom:
-            raise ValueError("it is empty")
+            raise ValueError("it is empty; are the last two numbers its width and height?")
         return left, top, right, bottom
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hypjax.errors import UserError
+from hypjax.errors import UserError, installation
 
 
 class Gpu(NamedTuple):
@@ -99,22 +99,23 @@ def devices_of(target: str) -> Sequence[jax.Device]:
     options: dict[str, Any]
     if gpu := gpu_of(target):
         count = int(target.partition(":")[2] or 1)
-        needed = 'pip install "hypjax[cuda12]", JAX_PLATFORMS=cpu without a GPU'
+        needed = f"needs JAX's plugin for CUDA, but no GPU: {installation('hypjax[cuda12]')}"
         options = {"platform": "cuda", "topology": f"1x{count}x1"}
         options["target_config"] = gpu.description()
-    else:
-        needed, options = "pip install libtpu", {"platform": "tpu", "topology_name": target}
+    elif re.fullmatch(r"v\w+:\d+x\d+(x\d+)?", target):
+        needed = "needs libtpu, but no TPU: pip install libtpu"
+        options = {"platform": "tpu", "topology_name": target}
         # Keeps libtpu from asking for a TPU's metadata, and from locking the chips.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    else:
+        known = f"one of {', '.join(GPUS)}, several such as h100:8, or TPUs such as v5e:2x4"
+        raise UserError(f"cannot compile for {target}, which must be {known}")
     try:
         return topologies.get_topology_desc(**options).devices
     except Exception as error:  # Plugins raise errors of several types, or none is installed.
-        known = f"one of {', '.join(GPUS)}, several such as h100:8, or TPUs such as v5e:2x4"
         cause = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot compile for {target}, which must be {known}, and needs {needed} ({cause})"
-        ) from error
+        raise UserError(f"compiling for {target} {needed} ({cause})") from error
 
 
 def gpu_of(target: str) -> Gpu | None:

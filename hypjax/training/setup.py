@@ -173,8 +173,8 @@ def create_plans(
 def _owners(images: Dataset, name: str) -> Sequence[str]:
     """Names of the images of which rows are boxes; checks that there are boxes."""
     if images.owners is None:
-        rule = f"shuffled, since {name} has no boxes: add a column box (left, top, right, bottom)"
-        refuse("train.sampling", "boxes", rule)
+        advice = "add a column box (left, top, right, bottom), or choose a variant such as meru"
+        raise UserError(f"{name} has no boxes of images to train on; {advice}")
     return images.owners.tolist()
 
 
