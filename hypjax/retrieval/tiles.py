@@ -55,7 +55,7 @@ class SortedPoints:
         positions = _positions(class_sizes, height)
         small = height % _MATCH_SIDE == 0 and class_sizes.mean() <= _MATCH_SIDE / 4
         self.match_side = _MATCH_SIDE if small else height
-        num_tiles = positions[-1] // height + 1
+        num_tiles = int(positions[-1]) // height + 1
         tile_bytes = score.dtype.itemsize * points.points.shape[1] * height
         num_chunks = -(-num_tiles // max(_chunk_bytes(num_tiles * tile_bytes) // tile_bytes, 1))
         self.rows = np.full((num_chunks, -(-num_tiles // num_chunks) * height), -1)
