@@ -16,7 +16,7 @@ from hypjax import parallel
 from hypjax.assemble import assemble, assemble_learner, assemble_method, assemble_training
 from hypjax.config import Config, flatten, own_copy, set_fields, validate
 from hypjax.data.plans import TuplePlans
-from hypjax.errors import UserError, reason
+from hypjax.errors import UserError, is_out_of_memory, reason
 from hypjax.experiment import engines
 from hypjax.experiment.experiment import Experiment
 from hypjax.inference.pretrained import released_model, starting_parameters
@@ -187,7 +187,9 @@ def _print_memory_on(config: Config, target: str) -> None:
     options = parallel.compiler_options(mesh)
     try:
         compiled = lower_step(learner, sizes).compile(compiler_options=options)
-    except jax.errors.JaxRuntimeError as error:  # Of TPUs; for GPUs, XLA only tells the memory.
+    except RuntimeError as error:  # Of TPUs; for GPUs, XLA only tells the memory.
+        if not is_out_of_memory(error):
+            raise
         problem = f"the step does not fit into {target}: {reason(error)}"
         raise UserError(f"{problem}; {remedy}") from error
     print(_memory(compiled, sharded_shapes(learner, sizes)))

@@ -109,9 +109,9 @@ class BoxPlans(Plans):
     @functools.cached_property
     def _boxes(self) -> dict[int, Int[np.ndarray, " _"]]:
         """Rows of each image's boxes, or the image itself, by the image's row."""
-        own = np.arange(len(self.owners))
-        boxes = {row: [row] for row in np.flatnonzero(self.owners == own).tolist()}
-        for row in np.flatnonzero(self.owners != own).tolist():
+        is_image = self.owners == np.arange(len(self.owners))
+        boxes = {row: [row] for row in np.flatnonzero(is_image).tolist()}
+        for row in np.flatnonzero(~is_image).tolist():
             boxes[int(self.owners[row])].append(row)
         return {row: np.array(rows[1:] or rows) for row, rows in boxes.items()}
 

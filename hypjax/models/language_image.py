@@ -194,14 +194,15 @@ def _encoders(
 ) -> tuple[EncoderSettings, TextSettings]:
     """Settings of both towers, from the shapes of their arrays and files beside them."""
     kernel, positions = visual["patch_embed.proj.weight"], visual["pos_embed"].shape[1]
+    image, text = _configs(kind, kernel, file)
+    sides = np.broadcast_to(image.get("image_size", 0), 2).tolist()  # May be a pair.
     positions -= "cls_token" in visual
     grid = math.isqrt(positions)
-    if kernel.ndim != 4 or positions != grid**2:
+    if kernel.ndim != 4 or positions != grid**2 or sides[0] != sides[1]:
         shapes = "a NaFlex model of images" if kernel.ndim == 2 else "a model of images"
         raise UserError(f"{shapes} that are not square, which hypjax does not embed")
-    image, text = _configs(kind, kernel, file)
-    patch, size = kernel.shape[-1], image.get("image_size", 0)
-    side = patch * ((size if isinstance(size, int) else 0) // patch or grid)
+    patch = kernel.shape[-1]
+    side = patch * (sides[0] // patch or grid)
     prepared = _beside(file, "open_clip_config.json").get("preprocess_cfg", {})
     resize = prepared.get("resize_mode", "squash" if kind == "SigLIP" else "shortest")
     view = View(side, side, kernel.shape[1], "squash" if resize == "squash" else "centre_crop")

@@ -161,6 +161,10 @@ def test_the_activation_of_a_clip_is_what_files_beside_it_say_or_openai_s(tmp_pa
         assert found.pixels.mean[0] == 0.48145466
         said = capsys.readouterr()
         assert ("half precision" in said.out + said.err) == (beside is None)
+    content = json.dumps({"model_cfg": {"vision_cfg": {"image_size": [16, 32]}}})
+    (tmp_path / "open_clip_config.json").write_text(content)
+    with pytest.raises(UserError, match="not square"):
+        read_language_image(path)
     content = json.dumps({"preprocess_cfg": {"resize_mode": "squash"}})
     (tmp_path / "open_clip_config.json").write_text(content)
     assert read_language_image(path).pixels.view == (16, 16, 3, "squash")
