@@ -362,6 +362,18 @@ RULES: dict[str, Callable[..., Value | list[Tensor]]] = {
 }
 
 
+def _channels_first(graph: Graph) -> Tensor:
+    """The input; of images' bytes with channels first, since OpenVINO normalises them faster so.
+
+    With three channels last, its program for the mean and deviation of each takes 6 to 12 times as
+    long.
+    """
+    given = graph.input
+    if given.dtype != np.uint8 or len(given.shape) != 4:
+        return given
+    return graph.tensors[graph.ordered(given, (0, 3, 1, 2))]
+
+
 def translate(
     function: Callable[[Any], Any], example: jax.ShapeDtypeStruct, name: str, output: str
 ) -> onnx.ModelProto:
@@ -382,7 +394,7 @@ def translate(
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
             graph = Graph(Tensor(name, tuple(range(len(shape))), shape, dtype), RULES)
-            (result,) = graph.run(closed.jaxpr, closed.consts, [graph.input])
+            (result,) = graph.run(closed.jaxpr, closed.consts, [_channels_first(graph)])
     except (TypeError, ValueError) as error:  # Of a function that needs to know the batch's size.
         raise UntranslatedError(str(error).partition("\n")[0]) from error
     graph.node(output, "Identity", [graph.ordered(result)])
