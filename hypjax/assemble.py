@@ -151,7 +151,7 @@ def assemble(
     config: ConfigDict,
     images: Dataset | None = None,
     *,
-    saved_space: Space | None = None,
+    method: Method | None = None,
     parts: Sequence[str] = PARTS,
     name: str = "",
     workdir: str = "",
@@ -162,7 +162,7 @@ def assemble(
     Args:
         config: The configuration.
         images: Images in memory, if the configuration names such.
-        saved_space: As for `assemble_method`.
+        method: The method of this configuration, if it is assembled already.
         parts: Parts of the model to score, "head" and "encoder".
         name: Name in reports.
         workdir: Folder or URL of a trained run.
@@ -170,7 +170,7 @@ def assemble(
             begun; before, `model.weights` has it.
     """
     config = fit_to_features(config)
-    method = assemble_method(config, saved_space=saved_space)
+    method = method or assemble_method(config)
     splits, mesh = open_splits(config, images), _mesh(config)
     _check_depth(config, splits)
     provenance = {
@@ -196,8 +196,9 @@ def saved_experiment(
 
     `hypjax.runs.cloud_copy.reading` copies a remote folder. Overrides may say where images are now.
     """
-    config, space = saved_config(folder, overrides), saved_space(folder)
-    return assemble(config, saved_space=space, name=name, workdir=workdir, folder=folder)
+    config = saved_config(folder, overrides)
+    method = assemble_method(config, saved_space=saved_space(folder))
+    return assemble(config, method=method, name=name, workdir=workdir, folder=folder)
 
 
 def _is_captioned(config: ConfigDict) -> bool:
@@ -258,16 +259,21 @@ def _cached_images(config: ConfigDict, method: Method, splits: Splits) -> list[D
 
 
 def assemble_training(
-    config: ConfigDict, images: Dataset | None = None, *, name: str = "", workdir: str = ""
+    config: ConfigDict,
+    images: Dataset | None = None,
+    *,
+    method: Method | None = None,
+    name: str = "",
+    workdir: str = "",
 ) -> Training:
     """Assembles a training: an experiment, with sizes fitted to its images, and a learner.
 
-    Computes no parameters. `images` and `name` are as for `assemble`; `workdir` is a local folder.
+    Computes no parameters. `workdir` is a local folder; other arguments are as for `assemble`.
     """
     if (width := config.model.text.width) and not _is_captioned(config):
         refuse("model.text.width", width, "0 unless objective.name is captions")
     folder = pathlib.Path(workdir) if workdir else None
-    experiment = assemble(config, images, name=name, workdir=workdir, folder=folder)
+    experiment = assemble(config, images, method=method, name=name, workdir=workdir, folder=folder)
     training = _training(config, experiment)
     if config.run.cache != "device":
         return training

@@ -57,13 +57,16 @@ def dry_run(config: Config, target: str | None = None) -> None:
         _print_memory_on(config, target)
         return
     if flatten(config)["train.total_steps"] == 0:
-        params, parts = released_model(assemble_method(config), encoder_only=True)
-        embedding_time = _time_of_embedding(assemble(config, parts=parts), params)
+        method = assemble_method(config)
+        params, parts = released_model(method, encoder_only=True)
+        experiment = assemble(config, method=method, parts=parts)
+        embedding_time = _time_of_embedding(experiment, params)
         print(f"no steps are trained; embedding every image once takes {embedding_time}")
         return
     try:
-        pretrained = starting_parameters(assemble_method(config))
-        training = assemble_training(config)
+        method = assemble_method(config)
+        pretrained = starting_parameters(method)
+        training = assemble_training(config, method=method)
     except UserError:
         with contextlib.suppress(UserError):  # Some objectives need the data's classes.
             _print_gpu_hours(config)

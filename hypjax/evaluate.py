@@ -63,7 +63,7 @@ def evaluate(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
         space = processes.from_first(lambda: describe_space(saved_space(folder)))
         method = assemble_method(config, saved_space=space_of(space))
         names = processes.from_first(lambda: models.update(restore(folder, method)) or [*models])
-        experiment = assemble(config, saved_space=space_of(space), folder=folder)
+        experiment = assemble(config, method=method, folder=folder)
         splits = experiment.splits
         processes.require_same(splits.fingerprints)
         processes.from_first(lambda: require_provenance(folder, experiment.image_provenance))
@@ -109,7 +109,7 @@ def evaluate_pretrained(config: Config) -> dict[str, Any]:
     validate(config)
     method = assemble_method(config)
     params, parts = released_model(method)
-    experiment = assemble(config, parts=parts)
+    experiment = assemble(config, method=method, parts=parts)
     if not experiment.splits.tasks:
         raise UserError("nothing to evaluate: config.data.split is none, so there is no test")
     console.say("evaluating on the test images")
@@ -126,8 +126,9 @@ def pretrained_features(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     config = own_copy(config)
     validate(config)
     set_fields(config, {"data.resize": flatten(config)["data.image_size"]})
-    params, _ = released_model(assemble_method(config), encoder_only=True)
-    experiment = assemble(config)
+    method = assemble_method(config)
+    params, _ = released_model(method, encoder_only=True)
+    experiment = assemble(config, method=method)
     splits, train = experiment.splits, experiment.splits.training_images()
     if train.vectors is not None:
         return train.vectors, splits.notes

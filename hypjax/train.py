@@ -145,11 +145,12 @@ def _train(
     """Begins or restores a run in its folder, trains and evaluates it, and saves the results."""
     # Reads weights before the folder exists: a wrong name leaves nothing behind. And before images,
     # which may take minutes to prepare.
-    read_weights = functools.cache(lambda: starting_parameters(assemble_method(config)))
-    begins = not processes.from_first(lambda: has_checkpoint(folder.path))
+    method, path = assemble_method(config), folder.path
+    read_weights = functools.cache(functools.partial(starting_parameters, method))
+    begins = not processes.from_first(lambda: has_checkpoint(path))
     if begins:
         read_weights()
-    training = assemble_training(config, images, name=folder.name, workdir=str(folder.path))
+    training = assemble_training(config, images, method=method, name=folder.name, workdir=str(path))
     experiment, schedule = training.experiment, training.schedule
     method, splits = experiment.method, experiment.splits
     if begins:

@@ -196,7 +196,7 @@ def scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 def resize(image: Image.Image, side: int) -> UInt8[np.ndarray, "side side channels"]:
     """Resizes an image to a square with Pillow's bicubic filter and antialiasing."""
-    return array(image.resize((side, side), Image.Resampling.BICUBIC))
+    return array(scaled(image, (side, side)))
 
 
 def show(image: Image.Image, frame: Frame, side: int) -> UInt8[np.ndarray, "side side channels"]:

@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2
-from tensorboardX.proto.summary_pb2 import Summary
 
 from hypjax.errors import explained, require_package
 from hypjax.parallel import processes
@@ -97,17 +94,24 @@ class _EventFiles:
         try:
             if self._writer is None:
                 self._folder.mkdir(exist_ok=True)
-                self._writer = EventsWriter(str(self._folder / "events"), f".{os.getpid()}.{step}")
-                start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-                self._write_event(self._first_step, session_log=start)
-            numbers = [Summary.Value(tag=n, simple_value=x) for n, x in _flat(values).items()]
-            self._write_event(step, summary=Summary(value=numbers))
+                self._start(f".{os.getpid()}.{step}")
+            numbers = [{"tag": n, "simple_value": x} for n, x in _flat(values).items()]
+            self._write_event(step, summary={"value": numbers})
         except OSError:
             self._writer, self._first_step = None, step  # The file may end in a partial event.
             raise
 
+    def _start(self, suffix: str) -> None:
+        # Imported once something is written, since it imports PyTorch, too, where installed.
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._writer = EventsWriter(str(self._folder / "events"), suffix)
+        self._write_event(self._first_step, session_log={"status": "START"})
+
     def _write_event(self, step: int, **content: Any) -> None:
-        self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
         self._writer.flush()
 
     def close(self) -> None:
