@@ -23,7 +23,7 @@ from hypjax.system.files import replacing
 
 Function = Callable[[Any], Any]  # From a batch of images to their features.
 # Increase the number if the translation changes, or an encoder's results.
-FORMAT = "hypjax program 1", __version__, jax.__version__
+FORMAT = "hypjax program 2", __version__, jax.__version__
 _CHECKED = 8  # Images on which an engine is compared with JAX.
 _MAX_ERRORS = {"float32": 1e-4, "bfloat16": 0.1}  # Relative to the largest number.
 FEWEST = 1_000  # Images for which translating weights pays that will change again.
