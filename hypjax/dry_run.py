@@ -198,11 +198,13 @@ def _print_memory_on(config: Config, target: str) -> None:
     print(_memory(compiled, sharded_shapes(learner, sizes)))
     memory: Any = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    verdict, advice = "fits into", ""
+    room = f"each chip of {target}"  # Else XLA would not have compiled it.
     if gpu := targets.gpu_of(target):
-        verdict = "fits" if total < gpu.memory else "does not fit"
-        advice = "" if total < gpu.memory else f"; {remedy}"
-        room = f"{gpu.memory / _GIB:.2f} GiB of {gpu.name}"
-        print(f"{total / _GIB:.2f} GiB in all, which {verdict} into the {room}{advice}")
+        room = f"the {gpu.memory / _GIB:.2f} GiB of {gpu.name}"
+        if total >= gpu.memory:
+            verdict, advice = "does not fit into", f"; {remedy}"
+    print(f"{total / _GIB:.2f} GiB in all, which {verdict} {room}{advice}")
 
 
 def _bytes_on_a_device(tree: PyTree) -> int:
