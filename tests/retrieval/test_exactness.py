@@ -222,8 +222,8 @@ def test_equals_brute_force_over_many_tiles_and_chunks(space, monkeypatch, tmp_p
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     one_tile = 2 * 4 * x.shape[1] * 64
-    for limit, array in ((tiles._FACTOR_BYTES, x), (one_tile, mapped), (2 * one_tile, mapped)):
-        monkeypatch.setattr(tiles, "_FACTOR_BYTES", limit)
+    for limit, array in ((tiles._CPU_FACTOR_BYTES, x), (one_tile, mapped), (2 * one_tile, mapped)):
+        monkeypatch.setattr(tiles, "_CPU_FACTOR_BYTES", limit)
         np.testing.assert_array_equal(match_ranks(array, labels, space=space), expected)
     own_ids = np.arange(40, 140)
     separate = mapped[40:140], labels[40:140], mapped, labels

@@ -109,7 +109,7 @@ for space, spread in ((PoincareBall(0.1, 2.3), 0.003), (FUSED, 1)):
     order = true_order(space, x, x)
     ranks = true_ranks(order, labels, labels, exclude_self=True)
     for limit in (2**27, 2**17):  # One chunk, and several.
-        tiles._FACTOR_BYTES = limit
+        tiles._CPU_FACTOR_BYTES = limit
         np.testing.assert_array_equal(match_ranks(x, labels, space=space), ranks)
     np.save(sys.argv[1], x)
     mapped = np.load(sys.argv[1], mmap_mode="r")
