@@ -31,13 +31,13 @@ COLUMNS = {
     **{f"{part} {name}": f"{{{part} {name}:.4f}}" for part in PARTS for name in SCORES},
     "seconds": "{seconds:.1f}",
 }
-# Temperatures that were chosen on validation classes (docs/results/fine-tuning.md); other losses
-# have their recipes' values.
+# Temperatures and margins' scales that were chosen on validation classes, with three trials each
+# (docs/results/fine-tuning.md); `hier` has its recipe's.
 _LOSSES = {
     "hyp": ("objective.temperature=0.2",),
     "sph": ("objective.temperature=0.1",),
-    "mix": (),
-    "pa": (),
+    "mix": ("objective.sphere_temperature=0.2", "objective.ball_temperature=0.8"),
+    "pa": ("objective.alpha=8.0",),
     "hier": ("objective.hier_proxies=128", "objective.hier_triplets=10"),
 }
 _SEEDS = 3

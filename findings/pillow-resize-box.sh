@@ -11,7 +11,7 @@
 # Expected: the pixels of a crop that is then scaled, as RandomResizedCrop of torchvision computes
 # them, without the copy that the crop makes.
 #
-# Seen: inside they agree, but the outermost rows and columns differ by up to 25 of 255 levels, since
+# Seen: inside they agree, but the two outermost rows and columns differ by up to 25 of 255 levels, since
 # the filter's support reaches beyond the box's edges where the image goes on.
 #
 # Why it matters: whoever saves the copy trains on other pixels than published results. hypjax crops,

@@ -17,7 +17,7 @@ from hypjax.integrations.onnx_rules import translate
 from hypjax.system.machine import usable_cores
 
 # Images for each core that an engine maps at once: what more of them compute between layers leaves
-# the caches, which costs OpenVINO a quarter of its speed, and ONNX Runtime more than half.
+# the caches, which costs OpenVINO a fifth of its speed, and ONNX Runtime more than half.
 _SLICE = 4
 
 

@@ -86,6 +86,11 @@ class _EventFiles:
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int) -> None:
+        # Imported by runs alone, since it imports PyTorch, too, where that is installed.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._open, self._event = EventsWriter, Event
         self._folder = folder / "tensorboard"
         self._first_step = first_step + 1 if first_step else 0  # Step 0 is written again.
         self._writer: Any = None  # An `EventsWriter`, from the first values on.
@@ -102,16 +107,11 @@ class _EventFiles:
             raise
 
     def _start(self, suffix: str) -> None:
-        # Imported once something is written, since it imports PyTorch, too, where installed.
-        from tensorboardX.event_file_writer import EventsWriter
-
-        self._writer = EventsWriter(str(self._folder / "events"), suffix)
+        self._writer = self._open(str(self._folder / "events"), suffix)
         self._write_event(self._first_step, session_log={"status": "START"})
 
     def _write_event(self, step: int, **content: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-
-        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
         self._writer.flush()
 
     def close(self) -> None:

@@ -99,6 +99,20 @@ def test_a_batch_of_any_size_has_jax_s_results(name):
         np.testing.assert_allclose(by_onnx(function, X, rows), expected, rtol=2e-5, atol=atol)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_first_bytes_serve_what_needs_them_last(channels):
+    images = np.random.default_rng(2).integers(0, 256, (2, 8, 8, channels), np.uint8)
+    functions = (
+        lambda x: (x.astype(jnp.float32) / 255) @ jnp.ones((channels, 4)),
+        lambda x: x.astype(jnp.float32).mean((1, 2)),
+        lambda x: x[:, 2:5, :, :1].astype(jnp.float32),
+        lambda x: x.astype(jnp.float32).reshape(x.shape[0], -1),
+    )
+    for function in functions:
+        expected = np.asarray(function(jnp.asarray(images)))
+        np.testing.assert_allclose(by_onnx(function, images, 2), expected, rtol=1e-5)
+
+
 def test_pixels_are_moved_channels_first_as_bytes():
     kernel = np.float32(np.random.default_rng(1).normal(size=(3, 3, 3, 4)))
 
