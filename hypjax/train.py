@@ -155,8 +155,7 @@ def _train(
     method, splits = experiment.method, experiment.splits
     if begins:
         processes.from_first(lambda: warn_of_known_classes(method, splits.fingerprint))
-    first_only = profile if processes.is_first() else None
-    trace = Trace(folder.path / "profile", first_only, schedule.total_steps)
+    trace = Trace(path / "profile", profile if processes.is_first() else None, schedule.total_steps)
     facts, space = shared_provenance(experiment), method.objective.score_space
     with folder.locked(facts, method.fields, space) as checkpoints:
         console.say(f"the run's folder is {folder.location}")

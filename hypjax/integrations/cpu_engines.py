@@ -33,19 +33,16 @@ def _import_openvino() -> Any:
     return importlib.import_module("openvino")
 
 
+def _in_slices(
+    function: Callable[[np.ndarray], np.ndarray], inputs: Shaped[np.ndarray, "b ..."]
+) -> Float[np.ndarray, "b ..."]:
+    """Maps one slice of a batch after another."""
+    size = _SLICE * usable_cores()
+    starts = range(0, max(len(inputs), 1), size)
+    return np.concatenate([function(inputs[i : i + size]) for i in starts])
+
+
 class _Program:
-    """A translated function, of which an engine maps one slice of a batch after another."""
-
-    def __call__(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
-        """Maps a batch."""
-        size = _SLICE * usable_cores()
-        starts = range(0, max(len(inputs), 1), size)
-        return np.concatenate([self.map_slice(inputs[i : i + size]) for i in starts])
-
-    def map_slice(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
-        """Maps some rows of a batch at once."""
-        raise NotImplementedError
-
     @staticmethod
     def translate(function: Callable[[Any], Any], example: jax.ShapeDtypeStruct) -> bytes:
         """Translates a function of a batch of examples to the content of an ONNX file."""
@@ -70,8 +67,11 @@ class OpenVinoProgram(_Program):
         self.precision = {"f32": "float32", "bf16": "bfloat16"}[used]
         self.description = f"OpenVINO {openvino.__version__.partition('-')[0]} in {self.precision}"
 
-    def map_slice(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
-        """Maps some rows of a batch at once."""
+    def __call__(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
+        """Maps a batch."""
+        return _in_slices(self._map, inputs)
+
+    def _map(self, inputs: np.ndarray) -> np.ndarray:
         with self._lock:
             (outputs,) = self._request.infer({0: inputs}, share_inputs=True).values()
             return np.array(outputs)  # A copy, since the next slice uses the same memory.
@@ -92,7 +92,10 @@ class OnnxRuntimeProgram(_Program):
         self._session = onnxruntime.InferenceSession(content, options, providers=providers)
         self.description = f"ONNX Runtime {onnxruntime.__version__} in float32"
 
-    def map_slice(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
-        """Maps some rows of a batch at once."""
+    def __call__(self, inputs: Shaped[np.ndarray, "b ..."]) -> Float[np.ndarray, "b ..."]:
+        """Maps a batch."""
+        return _in_slices(self._map, inputs)
+
+    def _map(self, inputs: np.ndarray) -> np.ndarray:
         (outputs,) = self._session.run(None, {"inputs": inputs})
         return outputs
